@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,54 +27,62 @@ from shardprep.formats.images.info import (
 MAX_BOXES = 10_000  # side by side; photographs have some dozens
 
 
-class FileBox(NamedTuple):
-    """A box: its kind, and where its content starts and stops."""
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """The boxes side by side between two places of a file, such as the inside of a box.
 
-    kind: bytes
+    ``of`` is the kind of the file for errors. A box that does not fit, and more than MAX_BOXES, are BadImage.
+    """
+
+    image: bytes
+    of: str
     start: int
     stop: int
 
+    def __iter__(self) -> Iterator[tuple[bytes, _Boxes]]:
+        """Yield the kind of each box, and its inside."""
+        at = self.start
+        for _ in range(MAX_BOXES):
+            if at == self.stop:
+                return
+            size, kind = numbers(">I4s", self.image, at, self.of)
+            start = at + 8
+            if size == 1:
+                (size,) = numbers(">Q", self.image, start, self.of)
+                start += 8
+            end = self.stop if size == 0 else at + size
+            if end < start:
+                raise BadImage(f"{self.of} with a box at byte {at} that is too short")
+            if end > self.stop:
+                raise truncated(self.of)
+            yield kind, _Boxes(self.image, self.of, start, end)
+            at = end
+        raise BadImage(f"{self.of} of more than {MAX_BOXES} boxes")
 
-def boxes_in(image: bytes, start: int, stop: int, of: str) -> Iterator[FileBox]:
-    """Yield the boxes between two places, side by side; ``of`` is the kind of file for errors.
+    @property
+    def content(self) -> bytes:
+        return self.image[self.start : self.stop]
 
-    Raises BadImage at a box that does not fit, or after MAX_BOXES.
-    """
-    for _ in range(MAX_BOXES):
-        if start == stop:
-            return
-        box = _box_at(image, start, stop, of)
-        if box.stop > stop:
-            raise truncated(of)
-        yield box
-        start = box.stop
-    raise BadImage(f"{of} of more than {MAX_BOXES} boxes")
+    def first(self, kind: bytes, missing: str = "") -> _Boxes:
+        """Return the inside of the first box of a kind. Raises BadImage with what is missing."""
+        found = self.by_kind().get(kind)
+        if found is None:
+            raise BadImage(missing or f"{self.of} without the box {kind.decode()!r}")
+        return found
 
-
-def _box_at(image: bytes, at: int, stop: int, of: str) -> FileBox:
-    size, kind = numbers(">I4s", image, at, of)
-    start = at + 8
-    if size == 1:
-        (size,) = numbers(">Q", image, start, of)
-        start += 8
-    end = stop if size == 0 else at + size
-    if end < start:
-        raise BadImage(f"{of} with a box at byte {at} that is too short")
-    return FileBox(kind, start, end)
-
-
-def content(image: bytes, boxes: dict[bytes, FileBox], kind: bytes, of: str) -> bytes:
-    """Return the content of a box that must be there. Raises BadImage."""
-    box = boxes.get(kind)
-    if box is None:
-        raise BadImage(f"{of} without the box {kind.decode()!r}")
-    return image[box.start : box.stop]
+    def by_kind(self) -> dict[bytes, _Boxes]:
+        """Return the inside of the first box of each kind."""
+        found: dict[bytes, _Boxes] = {}
+        for kind, inside in self:
+            found.setdefault(kind, inside)
+        return found
 
 
 AVIF_BRANDS = frozenset([b"avif", b"avis"])
 HEIC_BRANDS = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"])
 MAX_ITEMS = 1 << 16
 _NAME = "AVIF"
+_NO_SIZE = "an AVIF without the size of its image"
 _MONOCHROME = 0x10  # in the third byte of av1C
 
 
@@ -83,68 +91,43 @@ def is_base_media(image: bytes | bytearray | memoryview) -> bool:
     return bytes(image[4:8]) == b"ftyp"
 
 
-class Property(NamedTuple):
-    """A property of an item: its kind and its content."""
-
-    kind: bytes
-    content: bytes
-
-
 def read_avif(image: bytes) -> ImageInfo:
     """Return the properties of an AVIF. Raises BadImage unless its boxes fit, and its image has a size.
 
     A rotation or a mirroring in its properties is not applied by OpenCV, so it is not recorded.
     """
-    brands = _brands(image)
+    top = _Boxes(image, _NAME, 0, len(image))
+    _, named = next(iter(top))
+    brands = {image[8:12], *(image[at : at + 4] for at in range(16, min(named.stop, 1024), 4))}
     if not brands & AVIF_BRANDS:
         if brands & HEIC_BRANDS:
             raise not_decoded("HEIC")
         raise BadImage(f"not an image (a file of the kind {image[8:12].decode('latin-1')!r})")
-    top = _by_kind(boxes_in(image, 0, len(image), _NAME))
-    if b"meta" not in top:
-        raise BadImage("an AVIF without the description of its image")
-    _, start, stop = top[b"meta"]
-    meta = _by_kind(boxes_in(image, start + 4, stop, _NAME))
-    if b"mdat" not in top and b"idat" not in meta:
+    described = top.first(b"meta", "an AVIF without the description of its image")
+    meta = _Boxes(image, _NAME, described.start + 4, described.stop)
+    if b"mdat" not in top.by_kind() and b"idat" not in meta.by_kind():
         raise truncated(_NAME)
-    properties = list(_primary_properties(image, meta))
-    width, height = _size(properties)
-    has_alpha = b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha" in image[start:stop]
+    properties = list(_primary_properties(meta))
+    extent = next((inside for kind, inside in properties if kind == b"ispe"), None)
+    if extent is None:
+        raise BadImage(_NO_SIZE)
+    width, height = numbers(">II", extent.content, 4, _NAME)
+    has_alpha = b"urn:mpeg:mpegB:cicp:systems:auxiliary:alpha" in described.content
     flags = ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else ImageFlag(0))
     return ImageInfo(width, height, _colours(properties) + has_alpha, flags)
 
 
-def _brands(image: bytes) -> set[bytes]:
-    box = next(boxes_in(image, 0, len(image), _NAME))
-    return {image[8:12], *(image[at : at + 4] for at in range(16, min(box.stop, 1024), 4))}
-
-
-def _by_kind(boxes: Iterator[FileBox]) -> dict[bytes, FileBox]:
-    found: dict[bytes, FileBox] = {}
-    for box in boxes:
-        found.setdefault(box.kind, box)
-    return found
-
-
-def _primary_properties(image: bytes, meta: dict[bytes, FileBox]) -> Iterator[Property]:
-    """Yield the properties of the primary image."""
-    if b"iprp" not in meta:
-        raise BadImage("an AVIF without properties")
-    _, start, stop = meta[b"iprp"]
-    described = _by_kind(boxes_in(image, start, stop, _NAME))
-    if b"ipco" not in described:
-        raise BadImage("an AVIF without properties")
-    _, start, stop = described[b"ipco"]
-    known = [Property(box.kind, image[box.start : box.stop]) for box in boxes_in(image, start, stop, _NAME)]
-    for number in _associated(content(image, described, b"ipma", _NAME), _primary(image, meta)):
+def _primary_properties(meta: _Boxes) -> Iterator[tuple[bytes, _Boxes]]:
+    """Yield the kinds and the insides of the primary image's properties."""
+    no_properties = "an AVIF without properties"
+    described = meta.first(b"iprp", no_properties)
+    known = list(described.first(b"ipco", no_properties))
+    associations = described.first(b"ipma").content
+    pitm = meta.first(b"pitm").content
+    (primary,) = numbers(">I" if pitm[:1] != b"\0" else ">H", pitm, 4, _NAME)
+    for number in _associated(associations, primary):
         if 0 < number <= len(known):
             yield known[number - 1]
-
-
-def _primary(image: bytes, meta: dict[bytes, FileBox]) -> int:
-    """Return the number of the primary item."""
-    pitm = content(image, meta, b"pitm", _NAME)
-    return int(numbers(">I" if pitm[:1] != b"\0" else ">H", pitm, 4, _NAME)[0])
 
 
 def _associated(ipma: bytes, item: int) -> list[int]:
@@ -158,24 +141,16 @@ def _associated(ipma: bytes, item: int) -> list[int]:
         if found == item:
             return [number & (0x7FFF if flags & 1 else 0x7F) for number in listed]
         at += associations * (2 if flags & 1 else 1)
-    raise BadImage("an AVIF without the size of its image")
+    raise BadImage(_NO_SIZE)
 
 
-def _size(properties: list[Property]) -> tuple[int, int]:
-    for kind, extent in properties:
-        if kind == b"ispe":
-            width, height = numbers(">II", extent, 4, _NAME)
-            return width, height
-    raise BadImage("an AVIF without the size of its image")
-
-
-def _colours(properties: list[Property]) -> int:
+def _colours(properties: list[tuple[bytes, _Boxes]]) -> int:
     """Return the number of channels without alpha."""
-    for kind, configuration in properties:
+    for kind, inside in properties:
         if kind == b"av1C":
-            return 1 if numbers("B", configuration, 2, _NAME)[0] & _MONOCHROME else 3
+            return 1 if numbers("B", inside.content, 2, _NAME)[0] & _MONOCHROME else 3
         if kind == b"pixi":
-            return 1 if numbers("B", configuration, 4, _NAME)[0] == 1 else 3
+            return 1 if numbers("B", inside.content, 4, _NAME)[0] == 1 else 3
     return 3
 
 
@@ -190,43 +165,36 @@ _END = b"\xff\xd9"
 
 def read_jpeg2000(image: bytes) -> ImageInfo:
     """Return the properties of a JPEG 2000. Raises BadImage unless it has an end and can be decoded."""
-    start, stop = 0, len(image)
+    stream = _Boxes(image, _JPEG2000_NAME, 0, len(image))
     if image.startswith(FILE):
-        boxes = _until_codestream(image)
-        _check_colours(image, boxes)
-        _, start, stop = boxes[b"jp2c"]
-    width, height, components = _jpeg2000_size(image, start)
-    end = image.rfind(_END, start, stop)
+        stream = _codestream(stream)
+    width, height, components = _jpeg2000_size(image, stream.start)
+    end = image.rfind(_END, stream.start, stream.stop)
     if end < 0:
         raise truncated(_JPEG2000_NAME)
-    is_last = end + len(_END) == len(image) or stop < len(image)
+    is_last = end + len(_END) == len(image) or stream.stop < len(image)
     flags = ImageFlag.JPEG_2000 | (ImageFlag(0) if is_last else ImageFlag.TRAILING_BYTES)
     return ImageInfo(width, height, components, flags)
 
 
-def _until_codestream(image: bytes) -> dict[bytes, FileBox]:
-    """Return the boxes up to that of the codestream, by kind."""
-    boxes: dict[bytes, FileBox] = {}
-    for box in boxes_in(image, 0, len(image), _JPEG2000_NAME):
-        boxes[box.kind] = box
-        if box.kind == b"jp2c":
-            return boxes
-    raise BadImage("a JPEG 2000 without a codestream")
-
-
-def _check_colours(image: bytes, boxes: dict[bytes, FileBox]) -> None:
-    """Raise BadImage for colours that are not sRGB, gray, or described by an ICC profile."""
-    if b"jp2h" not in boxes:
+def _codestream(file: _Boxes) -> _Boxes:
+    """Return the codestream's box. Raises BadImage for colours other than sRGB, gray, or an ICC profile."""
+    header = None
+    for kind, inside in file:
+        if kind == b"jp2h":
+            header = inside
+        elif kind == b"jp2c":
+            break
+    else:
+        raise BadImage("a JPEG 2000 without a codestream")
+    if header is None:
         raise BadImage("a JPEG 2000 without its header")
-    _, start, stop = boxes[b"jp2h"]
-    inner: dict[bytes, FileBox] = {}
-    for box in boxes_in(image, start, stop, _JPEG2000_NAME):
-        inner.setdefault(box.kind, box)
-    if b"pclr" in inner:
+    if b"pclr" in header.by_kind():
         raise decoded_wrongly("a JPEG 2000 with a palette")
-    colours = content(image, inner, b"colr", _JPEG2000_NAME)
+    colours = header.first(b"colr").content
     if colours[:1] == b"\1" and int.from_bytes(colours[3:7], "big") not in (_SRGB, _GRAY):
         raise decoded_wrongly("a JPEG 2000 with colours that are not sRGB or gray")
+    return inside
 
 
 def _jpeg2000_size(image: bytes, start: int) -> tuple[int, int, int]:
@@ -236,7 +204,11 @@ def _jpeg2000_size(image: bytes, start: int) -> tuple[int, int, int]:
     right, bottom, left, top, *tiles, components = numbers(">8IH", image, start + 8, _JPEG2000_NAME)
     if right <= left or bottom <= top:
         raise BadImage("a JPEG 2000 without pixels")
-    _check_tiles(right, bottom, *tiles)
+    tile_width, tile_height, tile_left, tile_top = tiles
+    if not tile_width or not tile_height or tile_left > right or tile_top > bottom:
+        raise BadImage("a JPEG 2000 with tiles that do not fit")
+    if -(-(right - tile_left) // tile_width) * -(-(bottom - tile_top) // tile_height) > MAX_TILES:
+        raise BadImage(f"a JPEG 2000 of more than {MAX_TILES} tiles")
     if not 1 <= components <= 4:
         raise not_decoded(f"a JPEG 2000 of {components} components")
     parts = numbers(f"{3 * components}B", image, start + 42, _JPEG2000_NAME)
@@ -247,34 +219,11 @@ def _jpeg2000_size(image: bytes, start: int) -> tuple[int, int, int]:
     return right - left, bottom - top, components
 
 
-def _check_tiles(right: int, bottom: int, width: int, height: int, left: int, top: int) -> None:
-    if not width or not height or left > right or top > bottom:
-        raise BadImage("a JPEG 2000 with tiles that do not fit")
-    if -(-(right - left) // width) * -(-(bottom - top) // height) > MAX_TILES:
-        raise BadImage(f"a JPEG 2000 of more than {MAX_TILES} tiles")
-
-
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_ENTRIES = 1 << 18  # of all directories together
 
-_TYPE_BYTES = {
-    1: 1,
-    2: 1,
-    3: 2,
-    4: 4,
-    5: 8,
-    6: 1,
-    7: 1,
-    8: 2,
-    9: 4,
-    10: 8,
-    11: 4,
-    12: 8,
-    13: 4,
-    16: 8,
-    17: 8,
-    18: 8,
-}
+_TYPES = (*range(1, 14), 16, 17, 18)
+_TYPE_BYTES = dict(zip(_TYPES, (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 8, 8, 8), strict=True))
 _UNSIGNED = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8"}
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION = 256, 257, 258, 259, 262, 274
 _SAMPLES, _PLANAR, _SAMPLE_FORMAT = 277, 284, 339
@@ -292,109 +241,81 @@ _DECODED: dict[int, dict[int, tuple[int, ...]]] = {
 """The numbers of samples that are decoded, by bits and photometric interpretation."""
 
 
-class _Form(NamedTuple):
-    """The byte order, and the formats of a number of entries, of an entry's head and of a pointer."""
-
-    order: str
-    number: str
-    head: str
-    pointer: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An entry of a directory: the type of its values, their number and the place of the first."""
-
-    kind: int
-    count: int
-    at: int
-
-
-_Directory = dict[int, _Entry]
-
-
 def read_tiff(image: bytes) -> ImageInfo:
     """Return the properties of a TIFF's first page. Raises BadImage unless all pages are complete.
 
     OpenCV always applies a TIFF's orientation, so the size is that of the turned image, and none is recorded.
     """
-    form, first = _begin(image)
-    pages = _pages(image, form, first)
+    pages = _pages(image)
     for page in pages:
-        _check_pixels(image, form, page)
-    values = _Values(image, form, pages[0])
-    width, height = values.one(_WIDTH), values.one(_HEIGHT)
-    components = _check_decoded(values, pages[0])
-    if 5 <= values.one(_ORIENTATION, 1) <= 8:
+        page.check_pixels()
+    first = pages[0]
+    width, height = first.one(_WIDTH), first.one(_HEIGHT)
+    components = first.checked_components()
+    if 5 <= first.one(_ORIENTATION, 1) <= 8:
         width, height = height, width
     return ImageInfo(
         width, height, components, ImageFlag.TIFF | (ImageFlag.SEVERAL if pages[1:] else ImageFlag(0))
     )
 
 
-def _begin(image: bytes) -> tuple[_Form, int]:
-    """Return the form, and the place of the first directory."""
+def _pages(image: bytes) -> list[_Page]:
+    """Return all pages, at least one. Raises BadImage for more than MAX_ENTRIES."""
     order = "<" if image[:2] == b"II" else ">"
-    if b"*" in image[2:4]:
-        return _Form(order, "H", "HHI", "I"), numbers(order + "I", image, 4, "TIFF")[0]
-    if numbers(order + "HH", image, 4, "TIFF") != (8, 0):
-        raise BadImage("a BigTIFF with pointers that are not of 8 bytes")
-    return _Form(order, "Q", "HHQ", "Q"), numbers(order + "Q", image, 8, "TIFF")[0]
-
-
-def _pages(image: bytes, form: _Form, at: int) -> list[_Directory]:
-    """Return the directories of all pages, at least one. Raises BadImage for more than MAX_ENTRIES."""
-    pages: dict[int, _Directory] = {}
+    count_layout, entry_layout, pointer = order + "H", order + "HHI", order + "I"
+    first = 4
+    if b"*" not in image[2:4]:
+        if numbers(order + "HH", image, 4, "TIFF") != (8, 0):
+            raise BadImage("a BigTIFF with pointers that are not of 8 bytes")
+        count_layout, entry_layout, pointer, first = order + "Q", order + "HHQ", order + "Q", 8
+    pages: dict[int, _Page] = {}
     left = MAX_ENTRIES
+    (at,) = numbers(pointer, image, first, "TIFF")
     while at or not pages:
-        (count,) = numbers(form.order + form.number, image, at, "TIFF")
+        (count,) = numbers(count_layout, image, at, "TIFF")
         left -= 1 + count
         if left < 0:
             raise BadImage(f"a TIFF of more than {MAX_ENTRIES} entries")
         if at in pages:
             raise BadImage("a TIFF of pages in a circle")
-        entries = at + struct.calcsize(form.number)
-        pages[at] = _directory(image, form, entries, count)
-        (at,) = numbers(form.order + form.pointer, image, entries + count * _entry_bytes(form), "TIFF")
+        page = pages[at] = _Page(image, order, {})
+        at += struct.calcsize(count_layout)
+        for _ in range(count):
+            at = page.add_entry(at, entry_layout, pointer)
+        (at,) = numbers(pointer, image, at, "TIFF")
     return [*pages.values()]
 
 
-def _entry_bytes(form: _Form) -> int:
-    return struct.calcsize(form.order + form.head + form.pointer)
-
-
-def _directory(image: bytes, form: _Form, at: int, count: int) -> _Directory:
-    """Return a directory's entries by tag. Raises BadImage if values lie after the end of the file."""
-    found: _Directory = {}
-    pointer_bytes = struct.calcsize(form.pointer)
-    for place in range(at, at + count * _entry_bytes(form), _entry_bytes(form)):
-        tag, kind, values, pointer = numbers(form.order + form.head + form.pointer, image, place, "TIFF")
-        size = _TYPE_BYTES.get(kind, 0) * values
-        inline = place + _entry_bytes(form) - pointer_bytes
-        start = inline if size <= pointer_bytes else pointer
-        if start + size > len(image):
-            raise truncated("TIFF")
-        found.setdefault(tag, _Entry(kind, values, start))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class _Values:
-    """The values of a directory's entries."""
+class _Page:
+    """A page by its directory: the type of each tag's values, their number and where the first one is."""
 
     image: bytes
-    form: _Form
-    directory: _Directory
+    order: str
+    entries: dict[int, tuple[int, int, int]]
+
+    def add_entry(self, at: int, layout: str, pointer: str) -> int:
+        """Add the entry at a place, and return its end. Raises BadImage for values after the file's end."""
+        tag, kind, count = numbers(layout, self.image, at, "TIFF")
+        inline = at + struct.calcsize(layout)
+        (start,) = numbers(pointer, self.image, inline, "TIFF")
+        size = _TYPE_BYTES.get(kind, 0) * count
+        if size <= struct.calcsize(pointer):
+            start = inline
+        if start + size > len(self.image):
+            raise truncated("TIFF")
+        self.entries.setdefault(tag, (kind, count, start))
+        return inline + struct.calcsize(pointer)
 
     def all(self, tag: int) -> npt.NDArray[np.uint64]:
         """Return a tag's values, which are unsigned integers; none if it is not there."""
-        entry = self.directory.get(tag)
-        if entry is None:
+        if tag not in self.entries:
             return np.zeros(0, np.uint64)
-        if entry.kind not in _UNSIGNED:
-            raise BadImage(f"a TIFF with tag {tag} of type {entry.kind}")
-        kind = np.dtype(self.form.order + _UNSIGNED[entry.kind])
-        return np.frombuffer(self.image, kind, entry.count, entry.at).astype(np.uint64)
+        kind, count, start = self.entries[tag]
+        if kind not in _UNSIGNED:
+            raise BadImage(f"a TIFF with tag {tag} of type {kind}")
+        dtype: np.dtype[Any] = np.dtype(self.order + _UNSIGNED[kind])
+        return np.frombuffer(self.image, dtype, count, start).astype(np.uint64)
 
     def one(self, tag: int, default: int | None = None) -> int:
         """Return the value of a tag, which must be the same for all samples if it has several."""
@@ -405,35 +326,33 @@ class _Values:
             raise BadImage(f"a TIFF with {len(values)} values of tag {tag}")
         return int(values[0])
 
+    def check_pixels(self) -> None:
+        """Raise BadImage unless the page has strips or tiles, all within the file."""
+        end = len(self.image)
+        starts, sizes = map(self.all, _TILES if _TILES[0] in self.entries else _STRIPS)
+        if not len(starts) or (len(sizes) and len(sizes) != len(starts)):
+            raise BadImage("a TIFF without the places of its pixels")
+        ends = starts + sizes if len(sizes) else starts
+        if (starts > end).any() or (sizes > end).any() or (ends > end).any():
+            raise truncated("TIFF")
+        if self.one(_TILE_WIDTH, 0) * self.one(_TILE_HEIGHT, 0) > MAX_PIXELS:
+            raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
 
-def _check_pixels(image: bytes, form: _Form, page: _Directory) -> None:
-    """Raise BadImage unless the page has strips or tiles, all within the file."""
-    values = _Values(image, form, page)
-    starts, sizes = map(values.all, _TILES if _TILES[0] in page else _STRIPS)
-    if not len(starts) or (len(sizes) and len(sizes) != len(starts)):
-        raise BadImage("a TIFF without the places of its pixels")
-    ends = starts + sizes if len(sizes) else starts
-    if (starts > len(image)).any() or (sizes > len(image)).any() or (ends > len(image)).any():
-        raise truncated("TIFF")
-    if values.one(_TILE_WIDTH, 0) * values.one(_TILE_HEIGHT, 0) > MAX_PIXELS:
-        raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
-
-
-def _check_decoded(values: _Values, page: _Directory) -> int:
-    """Return the number of components, for a page that OpenCV decodes to its pixels. Raises BadImage."""
-    bits, samples = values.one(_BITS, 1), values.one(_SAMPLES, 1)
-    photometric, compression = values.one(_PHOTOMETRIC), values.one(_COMPRESSION, 1)
-    if compression not in _COMPRESSIONS:
-        raise not_decoded(f"a TIFF with compression {compression}")
-    if values.one(_SAMPLE_FORMAT, 1) != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
-        raise not_decoded(
-            f"a TIFF of {samples} samples of {bits} bits, of format {values.one(_SAMPLE_FORMAT, 1)} and "
-            f"interpretation {photometric}"
-        )
-    is_planar = samples > 1 and values.one(_PLANAR, 1) != 1
-    if bits == 16 and (is_planar or (samples == 1 and _TILES[0] in page)):
-        raise decoded_wrongly("a TIFF of 16 bits in planes or gray tiles")
-    return 3 if photometric == _PALETTE else samples
+    def checked_components(self) -> int:
+        """Return the number of components. Raises BadImage if OpenCV does not decode the page as it is."""
+        bits, samples, form = self.one(_BITS, 1), self.one(_SAMPLES, 1), self.one(_SAMPLE_FORMAT, 1)
+        photometric, compression = self.one(_PHOTOMETRIC), self.one(_COMPRESSION, 1)
+        if compression not in _COMPRESSIONS:
+            raise not_decoded(f"a TIFF with compression {compression}")
+        if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
+            raise not_decoded(
+                f"a TIFF of {samples} samples of {bits} bits, of format {form} and "
+                f"interpretation {photometric}"
+            )
+        is_planar = samples > 1 and self.one(_PLANAR, 1) != 1
+        if bits == 16 and (is_planar or (samples == 1 and _TILES[0] in self.entries)):
+            raise decoded_wrongly("a TIFF of 16 bits in planes or gray tiles")
+        return 3 if photometric == _PALETTE else samples
 
 
 def exif_orientation(tiff: bytes) -> int | None:

@@ -31,13 +31,11 @@ from shardprep.formats.sources.pickled import (
     PICKLE_FIRST_BYTES,
     Array,
     ByteRange,
-    Element,
-    NewList,
+    NumberOf,
     Text,
     Value,
     from_latin1,
     kind_of,
-    unchanged,
     unpack,
     unpickle,
 )
@@ -245,13 +243,7 @@ class Decode(Protocol):
     """A reader of values of one serializer. Raises ValueError for damage, and for more than plain data."""
 
     def __call__(
-        self,
-        value: Value,
-        *,
-        most: int,
-        new_list: NewList = list,
-        element: Element = unchanged,
-        dicts: bool = False,
+        self, value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None
     ) -> Any: ...
 
 
@@ -344,29 +336,19 @@ def read_keys(value: Value, decode: Decode) -> npt.NDArray[np.int64]:
     if value.length > _MOST_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
     value = value.in_pieces_of(_PIECE_OF_KEYS)
-    keys = _Keys(value)
-    most = value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS
-    found = decode(value, most=most, new_list=keys.new_list, element=keys.number_of)
+    left = value.length // DIGITS
+
+    def number_of(item: object) -> int:
+        nonlocal left
+        left -= 1
+        if type(item) is not ByteRange or left < 0:
+            raise ValueError(f"it lists {kind_of(item)}, so it is not a list of keys")
+        return int(check_key(value.bytes_of(item)))
+
+    found = decode(value, most=value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS, number_of=number_of)
     if type(found) is not array:
         raise ValueError(f"it is {kind_of(found)}, not a list of keys")
     return np.frombuffer(found, np.int64)
-
-
-class _Keys:
-    """Lists of keys as arrays of their numbers."""
-
-    def __init__(self, value: Value) -> None:
-        self._value, self._left = value, value.length // DIGITS
-
-    def new_list(self) -> array[int]:
-        return array("q")
-
-    def number_of(self, item: object) -> int:
-        """Return the number of a key. Raises ValueError for other items, and for more keys than bytes."""
-        self._left -= 1
-        if type(item) is not ByteRange or self._left < 0:
-            raise ValueError(f"it lists {kind_of(item)}, so it is not a list of keys")
-        return int(check_key(self._value.bytes_of(item)))
 
 
 def read_item(value: Value, decode: Decode) -> Any:
