@@ -65,10 +65,12 @@ class LogEntry:
     def append_to(self, path: str | os.PathLike[str]) -> None:
         """Append the line to a file, which is made if it is not there, and flush it. Raises OSError."""
         file = user_path(path)
+        line = self.line()
         with naming(Path(file)):
             number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                os.write(number, self.line())  # at once: several ranks may share a file
+                while line:  # once, since several ranks may share a file; again on a full disk, for its error
+                    line = line[os.write(number, line) :]
                 os.fsync(number)
             finally:
                 os.close(number)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, ShardprepError, UsageError
-from shardprep.loaders import LocalShuffle, RunProof, TrainTransform, prove
+from shardprep.loaders import FakeData, LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import read_log
 from support.cut_datasets import collected
 from support.datasets import prep_here
@@ -175,3 +177,20 @@ def test_the_command_says_what_is_proven(lmdb_shards: Path, tmp_path: Path) -> N
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1]
     assert refused.returncode == 1
     assert "line 1 was changed" in refused.stderr
+
+
+def test_a_line_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up takes a part of the line before it fails."""
+    write = os.write
+
+    def filling(number: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(number, data[:-50])
+
+    with FakeData(2, batch_size=8) as data:
+        for _ in data:
+            pass
+        monkeypatch.setattr("os.write", filling)
+        with pytest.raises(OSError, match="No space left"):
+            data.log_epoch(tmp_path / "log")
