@@ -16,9 +16,10 @@ import numpy as np
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
 from shardprep.formats.runtime.files import naming, save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.run_card import LARGEST_STATE, RunCard, is_state
+from shardprep.loaders.loader.run_card import RunCard, is_state
 from shardprep.loaders.order.epoch import Epoch, checked_ranges
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = "shardprep run log"
 VERSION = 1
+LARGEST = 1 << 30  # bytes of a log: a line for each rank and epoch
 MOST_KEYS = 20  # of a statement
 ADVICE = "it is written by loader.log_epoch(path)"
 _SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of the line of a signature
@@ -64,15 +66,26 @@ class LogEntry:
         return json.dumps(self._value() | {"sha256": self._digest()}).encode() + b"\n"
 
     def append_to(self, path: str | os.PathLike[str]) -> None:
-        """Append the line to a file, which is made if it is not there, and flush it. Raises OSError."""
-        file = user_path(path)
-        with naming(Path(file)):
-            number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        """Append the line to a file, which is made if it is not there, and flush it. Raises OSError.
+
+        Ranks that share a file append one after the other. Nothing is left of a line that does not fit.
+        """
+        file, line = Path(user_path(path)), self.line()
+        with naming(file):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            log = LockDescriptor(os.open(file, flags, 0o666))
             try:
-                os.write(number, self.line())  # at once: several ranks may share a file
-                os.fsync(number)
+                log.lock()
+                size = os.fstat(log.fileno()).st_size
+                try:
+                    while line:
+                        line = line[os.write(log.fileno(), line) :]
+                    os.fsync(log.fileno())
+                except OSError:
+                    os.ftruncate(log.fileno(), size)
+                    raise
             finally:
-                os.close(number)
+                log.close()
 
     def _value(self) -> dict[str, Any]:
         return {
@@ -130,7 +143,7 @@ class RunLog:
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
         file = Path(user_path(path))
-        data = read_small_file(file, LARGEST_STATE)
+        data = read_small_file(file, LARGEST)
         with suppress(ValueError, RecursionError):
             if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
                 return cls([_part(value, file, "")])
@@ -150,7 +163,7 @@ class RunLog:
     def merge(cls, logs: Iterable[RunLog]) -> Self:
         """Return one log of the entries that count: the largest of each epoch, rank and origin."""
         largest: dict[tuple[int, ...], LogEntry] = {}
-        for entry in sorted((e for log in logs for e in log.entries), key=lambda entry: entry.receipt.count):
+        for entry in sorted((e for log in logs for e in log.entries), key=_progress):
             card = entry.card
             largest[entry.receipt.epoch, card.world_size, card.rank, entry.origin] = entry
         return cls([largest[key] for key in sorted(largest)])
@@ -352,17 +365,22 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
         raise
 
 
+def _progress(entry: LogEntry) -> tuple[int, int]:
+    """How far a receipt is: the records that it accounts for, and the place of the epoch's order."""
+    return entry.receipt.count + len(entry.receipt.skipped), entry.place
+
+
 def _largest(parts: Iterable[LogEntry], depth: int) -> list[LogEntry]:
     """Return the largest part of each rank and number of ranks, at depth 3 also of each origin."""
     largest: dict[tuple[int, ...], LogEntry] = {}
-    for part in sorted(parts, key=lambda part: part.receipt.count):
+    for part in sorted(parts, key=_progress):
         largest[(part.card.rank, part.card.world_size, part.origin)[:depth]] = part
     return list(largest.values())
 
 
 def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     last = max(parts, key=lambda part: (part.place, part.start))
-    passed = max((part.passed for part in parts), key=len)
+    passed = max((part.passed for part in parts), key=lambda ranges: sum(b - a for a, b in ranges))
     plan = replace(
         loader._plan,
         passed=passed,

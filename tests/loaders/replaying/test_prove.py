@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,85 @@ def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
     assert "places 96 to 127 skipped on purpose" in found.statement
     with pytest.raises(DataError, match="not delivered exactly once: at least 32 of 204"):
         prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json"])
+
+
+def test_skipped_steps_that_join_are_proven_after_another_number_of_ranks(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    options = RUN | {"drop_last": False}
+    for rank in range(2):
+        with loader_on(lmdb_shards, rank=rank, world_size=2, **options) as loader:
+            epoch = iter(loader)
+            next(epoch), next(epoch)
+            state = loader.state_dict()
+        with loader_on(lmdb_shards, rank=rank, world_size=2, **options) as loader:
+            loader.load_state_dict(state)
+            loader.skip([3, 5])
+            next(iter(loader))
+            (tmp_path / f"state-{rank}.json").write_text(json.dumps(state := loader.state_dict()))
+    with loader_on(lmdb_shards, **options) as loader:
+        loader.load_state_dict(state)
+        loader.skip([8, 9])
+        list(loader)
+        loader.log_epoch(tmp_path / "log")
+
+    found = prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json", tmp_path / "state-1.json"])
+
+    assert found.epochs[0].skipped_places == ((96, 192),)
+    assert found.epochs[0].delivered == RECORDS - 96
+
+
+def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path, tmp_path: Path) -> None:
+    with loader_on(lmdb_shards) as loader:
+        keys = [loader.key(number) for number in range(188, 204)]  # of the last batches
+    transform = Tagging(dict.fromkeys(keys, reject))
+    options = RUN | {"shuffle": None, "transform": transform, "on_bad_record": "skip", "drop_last": False}
+    with loader_on(lmdb_shards, **options) as loader:
+        list(islice(loader, 12))
+        loader.log_epoch(tmp_path / "early")
+        state = loader.state_dict()
+    with loader_on(lmdb_shards, **options) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        loader.log_epoch(tmp_path / "late")
+
+    for logs in (["early", "late"], ["late", "early"]):
+        found = prove(lmdb_shards, [tmp_path / name for name in logs], save=tmp_path / "merged")
+        assert len(found.epochs[0].bad) == 16
+        assert prove(lmdb_shards, [tmp_path / "merged"]).epochs == found.epochs
+
+
+def test_a_log_larger_than_any_state_is_read(lmdb_shards: Path, tmp_path: Path) -> None:
+    train(lmdb_shards, tmp_path / "log")
+    (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes().rstrip() + b" " * (17 << 20) + b"\n")
+
+    assert prove(lmdb_shards, [tmp_path / "log"]).epochs[0].delivered == RECORDS
+
+
+TOO_LARGE = """
+import resource, sys
+from shardprep.loaders import FakeData
+
+with FakeData(2, batch_size=8) as data:
+    list(data)
+    data.log_epoch(sys.argv[1])
+    with open(sys.argv[1], "rb") as file:
+        size = len(file.read())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+    try:
+        data.log_epoch(sys.argv[1])
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_nothing_is_left_of_a_line_that_does_not_fit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TOO_LARGE, tmp_path / "log"]
+
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert said.stdout == "File too large\n"
+    assert len(RunLog.load(tmp_path / "log").entries) == 1
 
 
 def test_bad_records_are_named(lmdb_shards: Path, tmp_path: Path) -> None:
