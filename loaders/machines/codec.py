@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -60,18 +60,16 @@ def packed_items(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     return {"count": len(items)} | of, np.frombuffer(b"".join([lengths.tobytes(), *items]), np.uint8)
 
 
-def packed_arrays(part: Sequence[npt.NDArray[Any]]) -> tuple[dict[str, Any], Raw]:
-    """Return the description and the buffer of little-endian arrays of one dtype and number of axes."""
-    shapes = np.array([array.shape for array in part], LENGTH).tobytes()
-    raw = np.frombuffer(b"".join([shapes, *(array.tobytes() for array in part)]), np.uint8)
-    return {"count": len(part), "of": part[0].dtype.str, "axes": part[0].ndim}, raw
-
-
-def are_alike(part: list[Any]) -> bool:
-    """Whether a list has arrays, and these differ in shape only."""
+def packed_arrays(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
+    """Return the description and the buffer of arrays that differ in shape only; None for any other list."""
     if not part or not all(type(item) is np.ndarray for item in part):
-        return False
-    return len({(item.dtype.str, item.ndim) for item in part}) == 1
+        return None
+    if len({(item.dtype.str, item.ndim) for item in part}) > 1:
+        return None
+    arrays = [_little_endian(array) for array in part]
+    shapes = np.array([array.shape for array in arrays], LENGTH).tobytes()
+    raw = np.frombuffer(b"".join([shapes, *(array.tobytes() for array in arrays)]), np.uint8)
+    return {"count": len(arrays), "of": arrays[0].dtype.str, "axes": arrays[0].ndim}, raw
 
 
 def _text_bytes(text: str) -> bytes:
@@ -131,9 +129,7 @@ def _unpacked_arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> l
     table = _table(raw, count, axes)
     shapes = table.reshape(count, axes).tolist()
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-    if sum(sizes) != raw.size - table.nbytes or any(
-        math.prod(max(s, 1) for s in shape) >> 62 for shape in shapes
-    ):
+    if sum(sizes) != raw.size - table.nbytes or any(_is_too_large(shape, dtype) for shape in shapes):
         raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
     arrays, start = [], table.nbytes
     for shape, size in zip(shapes, sizes, strict=True):
@@ -260,10 +256,10 @@ def unpack_batch(
             f"of at most {limit_bytes} bytes"
         )
     remaining = iter(buffers)
-    checked = _checked(head.description, remaining, 0)
+    make = _checked(head.description, remaining, 0)
     if next(remaining, None) is not None:
         raise FrameDamaged("a frame has more buffers than it describes")
-    return checked.make(memory)
+    return make(memory)
 
 
 def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
@@ -284,7 +280,7 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
         if not all(isinstance(name, str) for name in part):
             raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
         return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
-    if isinstance(part, list) and (packed := packed_items(part) or _packed_arrays(part)):
+    if isinstance(part, list) and (packed := packed_items(part) or packed_arrays(part)):
         described, raw = packed
         return described | _added(raw, buffers)
     if isinstance(part, tuple | list):
@@ -293,10 +289,6 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
     array = _little_endian(unmasked(part))
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return {"dtype": array.dtype.str, "shape": list(array.shape)} | _added(raw, buffers)
-
-
-def _packed_arrays(part: list[Any]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]] | None:
-    return packed_arrays([_little_endian(array) for array in part]) if are_alike(part) else None
 
 
 def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -331,95 +323,60 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class _RawBytes:
-    """The bytes of one array or list, in one buffer or, above PIECE, in several."""
-
-    pieces: list[npt.NDArray[np.uint8]]
-    size: int
-    crc: int
-
-    def copied(self, memory: Memory) -> npt.NDArray[np.uint8]:
-        """Return a copy, in one pass: a piece stays in the processor's cache between checksum and copy."""
-        copy, crc, end = memory(self.size), 0, 0
-        for piece in self.pieces:
-            crc = google_crc32c.extend(crc, piece)
-            copy[end : end + piece.size] = piece
-            end += piece.size
-        if crc != self.crc:
-            raise FrameDamaged("a frame's buffer does not match its checksum")
-        return copy
+Maker = Callable[[Memory], Any]  # makes a checked part of a batch
 
 
-@dataclass(frozen=True)
-class _Array:
-    raw: _RawBytes
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    def make(self, memory: Memory) -> npt.NDArray[Any]:
-        return self.raw.copied(memory).view(self.dtype).reshape(self.shape)
-
-
-@dataclass(frozen=True)
-class _List:
-    raw: _RawBytes
-    unpacked: Callable[[npt.NDArray[np.uint8]], list[Any]]
-
-    def make(self, memory: Memory) -> list[Any]:
-        return self.unpacked(self.raw.copied(memory))
-
-
-@dataclass(frozen=True)
-class _Sequence:
-    kind: Callable[[Iterable[Any]], Any]
-    parts: list[Any]
-
-    def make(self, memory: Memory) -> Any:
-        return self.kind(part.make(memory) for part in self.parts)
-
-
-@dataclass(frozen=True)
-class _Dict:
-    parts: dict[str, Any]
-
-    def make(self, memory: Memory) -> dict[str, Any]:
-        return {name: part.make(memory) for name, part in self.parts.items()}
-
-
-def _checked(node: Any, buffers: Any, depth: int) -> _Array | _List | _Sequence | _Dict:
+def _checked(node: Any, buffers: Iterator[Raw], depth: int) -> Maker:
     match node:
         case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return _Dict({name: _checked(part, buffers, depth + 1) for name, part in parts.items()})
-        case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return _Sequence(tuple, [_checked(part, buffers, depth + 1) for part in parts])
-        case {"list": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            return _Sequence(list, [_checked(part, buffers, depth + 1) for part in parts])
+            named = {name: _checked(part, buffers, depth + 1) for name, part in parts.items()}
+            return lambda memory: {name: make(memory) for name, make in named.items()}
+        case {"tuple": list(parts), **rest} | {"list": list(parts), **rest} if (
+            not rest and depth <= MAX_DEPTH
+        ):
+            kind = tuple if "tuple" in node else list
+            makers = [_checked(part, buffers, depth + 1) for part in parts]
+            return lambda memory: kind(make(memory) for make in makers)
         case {"count": count, "bytes": size, "crc32c": crc, **rest}:
-            return _List(_checked_raw(size, crc, buffers), checked_list(count, rest))
+            copied, unpacked = _checked_raw(size, crc, buffers), checked_list(count, rest)
+            return lambda memory: unpacked(copied(memory))
         case {"dtype": dtype, "shape": shape, "bytes": size, "crc32c": crc, **rest} if not rest:
-            return _checked_array(_checked_raw(size, crc, buffers), dtype, shape)
+            copied, found = _checked_raw(size, crc, buffers), _checked_dtype(dtype, shape, size)
+            return lambda memory: copied(memory).view(found).reshape(shape)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
-def _checked_raw(size: Any, crc: Any, buffers: Iterator[npt.NDArray[np.uint8]]) -> _RawBytes:
+def _checked_raw(size: Any, crc: Any, buffers: Iterator[Raw]) -> Callable[[Memory], Raw]:
+    """Take the buffers of one array or list, several above PIECE; return a function that copies them."""
     if not is_count(size) or not is_count(crc):
         raise FrameDamaged("a frame describes a buffer without a size or a checksum")
     full, rest = divmod(max(size, 1) - 1, PIECE)
     pieces = list(islice(buffers, full + 1))
     if len(pieces) <= full or [piece.size for piece in pieces] != [PIECE] * full + [min(size, rest + 1)]:
         raise FrameDamaged("a buffer of a frame does not have the described size")
-    return _RawBytes(pieces, size, crc)
+    return partial(_copied, pieces, size, crc)
 
 
-def _checked_array(raw: _RawBytes, dtype: Any, shape: Any) -> _Array:
+def _copied(pieces: list[Raw], size: int, expected_crc: int, memory: Memory) -> Raw:
+    """Return a copy, in one pass: a piece stays in the processor's cache between checksum and copy."""
+    copy, crc, end = memory(size), 0, 0
+    for piece in pieces:
+        crc = google_crc32c.extend(crc, piece)
+        copy[end : end + piece.size] = piece
+        end += piece.size
+    if crc != expected_crc:
+        raise FrameDamaged("a frame's buffer does not match its checksum")
+    return copy
+
+
+def _checked_dtype(dtype: Any, shape: Any, size: int) -> np.dtype[Any]:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise FrameDamaged("a frame has an array of a dtype that is not allowed")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_count, shape)):
         raise FrameDamaged("a frame has an array without a valid shape")
     found = np.dtype(dtype)
-    if math.prod(max(side, 1) for side in shape) * found.itemsize > MAX_SIZE:
+    if _is_too_large(shape, found):
         raise FrameDamaged("the shape of an array in a frame is too large")
-    if math.prod(shape) * found.itemsize != raw.size:
-        raise FrameDamaged(f"a frame has {raw.size} bytes for {dtype} {shape}")
-    return _Array(raw, found, tuple(shape))
+    if math.prod(shape) * found.itemsize != size:
+        raise FrameDamaged(f"a frame has {size} bytes for {dtype} {shape}")
+    return found

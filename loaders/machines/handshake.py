@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from socket import socketpair
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import zmq
 from zmq.utils import z85
@@ -34,21 +33,8 @@ ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 THREAD_EXIT_TIMEOUT_S = 5.0  # for which close() waits until the thread has ended
 
-MAX_REFUSALS = 100  # that are kept
-
-UNKNOWN_KEY = "unknown key"
-NO_KEY = "no key"
-OTHER_KEY = "key of another receiver, or damaged data"
-NOT_A_SENDER = "not a sender"
-FAILED = "handshake failed"
-
-REASONS: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: NO_KEY,
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: OTHER_KEY,
-}
-
-Admit = Callable[[str, list[bytes], str], str | None]
-"""``admit(mechanism, credentials, address)`` returns the user of a peer, None where the peer is refused."""
+Admit = Callable[[str, list[bytes]], str | None]
+"""``admit(mechanism, credentials)`` returns the user of a peer, None where the peer is refused."""
 
 
 class ZapHandler(Owned):
@@ -100,23 +86,16 @@ class ZapHandler(Owned):
         return self._socket not in dict(poller.poll())
 
     def _answer(self) -> None:
-        _, number, domain, address, _, mechanism, *credentials = self._socket.recv_multipart()
+        _, number, domain, _, _, mechanism, *credentials = self._socket.recv_multipart()
         user = None
         if domain == DOMAIN:
-            user = self._admit(mechanism.decode(), credentials, address.decode())
+            user = self._admit(mechanism.decode(), credentials)
         code, text = (b"400", b"not admitted") if user is None else (b"200", b"admitted")
         self._socket.send_multipart([VERSION, number, code, text, (user or "").encode(), b""])
 
     def _release(self) -> None:
         self._socket.close()
         self._woken.close()
-
-
-class Refusal(NamedTuple):
-    """The reason why a peer was refused. libzmq reports the address only of unknown keys; else it is ""."""
-
-    address: str
-    reason: str
 
 
 class ReceiverAuth(Owned):
@@ -143,7 +122,6 @@ class ReceiverAuth(Owned):
         self._names: dict[str, str] = {}
         self._allowed: frozenset[bytes] = frozenset()
         self._lock = threading.Lock()
-        self._refusals: deque[Refusal] = deque(maxlen=MAX_REFUSALS)
         self._refused = 0
         self._is_counted = False
         self._connected = 0
@@ -154,12 +132,6 @@ class ReceiverAuth(Owned):
     def refused(self) -> int:
         """The number of refused peers. Some are counted only when the connected ones have left."""
         return self._refused
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """The last 100 refusals, oldest first."""
-        with self._lock:
-            return tuple(self._refusals)
 
     def reload(self) -> None:
         """Read the allow-list again. Raises where it cannot be used; the old one stays then.
@@ -194,27 +166,22 @@ class ReceiverAuth(Owned):
                 "receiver again"
             ) from self._handler.failure
 
-    def note_event(self, event: int, value: int) -> None:
+    def note_event(self, event: int, _value: int) -> None:
         """Count refused peers. One thread calls it with every event of the socket, in order."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._connected += 1  # until it is disconnected; _admit() has counted it
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._count_failed(REASONS.get(value, FAILED))
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._count_failed(FAILED)
+        elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            self._refuse()
+            self._is_counted = True  # the next event is that it disconnects
         elif event == zmq.EVENT_DISCONNECTED:
             self._count_disconnected()
-
-    def _count_failed(self, reason: str) -> None:
-        self._refuse("", reason)
-        self._is_counted = True  # the next event is that it disconnects
 
     def _count_disconnected(self) -> None:
         """Count a peer with another protocol, for which libzmq reports no other event."""
         if not self._is_counted and not self._connected:
-            self._refuse("", NOT_A_SENDER)
+            self._refuse()
         elif not self._is_counted:
             self._connected -= 1
         self._is_counted = False
@@ -232,7 +199,7 @@ class ReceiverAuth(Owned):
         """End the thread; return whether it still runs. The FrameSocket calls it at its end. Idempotent."""
         return self._handler.close() if self._handler else False
 
-    def _admit(self, mechanism: str, credentials: list[bytes], address: str) -> str | None:
+    def _admit(self, mechanism: str, credentials: list[bytes]) -> str | None:
         """Return the user of a peer, None to refuse it. Runs in the handler's thread."""
         if self._keys is None:
             return ""
@@ -240,13 +207,12 @@ class ReceiverAuth(Owned):
             public = z85.encode(credentials[0])
             if public in self._allowed:
                 return fingerprint(public)
-        self._refuse(address, UNKNOWN_KEY)
+        self._refuse()
         return None
 
-    def _refuse(self, address: str, reason: str) -> None:
+    def _refuse(self) -> None:
         with self._lock:
             self._refused += 1
-            self._refusals.append(Refusal(address, reason))
 
 
 # ZeroMQ's greeting, the first 64 bytes of a connection

@@ -272,7 +272,7 @@ class ServedSource(Owned, ABC):
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
         """Yield the batches of ``steps``, in that order; ``steps`` may be drawn some steps ahead.
 
-        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with Ended where the
+        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with PassEnd where the
         pass has no such step. Closing the iterator ends the work.
         """
 
@@ -281,13 +281,11 @@ class ServedSource(Owned, ABC):
 
 
 def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
-    """Return the source as Served. Raises UsageError for a source that cannot be served."""
+    """Return the source as ServedSource. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):
         return ServedLoader(source, identity)
-    if isinstance(source, Flow) and source.parts > 1:
-        return ServedParts(source, identity)
     if isinstance(source, Flow):
         return ServedFlow(source, identity)
     raise UsageError(
@@ -319,15 +317,19 @@ def _delivery(loaded: LoadedStep) -> Delivery:
 
 
 class ServedFlow(ServedSource):
-    """The items of a Flow, each a batch; its receipts count them."""
+    """The items of a Flow, each a batch; its receipts count them.
+
+    Item i of part p is step i * parts + p. Parts stay open during a pass; most flows have one.
+    """
 
     def __init__(self, flow: Flow, identity: str | None) -> None:
         self._flow = flow
-        self._pass_number, self._position = -1, 0
-        self._items: Iterator[Any] = iter(())
+        self._pass_number = -1
+        self._parts: dict[int, OpenPart] = {}
         facts = {"identity": digest_of(flow) if identity is None else identity}
-        items = flow.length.items if flow.length.is_exact else UNKNOWN
-        self.terms = SourceTerms(facts, items, items, picks=flow.can_pick and items != UNKNOWN)
+        items = flow.length.items if flow.parts == 1 and flow.length.is_exact else UNKNOWN
+        picks = flow.can_pick and items != UNKNOWN
+        self.terms = SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
         self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
 
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
@@ -339,39 +341,6 @@ class ServedFlow(ServedSource):
             yield from map(lambda item: _item(item, drawn.popleft()), items)  # noqa: C417 - a loop would keep a batch
 
     def _in_order(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        for step in steps:
-            if pass_number != self._pass_number or step < self._position:
-                self.close()
-                self._pass_number, self._position = pass_number, 0
-                self._items = self._flow.at_pass(pass_number)
-            while held := list(islice(self._items, 1)):
-                self._position += 1
-                if self._position > step:
-                    break
-                yield PASSED_OVER
-            if not held:
-                yield PassEnd(self._position)
-                return
-            yield _item(held.pop(), step)
-
-    def close(self) -> None:
-        items, self._items = self._items, iter(())
-        self._pass_number = -1
-        end(items)
-
-
-class ServedParts(ServedSource):
-    """The items of a flow in parts: item i of part p is step i * parts + p. Parts stay open during a pass."""
-
-    def __init__(self, flow: Flow, identity: str | None) -> None:
-        self._flow = flow
-        self._pass_number = -1
-        self._parts: dict[int, OpenPart] = {}
-        facts = {"identity": digest_of(flow) if identity is None else identity}
-        self.terms = SourceTerms(facts, UNKNOWN, UNKNOWN, picks=False, parts=flow.parts)
-        self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
-
-    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
         if pass_number != self._pass_number:
             self.close()
             self._pass_number = pass_number
@@ -393,7 +362,9 @@ class ServedParts(ServedSource):
         if found is None or number < found.due:
             if found is not None:
                 found.close()
-            found = self._parts[part] = OpenPart(self._flow.part(self._pass_number, part))
+            flow, pass_number = self._flow, self._pass_number
+            items = flow.part(pass_number, part) if flow.parts > 1 else flow.at_pass(pass_number)
+            found = self._parts[part] = OpenPart(items)
         return found
 
     def close(self) -> None:

@@ -40,10 +40,6 @@ class Receiver:
     def port(self) -> int:
         return int(self.endpoint.rpartition(":")[2])
 
-    @property
-    def reasons(self) -> set[str]:
-        return {refusal.reason for refusal in self.auth.refusals}
-
     def poll(self) -> None:
         self.socket.wait(0.01)
         for event in self.socket.events():

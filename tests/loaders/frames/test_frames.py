@@ -204,9 +204,9 @@ def listed(of: str, item: bytes) -> list[bytes]:
     return crafted({"count": 1, "of": of, "bytes": len(raw), "crc32c": google_crc32c.value(raw)}, raw)
 
 
-def listed_arrays(shapes: list[list[int]], *, axes: int, count: int = 1) -> list[bytes]:
-    """A list of float32 of these shapes, with eight bytes of elements."""
-    raw = b"".join(struct.pack(f"<{len(shape)}Q", *shape) for shape in shapes) + bytes(8)
+def listed_arrays(shapes: list[list[int]], *, axes: int, count: int = 1, size: int = 8) -> list[bytes]:
+    """A list of float32 of these shapes, with ``size`` bytes of elements."""
+    raw = b"".join(struct.pack(f"<{len(shape)}Q", *shape) for shape in shapes) + bytes(size)
     form = {"count": count, "of": "<f4", "axes": axes, "bytes": len(raw), "crc32c": google_crc32c.value(raw)}
     return crafted(form, raw)
 
@@ -237,7 +237,8 @@ HOSTILE: dict[str, list[bytes]] = {
     "JSON that recursion does not take": listed("json", b"[" * 100_000),
     "a list of something unknown": listed("pickle", b"x"),
     "arrays of another size": listed_arrays([[2**40, 2**40]], axes=2),
-    "an empty array with huge sides": listed_arrays([[0, 2**62, 2**62]], axes=3),
+    "an empty array with huge sides": listed_arrays([[0, 2**62, 2**62]], axes=3, size=0),
+    "an empty array with a side that numpy cannot address": listed_arrays([[0, 2**61]], axes=2, size=0),
     "many arrays without axes": listed_arrays([[]], axes=0, count=2**60),
     "arrays without a number of axes": listed_arrays([[2]], axes=-1),
     "depth": crafted(b'{"tuple":[' * 9 + b"1" + b"]}" * 9),
