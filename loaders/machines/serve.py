@@ -272,8 +272,8 @@ class ServedSource(Owned, ABC):
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
         """Yield the batches of ``steps``, in that order; ``steps`` may be drawn some steps ahead.
 
-        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with PassEnd where the
-        pass has no such step. Closing the iterator ends the work.
+        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with PassEnd where
+        the pass has no such step. Closing the iterator ends the work.
         """
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class ServedSource(Owned, ABC):
 
 
 def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
-    """Return the source as ServedSource. Raises UsageError for a source that cannot be served."""
+    """Return the source as a ServedSource. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):
