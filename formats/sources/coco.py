@@ -182,7 +182,7 @@ def refuse_coco_file(path: Path) -> None:
 
 
 def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
-    """Return the splits of a folder in which the instances lie beside the images, as Roboflow has them."""
+    """Return the splits of a folder with instances beside the images, as Roboflow has them."""
     folders = {name: path / folder for name, folder in split_folders(path).items()}
     if not any((folder / BESIDE).is_file() for folder in folders.values()):
         folders = {split or "train": path}
@@ -449,7 +449,7 @@ class JsonObjects:
 
     @property
     def offset(self) -> int:
-        """The place in the file of what is read next."""
+        """The place in the file of the next byte to read."""
         return self._start + self._at
 
     def _object(self) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Tree(IlsvrcSource):
 
     @property
     def _targets(self) -> tuple[Path, ...]:
-        """What the folders of splits and of classes are links to."""
+        """The targets of links in place of folders of splits and of classes."""
         places = [
             self.root / place / name
             for split, place in self.locations.items()

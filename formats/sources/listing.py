@@ -1,4 +1,4 @@
-"""The entries of a listing: collected in rows, kept in a file for other processes, and what is left out."""
+"""The entries of a listing: collected in rows, kept in a file for other processes, and the omissions."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def add_unlisted(
 ) -> Counter[str]:
     """Add the images below the folder ``place`` of ``root`` that are not among ``listed`` to the problems.
 
-    ``listed`` are paths below ``root``; ``advice`` says what is wrong with an image. Returns the files of
+    ``listed`` are paths below ``root``; ``advice`` is the problem of an image. Returns the files of
     file managers and the hidden ones that were left out, by name.
     """
     walk = FolderWalk(root, follow_symlinks, problems)

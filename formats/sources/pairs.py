@@ -87,7 +87,7 @@ def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def _advice(folder: Path, images: str, partners: Sequence[str], command: str) -> str:
-    """Say how images are converted with what is in these folders."""
+    """Say how images are converted with the files in these folders."""
     pairs = []
     for name in partners:
         files = [*_files_below(folder / name)]
@@ -259,7 +259,7 @@ class PairedFolders(Source):
 
 
 class _Matched:
-    """The images of one split with their partners; ``ignored`` counts what was left out of the images."""
+    """The images of one split with their partners; ``ignored`` counts the images that were left out."""
 
     def __init__(
         self, folders: PairedSplit, labels: ImageLabels, problems: Problems, *, follow: bool
@@ -329,7 +329,7 @@ class _Matched:
     def _refuse_alone(
         self, missing: Iterable[tuple[str, str, FoundFile]], left: Mapping[str, dict[str, FoundFile]]
     ) -> None:
-        """Refuse images without a partner; name what may be meant, which then is not left."""
+        """Refuse images without a partner; name a similar one, which then does not count as left over."""
         alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
         of_stem: dict[str, list[str]] = {}
         for path in _files_below(self.folders.images):

@@ -195,7 +195,7 @@ def layout_of(
     ``first`` returns the value of a column in the first row. Raises ValueError, and UsageError for columns in
     the ``options`` that cannot be taken.
     """
-    info = (schema.metadata or {}).get(b"huggingface")  # what the library datasets says of each column
+    info = (schema.metadata or {}).get(b"huggingface")  # the features of the library datasets
     features = json.loads(info)["info"]["features"] if info else {}
     if not isinstance(features, dict):
         raise ValueError("its Hugging Face features are not a mapping")
@@ -271,7 +271,7 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
 
 
 def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Field:
-    """Return the column beside image and label; JSON for what has no other kind, and nulls."""
+    """Return the column beside image and label; JSON for values of no other kind, and nulls."""
     text, of_column = str(kind), "json"
     if _is_image(text, feature):
         of_column = "image"
@@ -341,7 +341,7 @@ class RowContents:
     def _lengths(
         self, columns: Columns, images: npt.NDArray[np.int64], encoded: int
     ) -> npt.NDArray[np.int64]:
-        """Return the bytes of each row: its image and its share of what the file has for all other columns.
+        """Return the bytes of each row: its image and its share of the bytes of all other columns.
 
         Where that is far too little, because values are repeated, they are counted.
         """
@@ -383,7 +383,7 @@ def _images(
 
 
 def _name(path: str | None) -> str:
-    """Return the name by which the row's key is chosen: that of an image of ILSVRC12 without extension."""
+    """Return the name for the row's key: that of an image of ILSVRC12 without extension."""
     stem = (path or "").rpartition(".")[0]
     return stem if official_key(stem.rpartition("/")[2]) else path or ""
 

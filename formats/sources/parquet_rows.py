@@ -1,6 +1,6 @@
 """The rows of Parquet files, in bounded memory: their sizes are known before they are decompressed.
 
-What the pages of a column hold is read from their headers. The file's metadata says that, too, but pyarrow
+The contents of a column's pages are known from their headers. The file's metadata says that, too, but pyarrow
 does not hold the pages to it.
 """
 
@@ -69,7 +69,7 @@ def arrow_reads(place: str | Path, *, key: str | None = None, column: str = "") 
 
 
 def opened(archive: ArchiveFile, **options: Any) -> Any:
-    """Return the open ``ParquetFile``, of which only metadata is read. Raises SourceDamaged, MissingExtra."""
+    """Return the open ``ParquetFile``, with its metadata read. Raises SourceDamaged, MissingExtra."""
     module = parquet_module(archive.path)
     with arrow_reads(archive.path):
         length = int.from_bytes(archive.read_at(4, max(0, archive.end - 8)), "little")
@@ -165,7 +165,7 @@ class _CompactReader:
 class RowGroups(Owned):
     """The row groups of an open file; ``starts`` are the numbers of their first rows, and the number of rows.
 
-    Text and bytes that are repeated are in memory once: what a file has as a dictionary stays one.
+    Repeated text and bytes are in memory once: a dictionary in the file stays one.
     """
 
     def __init__(self, archive: ArchiveFile) -> None:
@@ -216,7 +216,7 @@ class RowGroups(Owned):
         return {name: found[name] for name in names}
 
     def _rows_at_once(self, group: int, name: str, size: _Size) -> int:
-        """Return how many rows of a column may be read at once, 0 for all; add what is known of its size."""
+        """Return how many rows of a column may be read at once, 0 for all; add its known size."""
         metadata = self._file.metadata.row_group(group)
         largest, values, is_shared = 0, 0, True
         for number in range(metadata.num_columns):
@@ -289,7 +289,7 @@ def _cell_bytes(kind: Any, count: int, values: int, level_bytes: int = 0) -> int
 
 
 def no_bytes(path: object) -> ValueError:
-    """Return the error for an image of which only the path is there."""
+    """Return the error for an image that is only a path."""
     return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
 
 
@@ -304,7 +304,7 @@ def image_of(value: Any) -> bytes:
 
 
 def value_of(value: Any, field: Field) -> Any:
-    """Return the value as its column takes it. Raises ValueError and TypeError for what it cannot be."""
+    """Return the value as its column takes it. Raises ValueError and TypeError for other values."""
     if field.kind == "image":
         return image_of(value)
     if field.kind == "label":

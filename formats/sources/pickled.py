@@ -4,7 +4,7 @@ MessagePack is read with numpy's arrays as msgpack-numpy writes them. The msgpac
 copies every image and does not give its place, and is one more dependency for 60 lines. Extension types, and
 maps of anything else, are refused.
 
-Of pickles it knows the opcodes by which protocols 2 to 5 write lists, tuples, numbers, byte strings and
+It knows the opcodes of protocols 2 to 5 for lists, tuples, numbers, byte strings and
 numpy's arrays, and the few globals that Python and numpy name in these. No name is imported, and nothing of
 numpy is called: each global makes one of the items that are defined here. Any other opcode or global is an
 error. Memory is bounded except for the items of lists: byte strings are located and not read, and the stack
@@ -205,7 +205,7 @@ _SIZED: dict[int, tuple[str, int | str]] = {
 def unpack(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
     """Return the plain data of the value, which has at most ``most`` items; ``dicts`` are read or refused.
 
-    Raises ValueError, with what was found, if it is damaged or describes more than plain data.
+    Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
     reader = _Unpacker(value, dicts, number_of)
     reader.left = most
@@ -299,7 +299,7 @@ def _global(name: str) -> GlobalName:
 
 
 def _call(value: Value, function: object, arguments: object) -> Any:
-    """Return what a global makes of numpy's arguments. Raises ValueError for any other call."""
+    """Return the value that a global of numpy makes of the arguments. Raises ValueError for other calls."""
     if not isinstance(function, GlobalName) or type(arguments) is not tuple:
         raise ValueError("its pickle calls what cannot be called")
     name = GLOBALS[function.name]
@@ -363,7 +363,7 @@ _REFUSED = {
 def unpickle(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
     """Return the plain data of the pickle, which has at most ``most`` opcodes; ``dicts`` are read or refused.
 
-    Raises ValueError, with what was found, if it is damaged or describes more than plain data.
+    Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
     machine = _Machine(value, dicts, number_of)
     for _ in range(most):
@@ -424,7 +424,7 @@ class _Machine(_Reader):
             raise ValueError("its pickle has more items on the stack than a pickler uses")
 
     def _combine(self, code: str) -> None:
-        """Carry out an opcode that makes something of what is on the stack."""
+        """Carry out an opcode that works on the stack."""
         if code in _OF_DICTS and not self._dicts:
             raise self._refused(code)
         match code:

@@ -38,7 +38,7 @@ from shardprep.formats.storage.store import Location
 def image_columns(path: Path, split: str | None, options: SourceOptions) -> Source | None:
     """Return the source of images with columns beside them, None for a folder without any.
 
-    Raises UsageError for options of several such sources, and what the sources raise.
+    Raises UsageError for options of several such sources, and the errors of the sources.
     """
     metadata = metadata_folder(path, split, options)
     coco = coco_folder(path, split, options)

@@ -46,11 +46,11 @@ from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, wrapped
 
 MAX_LABEL = 99_999
-HEAD_BYTES = 64  # of an image, which say what it is
+HEAD_BYTES = 64  # of an image, to know its kind
 
 
 class RecordClasses:
-    """The labels that were seen: numbers, each of which stays the same and may have a name, or texts.
+    """The labels seen so far: numbers, which stay the same and may have names, or texts.
 
     Classes are named by their names if these are in the order of the labels, and by numbers such as ``00042``
     otherwise; the names are then their words. Wnids of ILSVRC12 in their order give its 1,000 classes. Labels
@@ -93,7 +93,7 @@ class RecordClasses:
             raise ValueError(f"its label {label} is named {name!r} here and {known!r} elsewhere")
 
     def merge(self, other: RecordClasses) -> None:
-        """Add what was seen in another split. Raises ValueError if it does not agree."""
+        """Add the labels of another split. Raises ValueError if they do not agree."""
         if (self.count and len(other.texts)) or (other.count and len(self.texts)):
             raise ValueError("labels are text here and numbers elsewhere")
         for text in other.texts:
@@ -266,7 +266,7 @@ def split_files(
     """Return the files with such names at a path, or in the folder there; None if there are none.
 
     A file is taken for ``split``, for that of its name, or for train, and so are files without one in their
-    names. Raises UsageError for a folder in which only some names have a split, and OSError.
+    names. Raises UsageError for a folder where only some names have a split, and OSError.
     """
     if not path.is_dir():
         if not names.fullmatch(path.name):
@@ -351,7 +351,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class SplitScan:
-    """What is in the files of one split; ``boxes`` have the numbers of their entries, None for no boxes."""
+    """The contents of one split's files; ``boxes`` have the numbers of their entries, None for no boxes."""
 
     entries: Entries
     reader: ByteReader
@@ -373,7 +373,7 @@ class RecordSource(Source):
 
     @abstractmethod
     def scan(self, split: str) -> SplitScan:
-        """Return what is in a split's files, with the problems of what cannot be listed."""
+        """Return the contents of a split's files, with the problems of those that cannot be listed."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -419,7 +419,7 @@ class RecordSource(Source):
         )
 
     def scanned(self, split: str) -> SplitScan:
-        """Return what is in a split's files. Raises UsageError for a split that is not there."""
+        """Return the contents of a split's files. Raises UsageError for a split that is not there."""
         if split not in self._scanned:
             raise no_such_split(split, self.splits)
         return self._scanned[split]

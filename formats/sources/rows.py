@@ -139,11 +139,11 @@ class ListedImages(ABC):
         return table
 
     def at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
-        """Return the context in which an error is one of a line."""
+        """Return the context that makes errors name their line."""
         return foreign_file(path, self.advice, place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
-        """Add a row; what is wrong with its label, its path and its cells are problems of their own."""
+        """Add a row; its label, its path and its cells may each be a problem."""
         found = label = None
         if row.others:
             table.left_out.update(dict.fromkeys(row.others))
@@ -237,7 +237,7 @@ class ImageLabels:
         self._has_column = False
 
     def of_cell(self, cell: Any) -> int:
-        """Return the number of the class in a cell of the column. Raises ValueError for what is none."""
+        """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
         self._has_column = True
         name = "" if cell is None else label_name(cell).strip()
         return self._listed.label_of(name) if name or self._needs_label else UNLABELLED

@@ -199,7 +199,7 @@ class ByteReader(AbstractContextManager["ByteReader"]):
 
     @property
     def archive(self) -> WholeArchive | None:
-        """The archive in which the images may stay; None if there is none."""
+        """The archive that may keep the images; None without one."""
         return None
 
     @property
@@ -239,7 +239,7 @@ class OpeningReader(ByteReader, Generic[Opened]):
 
     @abstractmethod
     def opening(self) -> AbstractContextManager[Opened]:
-        """Return the context in which it is open."""
+        """Return the context that keeps it open."""
 
     def __enter__(self) -> Self:
         context = self.opening()
@@ -257,7 +257,7 @@ class OpeningReader(ByteReader, Generic[Opened]):
 
     @property
     def opened(self) -> Opened:
-        """What is open. Raises ValueError if nothing is."""
+        """The open object. Raises ValueError if none is."""
         if self._opened is None:
             raise ValueError("the reader is closed")
         return self._opened
@@ -265,7 +265,7 @@ class OpeningReader(ByteReader, Generic[Opened]):
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of the source: its name, never a path; ``md5`` and ``verified`` are what was checked.
+    """A file of the source: its name, never a path; ``md5`` and ``verified`` are the result of the check.
 
     A file in object storage has an ``e_tag``, and 0 as ``mtime_ns``.
     """
@@ -283,7 +283,7 @@ class Archive:
         return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the manifest keeps: nothing that depends on the time; the MD5 if it is the official."""
+        """Return the manifest's copy: nothing that depends on the time; the MD5 if it is the official."""
         checked = {"md5": self.md5} if self.verified == "md5" else {}
         return {"name": self.name, "size": self.size, **checked}
 
@@ -346,7 +346,7 @@ class Source(ABC):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders, absolute and without links, in which any new file may become an image."""
+        """The folders, absolute and without links, where any new file may become an image."""
         return ()
 
     @abstractmethod
@@ -449,7 +449,7 @@ class SourceOptions:
             if isinstance(given := getattr(self, name), str):
                 raise UsageError(f"{name} must be a list, such as [{given!r}]")
             object.__setattr__(self, name, tuple(given))
-        self.column_choices, self.pair_choices  # noqa: B018 - what is no choice is an error here
+        self.column_choices, self.pair_choices  # noqa: B018 - a wrong choice is an error here
 
     @property
     def column_choices(self) -> tuple[ColumnChoice, ...]:
@@ -502,4 +502,4 @@ IMAGE_SUFFIXES = (
     *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
     *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
 )
-"""The suffixes by which a file is taken for an image; its bytes decide whether it is one."""
+"""The suffixes of files that may be images; their bytes decide."""

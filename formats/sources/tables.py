@@ -84,7 +84,7 @@ class FileStatus:
         self._root = root
         self._follow = follow_symlinks
         self._folder = Descriptor(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        self._sound = ""  # the last folder in which no part of the path is a link
+        self._sound = ""  # the last folder without a link in its path
 
     def of(self, place: str) -> os.stat_result | None:
         """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
@@ -107,7 +107,7 @@ class FileStatus:
 
 @dataclass
 class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
-    """Reader of images below a folder, and of what the file at ``path`` says of each, read in its place.
+    """Reader of images below a folder, and of their rows in the file at ``path``, read in their place.
 
     ``identity`` is that of the file when it was listed.
     """
@@ -237,7 +237,7 @@ def _value(field: Field, cell: Any, *, typed: bool) -> Any:
 
 
 def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
-    """Return nested lists of numbers as an array of the codec. Raises ValueError for what it cannot hold."""
+    """Return nested lists of numbers as an array of the codec. Raises ValueError for others."""
     if value == []:
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
     found = np.asarray(value)
@@ -252,7 +252,7 @@ def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
 
 
 def label_name(value: Any) -> str:
-    """Return the name of a class as JSON or CSV has it. Raises ValueError for what is none."""
+    """Return the name of a class as JSON or CSV has it. Raises ValueError for any other value."""
     if isinstance(value, str):
         return value
     if type(value) is int:
@@ -395,7 +395,7 @@ class TableRow(NamedTuple):
 
 
 Rows = Iterator[TableRow | ValueError]
-"""Rows, and for lines that are none what is wrong with them."""
+"""Rows, and the problems of lines that are none."""
 
 
 @dataclass(frozen=True)

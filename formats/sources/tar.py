@@ -113,7 +113,7 @@ def plain_name(raw: bytes) -> str:
 class ArchiveReader(OpeningReader[Any]):
     """Reader of entries of one uncompressed archive, which must be unchanged since it was listed.
 
-    What is open has a ``read_at`` like :data:`.ReadAt`.
+    The open object has a ``read_at`` like :data:`.ReadAt`.
     """
 
     def read(self, entry: np.void) -> bytes:
@@ -365,7 +365,7 @@ def headers_ahead(archive: RemoteArchive) -> ReadAt:
 
 
 def _chain(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
-    """Return the blocks of a segment from the first header that is found to what is none, by offset."""
+    """Return the blocks of a segment from the first header to the first block that is none, by offset."""
     blocks: dict[int, bytes] = {}
     at = start if start == 0 else _first_header(archive, start, stop)
     while at < stop:
@@ -430,7 +430,7 @@ async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, Stored
     async def asked(name: str) -> StoredFile | None:
         try:
             return await folder.about(name)
-        except RemoteDenied:  # which a public bucket without listing says of what is not there
+        except RemoteDenied:  # a public bucket without listing says this of a missing file
             return None
 
     every = await asyncio.gather(*map(asked, names))

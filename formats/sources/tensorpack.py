@@ -212,7 +212,7 @@ class _Contents:
         return (TextReader if self.as_text else TarReader)(self._path, identity)
 
     def completeness(self, entries: Entries) -> tuple[int, str]:
-        """Return the number of records in the file's own list, and a phrase about what is missing."""
+        """Return the number of records in the file's own list, and a phrase about missing ones."""
         keys = KEYS.decode()
         if self._listed is None:
             return 0, f"{keys}, which is written last and lists all records, is missing"
@@ -422,7 +422,7 @@ class ItemNames:
         return cls(image, label, options.label_column is not None)
 
     def named(self, item: Any) -> Any:
-        """Return a datapoint as a dict in which image and label have their names, unless it has no others."""
+        """Return a datapoint as a dict with image and label under their names, unless it has no others."""
         if self.image is None and self.label is None:
             return item
         names = {"image": self.image, "label": self.label}

@@ -22,7 +22,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 class ByteWindow:
-    """Bytes that are read in small pieces: what is passed over is not read."""
+    """Bytes that are read in small pieces: those passed over are not read."""
 
     def __init__(self, read_at: ReadAt, end: int) -> None:
         self.end = end
@@ -56,7 +56,7 @@ class WireField(NamedTuple):
 
 
 def parts(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
-    """Yield the fields of the message between two offsets. Raises ValueError for what is none."""
+    """Yield the fields of the message between two offsets. Raises ValueError for damaged ones."""
     at = start
     while at < end:
         head = window.take(at, min(at + 2 * MAX_VARINT, end))
@@ -139,7 +139,7 @@ def there(found: Mapping[str, Feature], name: str) -> Feature:
 def bounded(feature: Feature, most: int) -> Feature:
     """Return the feature. Raises ValueError if its list has more bytes than ``most``."""
     if feature.end - feature.start > most:
-        raise ValueError(f"a list of {feature.end - feature.start} bytes is too long for what it holds")
+        raise ValueError(f"a list of {feature.end - feature.start} bytes is too long for its values")
     return feature
 
 

@@ -175,7 +175,7 @@ class Dialect:
 
     @property
     def no_columns(self) -> frozenset[str]:
-        """The features that are no columns: what they say is in the record, its classes or its boxes."""
+        """The features that are no columns: the record itself, its classes or its boxes have their values."""
         boxes = (*BOX_SIDES, BOX_LABEL) if self.boxes else ()
         return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
 
@@ -241,7 +241,7 @@ def boxes_of(
 
 @dataclass
 class _Column:
-    """What the records so far have under a feature's name; ``records`` of them have exactly one value.
+    """The values of a feature in the records so far; ``records`` of them have exactly one.
 
     ``if_empty`` is the kind of lists without values, which counts if there are no others.
     """

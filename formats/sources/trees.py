@@ -56,7 +56,7 @@ def holds_images(folder: Path, depth: int = 2) -> bool:
 
 
 def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
-    """Return the names of the folders in ``root`` with images, in which none of the ``used`` ones lies."""
+    """Return the names of the folders in ``root`` with images, except those around the ``used`` ones."""
     tops = {folder.relative_to(root).parts[:1] for folder in used if folder.is_relative_to(root)}
     if () in tops:
         return []

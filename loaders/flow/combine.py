@@ -133,7 +133,7 @@ def _row(passes: Sequence[Iterator[Any]]) -> Any:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Join items: dicts into one dict, others into one tuple, in which tuples and lists are flattened."""
+    """Join items: dicts into one dict, others into one tuple; tuples and lists are flattened into it."""
     if not all(isinstance(part, Mapping) for part in parts):
         spread = (part if isinstance(part, tuple | list) else (part,) for part in parts)
         return tuple(chain.from_iterable(spread))
@@ -213,7 +213,7 @@ class Mix(Combined):
                     yield found.pop()
 
     def _left(self) -> list[int]:
-        """The weights by which the next flow is drawn."""
+        """The weights for drawing the next flow."""
         if self.weights is None:
             return [node.length.items for node in self.nodes]
         return weights_of(self.weights, len(self.nodes))

@@ -38,7 +38,7 @@ ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 class ItemFetch:
     """Reads items of ``form``: their ``columns``, and their images where they have one.
 
-    ``labels`` has what a stored label was given as: a number or a name; the last is that of -1.
+    ``labels`` has the given form of each stored label: a number or a name; the last is that of -1.
     """
 
     folder: Path
@@ -248,7 +248,7 @@ def _has_items(dataset: RecordSet) -> bool:
 
 @dataclass(frozen=True)
 class SavedItems(FromDataset):
-    """The items of a dataset that :func:`.write_dataset` wrote, in the form in which they were given."""
+    """The items of a dataset that :func:`.write_dataset` wrote, as they were given."""
 
     dataset: Dataset
 

@@ -159,7 +159,7 @@ class Flow(FlowSources):
     values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
 
     Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
-    ``len(flow)`` is exact or raises TypeError; :attr:`length` says what is known. A flow is picklable; the
+    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable; its
     copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A step
     that cannot work raises UsageError when it is added.
     """
@@ -246,7 +246,7 @@ class Flow(FlowSources):
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
         """Apply a loader's transform, such as TrainTransform(224), to each (image, label).
 
-        An item becomes (what the transform returns, label). A dict in place of the image has ``image`` and
+        An item becomes (result of the transform, label). A dict in place of the image has ``image`` and
         the columns by their names. Items may be such dicts themselves, with ``key`` and ``label``, or
         records.
 
@@ -360,7 +360,7 @@ class Flow(FlowSources):
     def zip(self, *others: Flow) -> Flow:
         """One item of this flow and of each of ``others`` as one item, until one of the flows ends.
 
-        Dicts are joined into one dict; any other items become one tuple, in which tuples and lists are
+        Dicts are joined into one dict; any other items become one tuple; tuples and lists in it are
         flattened. Raises UsageError in a pass where two dicts have a name in common.
         """
         return self._with(Zip(self._nodes(others)))

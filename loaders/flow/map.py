@@ -144,7 +144,7 @@ LABEL = ArraySpec("label", (), "int64")
 
 @dataclass(frozen=True)
 class Transforming:
-    """Makes (what the transform returns, label) from (encoded image, label). Picklable if the transform is.
+    """Makes (result of the transform, label) from (encoded image, label). Picklable if the transform is.
 
     The record that the transform gets has an empty key. A dict in place of the image has the image and the
     columns; in place of the item it may have key and label, too. The note of an error has the item's number.

@@ -32,8 +32,8 @@ class LengthKind(Enum):
 class Length:
     """The number of items that each pass of a flow has.
 
-    ``kind`` says what is known: the length is exact, an upper bound, unknown or infinite. ``count`` is the
-    exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value, picklable.
+    ``kind`` tells how much is known: the length is exact, an upper bound, unknown or infinite. ``count`` is
+    the exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value, picklable.
     Raises UsageError for a negative ``count``.
     """
 
@@ -140,7 +140,7 @@ class Node(ABC):
     def run(self, now: PassContext) -> Iterator[Any]:
         """Run one pass. Its items depend on ``now.number`` only.
 
-        Closing or dropping the iterator releases what the pass uses. A step draws from its n-th source by
+        Closing or dropping the iterator releases its resources. A step draws from its n-th source by
         ``self.sources[n].run(now.of(self, n))``.
         """
 
@@ -151,7 +151,7 @@ class Node(ABC):
 
     @property
     def description(self) -> str:
-        """What the items of a number depend on, besides functions and contents, as a line of text.
+        """The options that items depend on, besides functions and contents, as a line of text.
 
         It is the same however the step is run: in this thread, in others, or in processes.
         """
@@ -235,7 +235,7 @@ class Fetch(Protocol):
     """Makes an item from a small key, in any process. Picklable."""
 
     def open(self) -> AbstractContextManager[Any]:
-        """Open what is needed; the context's value is a function from a key to its item, for one thread."""
+        """Open the source; the context's value is a function from a key to its item, for one thread."""
 
 
 class Fetched(Node):

@@ -61,7 +61,7 @@ class GroupTimes:
         return replace(self, stages=stages, **sums)
 
     def less(self, other: GroupTimes) -> GroupTimes:
-        """Return what was counted after ``other``, earlier times of the same group."""
+        """Return the times since ``other``, earlier times of the same group."""
         stages = {name: seconds - other.stages.get(name, 0.0) for name, seconds in self.stages.items()}
         return replace(
             self, stages=stages, **{name: getattr(self, name) - getattr(other, name) for name in SECONDS}
@@ -281,7 +281,7 @@ class StepRandom:
 class PassContext:
     """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources.
 
-    ``meter`` counts the pass; ``group`` is the thread in which the node's items are drawn, None for the
+    ``meter`` counts the pass; ``group`` is the thread that draws the node's items, None for the
     consumer's.
     """
 
@@ -309,7 +309,7 @@ class PassContext:
 
     @property
     def here(self) -> GroupMeter:
-        """The counters of the thread in which the node's items are drawn."""
+        """The counters of the thread that draws the node's items."""
         return self.group or self.meter.main
 
     def place(self, node: NodePosition) -> NodePlace:

@@ -434,7 +434,7 @@ class ProcessMap(Mapped, BatchingSource):
             yield from map(self._made(now, groups), filter(partial(self._is_enough, least), received))
 
     def _made(self, now: PassContext, groups: ItemGroups) -> Callable[[EngineBatch], Any]:
-        """The function that makes a batch from what the workers sent."""
+        """The function that makes a batch from the results of the workers."""
         if self.outputs is not None:
             return self._whole
         known = now.kept.shared(now.place(self), KnownForm)

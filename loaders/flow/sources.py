@@ -403,7 +403,7 @@ class FromParts(FlowSource):
                     yield held.pop()
 
     def part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run the part with this number. Closing or dropping the iterator releases what it uses."""
+        """Run the part with this number. Closing or dropping the iterator releases its resources."""
         return now.here.timed_draws(self.label, self._part(now, number))
 
     def _part(self, now: PassContext, number: int) -> Iterator[Any]:

@@ -90,7 +90,7 @@ class FlowStats(ShownStats):
         )
 
     def since(self, before: Self) -> Self:
-        """Return what was counted after ``before``, earlier stats of the same flow."""
+        """Return the counts since ``before``, earlier stats of the same flow."""
         groups = {
             at: group.less(before.groups[at]) if at in before.groups else group
             for at, group in self.groups.items()
@@ -222,7 +222,7 @@ class FlowStats(ShownStats):
 
 
 def _seconds(loads: Iterable[StageLoad]) -> float:
-    """The seconds in which the loads' group makes one row."""
+    """The seconds that the loads' group takes for one row."""
     return sum(map(_seconds_of, loads))
 
 

@@ -89,7 +89,7 @@ class Threads(Owned):
             raise
 
     def next_of(self, made: SimpleQueue[T]) -> T:
-        """Wait for what the threads put next into ``made``, and return it."""
+        """Wait for the next result that the threads put into ``made``, and return it."""
         if not self.made_here:
             raise UsageError(
                 "this pass belongs to the process that this one was forked from; begin a new one"
