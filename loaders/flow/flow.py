@@ -159,9 +159,9 @@ class Flow(FlowSources):
     values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
 
     Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
-    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable; its
-    copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A step
-    that cannot work raises UsageError when it is added.
+    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable;
+    its copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A
+    step that cannot work raises UsageError when it is added.
     """
 
     # Steps on each item

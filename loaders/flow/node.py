@@ -33,8 +33,8 @@ class Length:
     """The number of items that each pass of a flow has.
 
     ``kind`` tells how much is known: the length is exact, an upper bound, unknown or infinite. ``count`` is
-    the exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value, picklable.
-    Raises UsageError for a negative ``count``.
+    the exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value,
+    picklable. Raises UsageError for a negative ``count``.
     """
 
     kind: LengthKind

@@ -300,8 +300,8 @@ class Pipeline(FrameworkHint):
 
         The last item that was yielded counts as delivered, those that steps hold ahead do not. After
         :meth:`load_state_dict`, in another process and with other numbers of threads or processes, the next
-        iteration yields the items that would have followed. Raises UsageError within a pass of a flow that has
-        no items by number (:attr:`can_pick`): such a flow has a state between two passes only.
+        iteration yields the items that would have followed. Raises UsageError within a pass of a flow that
+        has no items by number (:attr:`can_pick`): such a flow has a state between two passes only.
         """
         return state_of(self.node, self._current.place(self.node), self._transforms)
 
