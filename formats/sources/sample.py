@@ -590,7 +590,7 @@ def make_sample(
 ) -> SampleSummary:
     """Write six archives, a miniature of ILSVRC12 in its official packaging.
 
-    Equal arguments give equal bytes with the same releases of OpenCV, NumPy, SciPy and zlib. An archive gets
+    Equal arguments give equal bytes with the same releases of OpenCV, NumPy and zlib. An archive gets
     its name only when it is complete.
 
     Args:

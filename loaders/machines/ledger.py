@@ -234,10 +234,6 @@ class Ledger(Generic[T]):
         for window in self._windows.values():
             window.steps.clear()
 
-    @property
-    def peers(self) -> int:
-        return len(self._windows)
-
     def held(self, peer: bytes) -> int:
         """Return the number of steps that are leased to a peer and have not arrived."""
         window = self._windows.get(peer)
