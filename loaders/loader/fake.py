@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from time import perf_counter
 from typing import Any
@@ -147,40 +147,42 @@ def _with_own_advice(verdict: Verdict | None) -> Verdict | None:
     return replace(verdict, advice=ADVICE) if verdict and verdict.limit in (DELAY, "transport") else verdict
 
 
-@dataclass
 class FakeMeter:
     """Counts of all iterations. Thread-safe."""
 
-    rows: int = 0
-    timed: int = 0
-    batches: int = 0
-    elapsed: float = 0.0
-    warming: float = 0.0
-    starved: float = 0.0
-    handing: float = 0.0
-    making: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._making = 0.0
+        counts = ("rows", "timed", "batches")
+        times = ("elapsed", "warming", "starved", "handing")
+        self._counts: dict[str, Any] = dict.fromkeys(counts, 0) | dict.fromkeys(times, 0.0)
 
-    def run(self) -> FakeRun:
-        """Return the counter of one iteration."""
-        return FakeRun(self)
+    def delivered(self, rows: int, *, last: float | None, began: float, ready: float, handed: float) -> None:
+        """Count a batch: when its making began, when it was ready, and when it was handed over.
+
+        ``last`` is when the batch before was ready. As a Loader's, times count from the first batch on.
+        """
+        making = ready - began
+        counted: dict[str, Any] = {"batches": 1, "rows": rows, "handing": handed - ready}
+        if last is None:
+            counted["warming"] = making
+        else:
+            counted |= {"timed": rows, "starved": making, "elapsed": ready - last}
+        with self._lock:
+            self._making += making
+            for name, count in counted.items():
+                self._counts[name] += count
 
     def read(self, *, image_bytes: float) -> FakeStats:
-        with self.lock:
+        with self._lock:
             return FakeStats(
-                rows=self.rows,
-                timed=self.timed,
-                batches=self.batches,
-                elapsed=self.elapsed,
-                warming=self.warming,
-                starved=self.starved,
-                handing=self.handing,
+                **self._counts,
                 blocked=0.0,
-                filling=(self.making,),
+                filling=(self._making,),
                 waiting=(0.0,),
                 cpu=(0.0,),
                 queued=(0.0,),
-                stages={DELAY: self.making},
+                stages={DELAY: self._making},
                 copied=0,
                 restarts=0,
                 workers=0,
@@ -188,30 +190,6 @@ class FakeMeter:
                 image_bytes=image_bytes,
                 crop_ready=0.0,
             )
-
-
-class FakeRun:
-    """The times of one iteration. As a Loader's, they count from its first batch on."""
-
-    def __init__(self, meter: FakeMeter) -> None:
-        self._meter = meter
-        self._last: float | None = None
-
-    def delivered(self, rows: int, *, began: float, ready: float, handed: float) -> None:
-        """Count a batch: when its making began, when it was ready, and when it was handed over."""
-        meter = self._meter
-        with meter.lock:
-            meter.batches += 1
-            meter.rows += rows
-            meter.making += ready - began
-            meter.handing += handed - ready
-            if self._last is None:
-                meter.warming += ready - began
-            else:
-                meter.timed += rows
-                meter.starved += ready - began
-                meter.elapsed += ready - self._last
-            self._last = ready
 
 
 Labels = npt.NDArray[np.int64]
@@ -303,14 +281,15 @@ class FakeData(EpochLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
-        run = self._meter.run()
+        last = None
         for numbers in epoch.batches():
             self._check_open()
             began = perf_counter()
             batch = self.batch(int(numbers[0]) // self._rows)
             ready = perf_counter()
             epoch.delivered(numbers, [])
-            run.delivered(self._rows, began=began, ready=ready, handed=perf_counter())
+            self._meter.delivered(self._rows, last=last, began=began, ready=ready, handed=perf_counter())
+            last = ready
             yield batch
         epoch.end()
 
