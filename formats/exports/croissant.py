@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardprep.formats.exports.format import Places, published
+from shardprep.formats.exports.format import Exportable, Places, published, refuse_taken
 from shardprep.formats.exports.parquet import OBJECTS, Parquet
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.files import FileEntry, Rows
 
 DESCRIPTION = "croissant.json"
 FORMAT = "application/x-parquet"  # as mlcroissant names it
@@ -46,6 +46,11 @@ class Croissant(Parquet):
     """The files of :class:`Parquet`, and ``croissant.json``: their SHA-256, the classes, the fields."""
 
     name = "croissant"
+
+    def __init__(self, source: Exportable, index: Rows) -> None:
+        super().__init__(source, index)
+        for field in source.schema if source.has_boxes else ():
+            refuse_taken(self.name, field, ("boxes", "box_labels"))
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         data = json.dumps(self.described(units), indent=2, ensure_ascii=False).encode() + b"\n"

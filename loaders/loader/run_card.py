@@ -405,7 +405,8 @@ def loader_identity(plan: EpochPlan, work: RowWork, *, with_numbers: bool) -> di
         found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in work.columns)])
     if work.transform is not None:
         found["transform"] = f"{_title(work.transform)} {digest_of(work.transform)}"
-        found["OpenCV"] = cv2.__version__  # the decoder
+        found["OpenCV"] = cv2.__version__
+        found["decoder"] = checked_decoder().digest
     return found
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = "shardprep run log"
 VERSION = 1
+SIGNATURE_BYTES = 1024  # more than the line of a signature has
 LARGEST = 1 << 30  # bytes of a log: a line for each rank and epoch
 MOST_KEYS = 20  # of a statement
 ADVICE = "it is written by loader.log_epoch(path)"
@@ -61,6 +62,11 @@ class LogEntry:
         """Return the entry for the deliveries of the epoch so far."""
         return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
 
+    @property
+    def slot(self) -> tuple[int, ...]:
+        """Epoch, number of ranks, rank and origin: a later entry with these replaces this one."""
+        return self.receipt.epoch, self.card.world_size, self.card.rank, self.origin
+
     def line(self) -> bytes:
         """Return the line of a log: JSON with a SHA-256 of the rest of it."""
         return json.dumps(self._value() | {"sha256": self._digest()}).encode() + b"\n"
@@ -69,14 +75,17 @@ class LogEntry:
         """Append the line to a file, which is made if it is not there, and flush it. Raises OSError.
 
         Ranks that share a file append one after the other. Nothing is left of a line that does not fit.
+        Raises UsageError for a file that is signed: nothing may follow its signature.
         """
         file, line = Path(user_path(path)), self.line()
         with naming(file):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             log = LockDescriptor(os.open(file, flags, 0o666))
             try:
                 log.lock()
                 size = os.fstat(log.fileno()).st_size
+                if _SIGNATURE in os.pread(log.fileno(), SIGNATURE_BYTES, max(0, size - SIGNATURE_BYTES)):
+                    raise UsageError("is signed; log to another file", path=file)
                 try:
                     while line:
                         line = line[os.write(log.fileno(), line) :]
@@ -160,13 +169,30 @@ class RunLog:
         return cls(entries, signer)
 
     @classmethod
-    def merge(cls, logs: Iterable[RunLog]) -> Self:
-        """Return one log of the entries that count: the largest of each epoch, rank and origin."""
-        largest: dict[tuple[int, ...], LogEntry] = {}
-        for entry in sorted((e for log in logs for e in log.entries), key=_progress):
-            card = entry.card
-            largest[entry.receipt.epoch, card.world_size, card.rank, entry.origin] = entry
-        return cls([largest[key] for key in sorted(largest)])
+    def merge(cls, paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog]) -> Self:
+        """Return one log of the entries that count, given logs and their paths.
+
+        In a file a later line replaces earlier ones of the same epoch, rank and origin, as a run that goes
+        back does. Of several files the one that got furthest counts. Raises DataError where two files say
+        different things about the same place: they are not of one run.
+        """
+        found: dict[tuple[int, ...], LogEntry] = {}
+        for path, log in zip(paths, logs, strict=True):
+            own = {entry.slot: entry for entry in log.entries}
+            for slot, entry in own.items():
+                other = found.get(slot)
+                if other is None or other.place < entry.place:
+                    found[slot] = entry
+                elif other.place == entry.place and (other.receipt, other.passed) != (
+                    entry.receipt,
+                    entry.passed,
+                ):
+                    raise DataError(
+                        f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
+                        "the logs of one run, and of one that went back only those that it went on with",
+                        path=user_path(path),
+                    )
+        return cls([found[slot] for slot in sorted(found)])
 
     def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
         """Write the entries to a file, replacing an existing one; signed, with the file of a secret ``key``.
@@ -227,7 +253,7 @@ class RunProof:
         records: The number of records in an epoch's order: those of the dataset, or of the subset.
         epochs: The epochs, in order.
         without: Keys of the records that ``without=`` left out.
-        transforms: The names of the transforms.
+        transforms: The names of all different transforms.
         statement: What is proven, in words.
         signers: Fingerprints of the keys that signed the logs, where all are signed.
     """
@@ -282,7 +308,9 @@ def prove(
     read = [RunLog.load(log) for log in logs]
     if signed_by is not None:
         _check_signers(logs, read, signed_by)
-    parts = [part for log in read for part in log.entries]
+    _refuse_replacing(save, dataset, [key, signed_by])
+    merged = RunLog.merge(logs, read)
+    parts = merged.entries
     card = _common_card(parts)
     options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
     with Loader(dataset, workers=0, **options) as loader:
@@ -294,14 +322,35 @@ def prove(
         epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
         omitted = [] if card.without is None else card.without.given("without").tolist()
         without = tuple(loader.key(number) for number in omitted)
-        names = {part.card.transform.title if part.card.transform else "none" for part in parts}
+        made = {
+            json.dumps(card and [card.name, card.arguments], sort_keys=True): card.title if card else "none"
+            for card in (part.card.transform for part in parts)
+        }
         total = sum(loader._plan.shard_counts)
-    what = "place" if card.weights else "record"
-    signers = _signers(read)
-    statement = _statement(what, card.dataset, total, epochs, without, signers)
+        what = count_of(total, "place" if card.weights else "record")
+        if card.records is not None:
+            what = f"{total:,} of {len(loader.dataset):,} records, a subset,"
+    signers, transforms = _signers(read), tuple(sorted(made.values()))
+    statement = _statement(f"{what} of {card.dataset}", epochs, without, transforms, signers)
     if save is not None:
-        RunLog.merge(read).save(save, key=key)
-    return RunProof(card.dataset, total, tuple(epochs), without, tuple(sorted(names)), statement, signers)
+        merged.save(save, key=key)
+    return RunProof(card.dataset, total, tuple(epochs), without, transforms, statement, signers)
+
+
+def _refuse_replacing(
+    save: str | os.PathLike[str] | None,
+    dataset: str | os.PathLike[str],
+    keys: Sequence[str | os.PathLike[str] | None],
+) -> None:
+    """Raise UsageError for a log in the place of a key, or in the folder of the dataset."""
+    if save is None:
+        return
+    final = Path(user_path(save)).resolve()
+    others = [Path(user_path(key)).resolve() for key in keys if key is not None]
+    if final in others or final.is_relative_to(Path(user_path(dataset)).resolve()):
+        raise UsageError(
+            "is a key, or in the folder of the dataset; save the log under another name", path=save
+        )
 
 
 def _signers(logs: Sequence[RunLog]) -> tuple[str, ...]:
@@ -365,15 +414,10 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
         raise
 
 
-def _progress(entry: LogEntry) -> tuple[int, int]:
-    """How far a receipt is: the records that it accounts for, and the place of the epoch's order."""
-    return entry.receipt.count + len(entry.receipt.skipped), entry.place
-
-
 def _largest(parts: Iterable[LogEntry], depth: int) -> list[LogEntry]:
-    """Return the largest part of each rank and number of ranks, at depth 3 also of each origin."""
+    """Return the entry of each rank and number of ranks that got furthest, at depth 3 also of each origin."""
     largest: dict[tuple[int, ...], LogEntry] = {}
-    for part in sorted(parts, key=_progress):
+    for part in sorted(parts, key=lambda part: (part.place, -part.origin)):
         largest[(part.card.rank, part.card.world_size, part.origin)[:depth]] = part
     return list(largest.values())
 
@@ -404,22 +448,23 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
 
 def _statement(
     what: str,
-    root: str,
-    count: int,
     epochs: Sequence[EpochProof],
     without: Sequence[str],
+    transforms: Sequence[str],
     signers: Sequence[str],
 ) -> str:
     numbers = _spans(epoch.epoch for epoch in epochs)
-    said = [
-        f"Each of {count_of(count, what)} of {root} is accounted for, exactly once, in "
-        f"{'epoch' if len(epochs) == 1 else 'each of the epochs'} {numbers}, in the order of the run's card"
-    ]
+    which = "epoch" if len(epochs) == 1 else "each of the epochs"
+    said = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
+    if len(transforms) > 1:
+        said.append(
+            f"made with {len(transforms)} different transforms: {', '.join(map(printable, transforms))}"
+        )
     if without:
         said.append(f"left out on purpose: {count_of(len(without), 'record')}, {_some(without)}")
     for epoch in epochs:
         found = [
-            f"{count_of(epoch.left_out, what)} after the last full batch" if epoch.left_out else "",
+            f"{count_of(epoch.left_out, 'record')} after the last full batch" if epoch.left_out else "",
             f"places {_ranges(epoch.skipped_places)} skipped on purpose" if epoch.skipped_places else "",
             f"{count_of(len(epoch.bad), 'bad record')} skipped, {_some(epoch.bad)}" if epoch.bad else "",
         ]

@@ -74,9 +74,10 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
         if not overwrite and os.path.lexists(file):
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     key = Ed25519PrivateKey.generate()
-    _write(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
     public_form = PublicFormat.SubjectPublicKeyInfo
+    # first: where it cannot be written, an earlier secret key is still there
     _write(public, key.public_key().public_bytes(Encoding.PEM, public_form), mode=0o644)
+    _write(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
     return SigningKeys(secret, public, fingerprint(key.public_key().public_bytes_raw()))
 
 
@@ -127,7 +128,7 @@ class Signature:
         try:
             value = json.loads(line)
             found = cls(*(base64.b64decode(value[name]) for name in ("public_key", "signature")))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError("has lines after its signature, or a damaged one; sign it again") from error
         if found.line() != line:
             raise DataError("was changed: its signature is not as it was written")
@@ -156,7 +157,7 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
     """
     file = user_path(path)
     try:
-        key = load_pem_public_key(_read(file))
+        key = load_pem_public_key(_read(file)[0])
     except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(
             f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}", path=file
@@ -169,8 +170,9 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
 
 
 def _load_secret(file: Path) -> Ed25519PrivateKey:
+    data, mode = _read(file)
     try:
-        key = load_pem_private_key(_read(file, is_secret=True), None)
+        key = load_pem_private_key(data, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UsageError(
             f"is not the secret half of signing keys without a password; name the file that ends in "
@@ -179,20 +181,21 @@ def _load_secret(file: Path) -> Ed25519PrivateKey:
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError("is a key of another kind; prep keygen --signing makes Ed25519 keys", path=file)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
     return key
 
 
-def _read(file: Path, *, is_secret: bool = False) -> bytes:
+def _read(file: Path) -> tuple[bytes, int]:
+    """Return the contents of a key file, and its mode."""
     try:
         number = os.open(file, OPEN_FLAGS)
     except OSError as error:
         raise OperationError(f"{error.strerror}; prep keygen --signing makes keys", path=file) from None
     try:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode):
+        mode = os.fstat(number).st_mode
+        if not stat.S_ISREG(mode):
             raise UsageError("is not a regular file; name the key file itself", path=file)
-        if is_secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
-        return os.read(number, MAX_KEY_BYTES)
+        return os.read(number, MAX_KEY_BYTES), mode
     finally:
         os.close(number)

@@ -8,6 +8,7 @@ can construct other records with the same sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -202,7 +203,7 @@ class Receipt:
                 dataset=str(value["dataset"]),
                 epoch=natural(value["epoch"]),
                 delivered=Tally.from_json(value["delivered"]),
-                skipped=tuple(natural(number) for number in value["skipped"]),
+                skipped=tuple(natural(number, below=1 << 63) for number in value["skipped"]),
                 left_out=Tally.from_json(value["left_out"]),
                 omitted=Tally.from_json(value["omitted"]) if "omitted" in value else Tally(),
             )
@@ -228,8 +229,8 @@ def _common(name: str, values: set[T]) -> T:
     return values.pop()
 
 
-def natural(value: object) -> int:
-    """Check a count or number of a file. Raises ValueError unless it is an int of 0 or more."""
-    if type(value) is not int or value < 0:
+def natural(value: object, *, below: float = math.inf) -> int:
+    """Check a count or number of a file. Raises ValueError unless it is an int from 0 to ``below``."""
+    if type(value) is not int or not 0 <= value < below:
         raise ValueError(f"{value!r} is not a number of 0 or more")
     return value

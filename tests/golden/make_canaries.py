@@ -1,6 +1,6 @@
 """The images of ``formats/data/canaries``, and the digests of their pixels.
 
-Run it by hand, once, where OpenCV is that of the package index: it writes images only where there are none::
+Run it by hand, where OpenCV is that of the package index. It writes images only where there are none::
 
     python tests/golden/make_canaries.py
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from PIL import Image
 
-from shardprep.formats.images.canaries import FOLDER, PIXELS, canaries, pixels_of
+from shardprep.formats.images.canaries import FOLDER, PIXELS, Canary, pixels_of
 
 PHOTOGRAPHS = FOLDER.parent / "photographs"
 # The photograph, the corner and the sides of each, its mode and how it is encoded.
@@ -45,7 +45,9 @@ def main() -> None:
     for name in IMAGES:
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(encoded(name))
-    lines = (f"{canary}\t{pixels_of(canary)}\n" for canary in canaries())
+    made = [Canary(name) for name in sorted(IMAGES)]
+    made[1:1] = [Canary("jpeg-420.jpg", reduction) for reduction in (2, 4, 8)]
+    lines = (f"{canary}\t{pixels_of(canary)}\n" for canary in made)
     (FOLDER / PIXELS).write_text("".join(lines))
     print(Path(FOLDER / PIXELS).read_text(), end="")
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats import UsageError, export, join
+from shardprep.formats.exports.croissant import Croissant
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat
 from shardprep.formats.exports.mds import MDS
@@ -63,7 +64,14 @@ def test_files_have_different_safe_names_on_any_file_system(records: dict[str, i
 
 
 @pytest.mark.parametrize(
-    ("to", "column"), [(MDS, "boxes"), (Parquet, "Objects"), (Folders, "objects"), (WebDatasetTars, "boxes")]
+    ("to", "column"),
+    [
+        (MDS, "boxes"),
+        (Parquet, "Objects"),
+        (Croissant, "box_labels"),
+        (Folders, "objects"),
+        (WebDatasetTars, "boxes"),
+    ],
 )
 def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], column: str) -> None:
     columns = replace(source(), schema=Schema({column: "json"}), has_boxes=True)

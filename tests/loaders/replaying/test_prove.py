@@ -136,6 +136,55 @@ def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path
         assert prove(lmdb_shards, [tmp_path / "merged"]).epochs == found.epochs
 
 
+def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_path: Path) -> None:
+    options = RUN | {"drop_last": False}
+    log = tmp_path / "log"
+    with loader_on(lmdb_shards, **options) as loader:
+        list(islice(loader, 3))
+        state = loader.state_dict()
+        list(loader)
+    with loader_on(lmdb_shards, **options) as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        loader.log_epoch(log)  # of the whole epoch, which is abandoned
+    abandoned = log.read_bytes()
+    with loader_on(lmdb_shards, **options) as loader:
+        loader.load_state_dict(state)
+        loader.skip([3, 4, 5])
+        list(loader)
+        loader.log_epoch(log)
+
+    found = prove(lmdb_shards, [log], save=tmp_path / "saved")
+
+    assert found.epochs[0].skipped_places == ((48, 96),)
+    assert prove(lmdb_shards, [tmp_path / "saved"]).epochs == found.epochs
+    (tmp_path / "abandoned").write_bytes(abandoned)
+    for logs in (["saved", "abandoned"], ["abandoned", "saved"]):
+        with pytest.raises(DataError, match="differs from another log about rank 0 in epoch 0"):
+            prove(lmdb_shards, [tmp_path / name for name in logs])
+    with loader_on(lmdb_shards, **options) as loader:  # another run into the same log, which stops early
+        list(islice(loader, 2))
+        loader.log_epoch(log)
+    with pytest.raises(DataError, match="missing"):
+        prove(lmdb_shards, [log])
+
+
+def test_a_subset_and_several_transforms_are_named(lmdb_shards: Path, tmp_path: Path) -> None:
+    train(lmdb_shards, tmp_path / "subset", records=np.arange(40), drop_last=False)
+    for rank, size in enumerate((8, 9)):
+        with loader_on(
+            lmdb_shards, rank=rank, world_size=2, **RUN, transform=TrainTransform(size), drop_last=False
+        ) as loader:
+            list(loader)
+            loader.log_epoch(tmp_path / "two")
+
+    assert prove(lmdb_shards, [tmp_path / "subset"]).statement.startswith(
+        "Each of 40 of 204 records, a subset, of sha256:"
+    )
+    found = prove(lmdb_shards, [tmp_path / "two"])
+    assert "made with 2 different transforms: TrainTransform, TrainTransform." in found.statement
+
+
 def test_a_log_larger_than_any_state_is_read(lmdb_shards: Path, tmp_path: Path) -> None:
     train(lmdb_shards, tmp_path / "log")
     (tmp_path / "log").write_bytes((tmp_path / "log").read_bytes().rstrip() + b" " * (17 << 20) + b"\n")
@@ -331,7 +380,7 @@ def test_keys_that_cannot_be_used_are_named(signed: Path, tmp_path: Path) -> Non
     for key, message in (
         (readable, "chmod 600"),
         (noise, "is not the secret half"),
-        (signed / "trainer.pub.pem", "others may read it"),
+        (signed / "trainer.pub.pem", "name the file that ends in .pem"),
         (tmp_path, "is not a regular file"),
         (tmp_path / "none.pem", "prep keygen --signing"),
     ):
@@ -344,6 +393,54 @@ def test_keys_that_cannot_be_used_are_named(signed: Path, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="give save"):
         prove(tmp_path, [signed / "signed"], key=signed / "trainer.pem")
     assert not (tmp_path / "saved").exists()
+
+
+def test_neither_a_key_nor_a_file_of_the_dataset_is_replaced_by_a_log(
+    lmdb_shards: Path, signed: Path, tmp_path: Path
+) -> None:
+    keys = make_signing_keys(tmp_path / "own")
+    (link := tmp_path / "link").symlink_to(keys.secret)
+    for save in (keys.secret, link, lmdb_shards / "manifest.json", lmdb_shards / "log"):
+        with pytest.raises(UsageError, match="save the log under another name"):
+            prove(lmdb_shards, [signed / "log"], save=save, key=keys.secret)
+    public = signed / "trainer.pub.pem"
+    with pytest.raises(UsageError, match="save the log under another name"):
+        prove(lmdb_shards, [signed / "signed"], save=public, signed_by=public)
+    assert keys.secret.read_bytes().startswith(b"-----BEGIN PRIVATE KEY")
+
+
+def test_nothing_is_logged_to_a_signed_file(lmdb_shards: Path, signed: Path, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes((signed / "signed").read_bytes())
+    with loader_on(lmdb_shards, **RUN) as loader:
+        list(islice(loader, 2))
+        with pytest.raises(UsageError, match="is signed; log to another file"):
+            loader.log_epoch(tmp_path / "log")
+    assert RunLog.load(tmp_path / "log").signer
+
+
+def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(tmp_path: Path) -> None:
+    before = make_signing_keys(tmp_path / "own").secret.read_bytes()
+    (tmp_path / "own.pub.pem").unlink()
+    (tmp_path / "own.pub.pem").mkdir()
+
+    with pytest.raises(OSError, match=r"own\.pub\.pem"):
+        make_signing_keys(tmp_path / "own", overwrite=True)
+
+    assert (tmp_path / "own.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"format": "shardprep signature", "x": ' + b"[" * 200_000,
+        b'{"format": "shardprep signature", "version": 1, "public_key": "AA==", "signature": "AA=="}\n',
+    ],
+    ids=["deep", "short"],
+)
+def test_hostile_signatures_are_refused(data: bytes, proven: tuple[bytes, RunProof], tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(proven[0] + data)
+    with pytest.raises(DataError):
+        RunLog.load(tmp_path / "log")
 
 
 def test_openssl_checks_the_signature(signed: Path, tmp_path: Path) -> None:
