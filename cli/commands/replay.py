@@ -148,6 +148,8 @@ def replay(
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
         raise click.UsageError("give one of --card, --state and --diff")
     typed = typed_options(ctx)
+    if "gaps" in typed and "without" not in typed:
+        raise click.UsageError("--gaps is for --without")
     options = RunOptions(dataset, run, typed & run.keys())
     if diff:
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")

@@ -155,10 +155,12 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
     is_ready = (index["flags"] & ImageFlag.CROP_READY) != 0
     wide, high = index["width"].astype(np.int64), index["height"].astype(np.int64)
     fits = np.isin(index["length"], [picture.size for picture in pictures])
-    for width, height in {picture.sides for picture in pictures}:
+    for picture in pictures:
+        width, height = picture.sides
+        alike = np.abs(wide * height - high * width) <= MOST_SIDE_SHIFT * max(width, height)
         smaller = (wide <= width) & (high <= height)
-        shift = MOST_SIDE_SHIFT * max(width, height)
-        fits |= is_ready & smaller & (np.abs(wide * height - high * width) <= shift)
+        is_made = len(picture.digests) > 1  # crop-ready or shrunk itself: its original may be a record
+        fits |= alike & (is_made | (is_ready & smaller))
     return np.flatnonzero(fits)
 
 

@@ -149,7 +149,7 @@ class ListImages(ListedImages):
     def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.options, file.path.suffix.lower()
         choices, self.keeps_rows = options.column_choices, bool(options.columns)
-        names_columns = bool(options.given("path_column", "label_column", "columns"))
+        names_columns = bool(options.path_column or options.label_column or options.columns)
         if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
             if names_columns:
                 raise ValueError(

@@ -143,33 +143,40 @@ class ListedImages(ABC):
         return foreign_file(path, self.advice, place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
-        """Add a row; its label, its path and its cells may each be a problem."""
-        found = label = None
+        """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
         if row.others:
             table.left_out.update(dict.fromkeys(row.others))
+        found = label = None
         with self.problems.collected("path"), self.at(table.path, lambda: row.line):
             found = self.place_of(table, row)
+        if found is None:
+            return
+        split, place, path = found
+        status: os.stat_result | None = None
+        with self.problems.collected():
+            status = files.of(place)
+            if status is None and not self.is_list:
+                missing = f"line {row.line}: {place} is missing; add it, or remove the row"
+                self.problems.add(SourceIncomplete(missing, path=table.path), "missing")
+        if status is None and not self.is_list:
+            return
         with self.problems.collected("label"), self.at(table.path, lambda: row.line):
-            if table.label_at is not None:
+            if table.label_at is None:
+                label = self.labels.of_folder(path)
+            else:
                 label = self.labels.of_cell(row.cells[table.label_at])
-            elif found:
-                label = self.labels.of_folder(found[2])
         if self.kinds:
             with self.problems.collected("row"), self.at(table.path, lambda: row.line):
                 for cell, kind in zip(table.cells, self.kinds.values(), strict=True):
                     kind.add(row.cells[cell])
-        if found is None or label is None:
+        if label is None:
             return
-        split, place, path = found
-        with self.problems.collected():
-            status, one = files.of(place), self.split_images(split, table.path)
-            if status is None and self.is_list:
-                one.missing += 1
-                one.first_missing = one.first_missing or f"{self.root / place} in line {row.line}"
-            elif status is None:
-                missing = f"line {row.line}: {place} is missing; add it, or remove the row"
-                self.problems.add(SourceIncomplete(missing, path=table.path), "missing")
-            elif not self.is_left_out(one, place, status):
+        one = self.split_images(split, table.path)
+        if status is None:
+            one.missing += 1
+            one.first_missing = one.first_missing or f"{self.root / place} in line {row.line}"
+        elif not self.is_left_out(one, place, status):
+            with self.problems.collected():
                 self._append(one, row, place, path, label, status)
 
     def _append(
@@ -225,8 +232,8 @@ class ImageLabels:
     """The classes of all images of a source, numbered as they come.
 
     With a column of labels these are its values; an empty one is no label, or an error where each image
-    ``needs_label``. Otherwise the classes are the
-    folders, where every image lies in one and there are two or more; if not, no image has a label.
+    ``needs_label``. Otherwise the classes are the folders, where every image lies in one and there are two or
+    more; if not, no image has a label.
     """
 
     def __init__(self, *, needs_label: bool = False) -> None:
@@ -239,6 +246,8 @@ class ImageLabels:
     def of_cell(self, cell: Any) -> int:
         """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
         self._has_column = True
+        if cell is None and self._needs_label:
+            raise ValueError("has no label")
         name = "" if cell is None else label_name(cell).strip()
         return self._listed.label_of(name) if name or self._needs_label else UNLABELLED
 

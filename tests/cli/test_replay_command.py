@@ -95,10 +95,12 @@ def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
         "replay", "shards", "--card", "other.json", "--step", 0, "--transform", "mine:seven", cwd=folder
     )
     missing = prep_here("replay", "shards/train", "--step", 0, "--transform", "mine:eight", cwd=folder)
+    alone = prep_here("replay", "shards/train", "--step", 0, "--gaps", "keep", cwd=folder)
 
     assert found["batch"][0]["shape"] == [2, 4, 4, 3]
     assert found["card"]["transform"]["name"] == "seven"
-    assert (refused.returncode, missing.returncode) == (2, 2)
+    assert (refused.returncode, missing.returncode, alone.returncode) == (2, 2, 2)
+    assert "--gaps is for --without" in alone.stderr
     assert "its transform was seven" in refused.stderr
     assert "eight" in missing.stderr
 

@@ -85,6 +85,19 @@ def test_near_pictures_are_found_and_no_others(kind: str, datasets: dict[str, Pa
     assert all(one.distance is not None and one.distance <= 4 for one in found)
 
 
+@pytest.mark.parametrize("kind", ["plain", "crop-ready"])
+def test_a_picture_from_a_dataset_of_another_form_is_found(
+    kind: str, datasets: dict[str, Path], tmp_path: Path
+) -> None:
+    for other in ("crop-ready", "shrunk"):
+        with open_dataset(datasets[other]) as ds:
+            (tmp_path / "stored.jpg").write_bytes(ds[7].image)
+
+            (found,) = find(datasets[kind], [tmp_path / "stored.jpg"], workers=1)
+
+            assert (found.key, found.distance) == (ds[7].key, None)
+
+
 def test_a_stored_image_is_found_by_itself(datasets: dict[str, Path], tmp_path: Path) -> None:
     with open_dataset(datasets["crop-ready"]) as ds:
         (tmp_path / "stored.jpg").write_bytes(ds[7].image)

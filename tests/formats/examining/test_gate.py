@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats import GateCheck, GateResult, UsageError, gate, open_dataset, read_manifest
-from shardprep.formats.reports.gate import read_limits
+from shardprep.formats.reports.gate import _check, read_limits
 from support.datasets import prep, prep_here
 from support.examined import Made, made_datasets
 
@@ -59,8 +60,26 @@ def test_shares_are_of_the_records(built: Built) -> None:
         records = len(ds)
     share = len(made.exact - made.mislabelled) / records
 
+    assert gate(train, {"duplicates": share}, workers=0).passed
     assert gate(train, {"duplicates": share + 1e-9}, workers=0).passed
     assert not gate(train, {"duplicates": share - 1e-9}, workers=0).passed
+
+
+def test_a_share_is_exact_as_it_is_written() -> None:
+    observed = {
+        "kind": "CMYK",
+        "leave_out": [],
+        "count": 29,
+        "records": [],
+        "pairs": [],
+        "names": [],
+        "is_partial": 0,
+    }
+    found: Any = SimpleNamespace(found={"observations": [observed], "dataset": {"records": 100}})
+
+    assert 29 > 0.29 * 100
+    assert _check("cmyk", 0.29, found).passed
+    assert not _check("cmyk", 0.2899, found).passed
 
 
 def test_another_root_fails_before_anything_is_read(built: Built) -> None:
