@@ -160,6 +160,17 @@ def test_a_table_that_cannot_be_used_is_an_error_with_its_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_row_of_a_missing_file_decides_neither_classes_nor_kinds(tmp_path: Path) -> None:
+    write_pictures(tmp_path, ["a/0.png", "b/1.png"])
+    write(tmp_path / "metadata.csv", b"file_name,age\na/0.png,1\nb/1.png,2\nloose.png,old\n")
+
+    listing = recognise(tmp_path).survey("train")
+
+    assert [each.name for each in listing.labels.classes] == ["a", "b"]
+    assert listing.schema["age"].kind == "int"
+    assert listing.problems
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
