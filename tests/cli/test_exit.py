@@ -173,12 +173,12 @@ from pathlib import Path
 from shardprep.formats.errors import NoSpace
 from shardprep.formats.shards.lmdb import LmdbShardWriter
 from shardprep.formats.shards.container import Extent
-from shardprep.formats.shards.container import Stored
+from shardprep.formats.shards.container import StoredRecord
 
 try:
     with LmdbShardWriter(Path({str(tmp_path)!r}, "shard.lmdb"), Extent(512, 512 * 30_000, 8)) as writer:
         for number in range(512):
-            writer.append(Stored(b"%08d" % number, 0, 0, bytes(30_000)))
+            writer.append(StoredRecord(b"%08d" % number, 0, 0, bytes(30_000)))
 except NoSpace as error:
     print(error)
 """
