@@ -405,8 +405,9 @@ def loader_identity(plan: EpochPlan, work: RowWork, *, with_numbers: bool) -> di
         found["columns"] = json.dumps([work.with_image, *(entry.field.to_json() for entry in work.columns)])
     if work.transform is not None:
         found["transform"] = f"{_title(work.transform)} {digest_of(work.transform)}"
-        found["OpenCV"] = cv2.__version__
-        found["decoder"] = checked_decoder().digest
+        decoder = checked_decoder()
+        own = f", with the pixels {decoder.digest}" if decoder.differing else ""
+        found["OpenCV"] = cv2.__version__ + own
     return found
 
 

@@ -91,6 +91,15 @@ def test_a_state_from_a_machine_with_another_decoder_warns(lmdb_shards: Path) ->
             loader.load_state_dict(state | {"card": older})
 
 
+def test_only_another_decoder_changes_the_identity_of_a_loader(
+    lmdb_shards: Path, request: pytest.FixtureRequest
+) -> None:
+    with Loader(lmdb_shards, **SMALL) as loader:
+        assert loader.identity["OpenCV"] == cv2.__version__
+        request.getfixturevalue("other_decoder")
+        assert loader.identity["OpenCV"].startswith(f"{cv2.__version__}, with the pixels ")
+
+
 @pytest.mark.usefixtures("other_decoder")
 def test_a_gate_fails_where_the_decoder_differs(lmdb_shards: Path) -> None:
     found = gate(lmdb_shards, {}, canaries=True)
