@@ -155,11 +155,10 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
     is_ready = (index["flags"] & ImageFlag.CROP_READY) != 0
     wide, high = index["width"].astype(np.int64), index["height"].astype(np.int64)
     fits = np.isin(index["length"], [picture.size for picture in pictures])
-    for picture in pictures:
-        width, height = picture.sides
+    # a picture that is crop-ready or shrunk itself was made of another one, which may be a record
+    for (width, height), is_made in {(one.sides, len(one.digests) > 1) for one in pictures}:
         alike = np.abs(wide * height - high * width) <= MOST_SIDE_SHIFT * max(width, height)
         smaller = (wide <= width) & (high <= height)
-        is_made = len(picture.digests) > 1  # crop-ready or shrunk itself: its original may be a record
         fits |= alike & (is_made | (is_ready & smaller))
     return np.flatnonzero(fits)
 
