@@ -229,16 +229,18 @@ def check_replaceable(path: Path) -> None:
         raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
 
 
-def save_bytes(final: Path, data: bytes) -> None:
+def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file where a user wants it, replacing a regular file at once.
 
-    Nothing is left of a write that fails or is interrupted. Raises OperationError if something else than a
+    It never has more permissions than ``mode``, less the umask. Nothing is left of a write that fails or is
+    interrupted. Raises OperationError if something else than a
     regular file is there, OSError.
     """
     check_replaceable(final)
     built = unfinished(final.parent, "")
     try:
-        with built.open("xb") as file:
+        number = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(number, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

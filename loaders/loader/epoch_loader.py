@@ -234,7 +234,8 @@ class EpochLoader(FrameworkHint, ABC):
         """Append what this rank got of the current epoch to a log, for ``prep prove``; call it at each end.
 
         A line of JSON, flushed. Each rank may have a file, or all share one of a local disk. A log of an
-        epoch that is resumed later is replaced by the next one of the same rank. Raises OSError.
+        epoch that is resumed later is replaced by the next one of the same rank. Raises UsageError for a log
+        that is signed, OSError.
         """
         LogEntry.of(self.card(), self._current).append_to(path)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, flush_file, user_path
+from shardprep.formats.runtime.files import OPEN_FLAGS, save_bytes, user_path
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -66,6 +66,7 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
 
     Raises:
         UsageError: A file exists, and is not to be replaced.
+        OperationError: Something else than a file is in the place of one.
         OSError: A file cannot be written.
     """
     name = os.fspath(path)
@@ -76,28 +77,9 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
     key = Ed25519PrivateKey.generate()
     public_form = PublicFormat.SubjectPublicKeyInfo
     # first: where it cannot be written, an earlier secret key is still there
-    _write(public, key.public_key().public_bytes(Encoding.PEM, public_form), mode=0o644)
-    _write(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    save_bytes(public, key.public_key().public_bytes(Encoding.PEM, public_form), mode=0o644)
+    save_bytes(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
     return SigningKeys(secret, public, fingerprint(key.public_key().public_bytes_raw()))
-
-
-def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a complete file, which never has another mode. Raises OSError."""
-    built = path.with_name(f".{path.name}.tmp")
-    built.unlink(missing_ok=True)
-    try:
-        number = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        built.replace(path)
-    except OSError as error:
-        error.filename, error.filename2 = os.fspath(path), None  # not the unfinished file
-        raise
-    finally:
-        built.unlink(missing_ok=True)
-    flush_file(path.parent)
 
 
 @dataclass(frozen=True)

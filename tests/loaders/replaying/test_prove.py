@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from shardprep.formats.errors import DataError, ShardprepError, UsageError
+from shardprep.formats.errors import DataError, OperationError, ShardprepError, UsageError
 from shardprep.loaders import LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
@@ -424,7 +424,7 @@ def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(tmp_path: P
     (tmp_path / "own.pub.pem").unlink()
     (tmp_path / "own.pub.pem").mkdir()
 
-    with pytest.raises(OSError, match=r"own\.pub\.pem"):
+    with pytest.raises(OperationError, match=r"own\.pub\.pem: is not a regular file"):
         make_signing_keys(tmp_path / "own", overwrite=True)
 
     assert (tmp_path / "own.pem").read_bytes() == before
