@@ -48,6 +48,7 @@ def main() -> NoReturn:
         _on_signals(_unwind)
         code = flush(run(sys.argv[1:]))
         _on_signals(_leave)  # within the block: a signal just after it would be a traceback
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # of a signal that waits for a lock or finalizer
     except Interrupted as interrupted:
         code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
@@ -95,18 +96,23 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def _unwind(number: int, frame: FrameType | None) -> None:
     """Raise Interrupted, as soon as the interrupted code holds no lock of the standard library."""
     if frame and frame.f_globals.get("__name__") in LOCKING and frame.f_code.co_name not in WAITING:
-        signal.signal(signal.SIGALRM, lambda _, later: _unwind(number, later))
-        signal.setitimer(signal.ITIMER_REAL, RETRY_S)
+        _unwind_later(number)
         return
     _on_signals(_leave)
     raise Interrupted(number)
 
 
+def _unwind_later(number: int) -> None:
+    signal.signal(signal.SIGALRM, lambda _, frame: _unwind(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, RETRY_S)
+
+
 def _unraisable(found: UnraisableHookArgs) -> None:
-    """Exit on a signal that came in a finalizer: Python drops exceptions raised there."""
+    """Repeat a signal that came in a finalizer: Python drops exceptions raised there."""
     if isinstance(found.exc_value, Interrupted):
-        os._exit(found.exc_value.exit_code)
-    sys.__unraisablehook__(found)
+        _unwind_later(found.exc_value.number)
+    else:
+        sys.__unraisablehook__(found)
 
 
 if __name__ == "__main__":

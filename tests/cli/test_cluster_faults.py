@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardprep.formats import make_sample
 from shardprep.formats.runtime.jobs import COUNTERS_NAME
 from support.dask_cluster import dask_cluster
 from support.datasets import converted, prep, tree
@@ -93,7 +94,9 @@ def test_a_worker_that_is_stopped_past_its_time_to_live_and_goes_on_writing_late
     assert not (tmp_path / "out" / ".prep").exists()
 
 
-def test_two_interruptions_each_with_an_immediate_rerun(archives: Path, tmp_path: Path) -> None:
+def test_two_interruptions_each_with_an_immediate_rerun(tmp_path: Path) -> None:
+    archives = tmp_path / "archives"
+    make_sample(archives, classes=4, train_per_class=30, val=10, test=3)  # so many that no run ends before
     with dask_cluster(tmp_path / "cluster") as cluster:
         for shards in (2, 8):
             command = [sys.executable, "-m", "shardprep.cli", *words(archives, "--cluster", cluster.address)]

@@ -106,6 +106,40 @@ def test_a_signal_leaves_no_lock_of_the_standard_library_behind() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+INTERRUPTED_IN_A_FINALIZER = """
+import os, signal, sys, time
+from shardprep.cli import app, main
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):  # the handler runs here
+            pass
+
+def run(arguments):
+    try:
+        Finalized()
+        time.sleep(30)
+    finally:
+        print("unwound")
+
+app.run = run
+main.main()
+"""
+
+
+def test_a_signal_in_a_finalizer_is_not_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "unwound\n", "prep: interrupted\n")
+
+
 @pytest.mark.torture
 def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out")
