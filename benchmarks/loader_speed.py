@@ -36,6 +36,8 @@ CONTENDERS = {
     "tensorpack MapDataZMQ": "contenders.peer_tensorpack.files",
     "tf.data, TFRecord": "contenders.peer_tf_data.records",
     "tf.data, INTEGER_FAST": "contenders.peer_tf_data.records_fast",
+    "SPDL threads, TrainTransform": "contenders.peer_spdl.transformed",
+    "SPDL threads, FFmpeg": "contenders.peer_spdl.ffmpeg",
     "FFCV, longer side 500": "contenders.peer_ffcv.longer_side",
     "Loader, shorter side 256": "contenders.own_contenders.loader_small",
     "tf.data, shorter side 256": "contenders.peer_tf_data.records_small",
