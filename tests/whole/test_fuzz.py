@@ -137,14 +137,14 @@ MANY = {
     "tensorpack": 2500,
     "webdataset": 2500,
     "tfrecord": 5000,
-    "parquet": 300,  # each in a process of its own
+    "parquet": 120,  # each in a process of its own
     "png": 6000,
     "jpeg": 6000,
     "image_kind": 6000,
     "manifest": 1500,
     "collection": 3000,
     "table": 1500,
-    "column_table": 1500,
+    "column_table": 800,
     "lmdb_shard": 600,
     "hdf5_shard": 1500,
     "tar_shard": 1500,

@@ -20,7 +20,7 @@ URL = "s3://bucket/splits/train"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [12, pytest.param(300, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("kills", [12, pytest.param(120, marks=pytest.mark.torture)])
 def test_readers_that_are_killed_leave_no_wrong_file_and_keep_the_limit(
     bucket: Path, proxy: Proxy, tmp_path: Path, kills: int
 ) -> None:

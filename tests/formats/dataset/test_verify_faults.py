@@ -104,7 +104,7 @@ def interrupted(dataset: Path, rng: random.Random) -> tuple[int, str]:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.torture)])
 def test_ctrl_c_again_and_again_is_an_interruption(dataset: Path, times: int) -> None:
     rng = random.Random(times)
     ends = [interrupted(dataset, rng) for _ in range(times)]

@@ -52,9 +52,9 @@ def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy
     [
         ("shards", 2),
         pytest.param("shards", 5, marks=pytest.mark.torture),
-        pytest.param("shards", 60, marks=pytest.mark.torture),
-        pytest.param("lmdb", 60, marks=pytest.mark.torture),
-        pytest.param("columns", 60, marks=pytest.mark.torture),
+        pytest.param("shards", 30, marks=pytest.mark.torture),
+        pytest.param("lmdb", 30, marks=pytest.mark.torture),
+        pytest.param("columns", 30, marks=pytest.mark.torture),
     ],
 )
 def test_killed_at_random_moments_it_finishes_with_the_same_bytes(

@@ -14,7 +14,7 @@ from support.sampling import torture_except
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kills", torture_except([1, 3, 30], 1))
+@pytest.mark.parametrize("kills", torture_except([1, 3, 15], 1))
 def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
     local: Path, bucket: Path, url: str, proxy: Proxy, kills: int
 ) -> None:
