@@ -24,7 +24,7 @@ from shardprep.formats.conversion.prepare import (
 )
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from shardprep.formats.errors import OutputBusy, UsageError
-from shardprep.formats.runtime.jobs import Job, JobRunner, ProgressCounters
+from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
@@ -195,17 +195,14 @@ def build_shards(
     prepared: PreparedSplit,
     work_folder: WorkFolder,
     runner: JobRunner,
-    as_job: Callable[[ShardJob], Job[BuiltShard]] = lambda job: job,
+    builder: Callable[[ShardJob], BuiltShard] | None = None,
 ) -> list[BuiltShard]:
-    """Build the missing shards of a split, and return all of them.
-
-    ``as_job`` makes of the job of a shard the one that is run.
-    """
+    """Build the missing shards of a split with the ``builder`` of their jobs, and return all of them."""
     planned, shards, progress = prepared.planned, prepared.shards, runner.progress
     _keep_listing(prepared.listing, work_folder)
     counters = ProgressCounters(work_folder.run, shards)
     home = versions_for(planned.options) if runner.executor else None
-    jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home)
+    jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home, builder=builder)
     finished = shards_done(prepared)
     if finished:
         progress.note(f"{len(finished)} of {len(shards)} shards are done already")
@@ -213,7 +210,7 @@ def build_shards(
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     records, size = sum(shard.records for shard in left), sum(shard.size for shard in left)
     with progress.task(f"{verb} {planned.split}", records=records, size=size):
-        return runner.run(map(as_job, jobs), counters)
+        return runner.run(jobs, counters)
 
 
 def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:

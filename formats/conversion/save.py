@@ -24,8 +24,7 @@ from shardprep.formats.conversion.prepare import (
 from shardprep.formats.conversion.saved_items import (
     KEY_DIGITS,
     EncodedItem,
-    FetchedItems,
-    FetchingJob,
+    FetchingBuilder,
     GivenSchema,
     HeldItems,
     ItemCoder,
@@ -94,8 +93,8 @@ class NumberedShards:
         source = None if elsewhere is None else packed(elsewhere)
         if source is None:
             return self._held(list(jobs))
-        reader = FetchedItems(source, self.coder)
-        return (_fetching(replace(job, reader=reader)) for job in jobs)
+        builder = FetchingBuilder(source, self.coder)
+        return (replace(job, builder=builder) for job in jobs)
 
     def _held(self, jobs: list[ShardJob]) -> Iterator[ShardJob]:
         """Yield the jobs, each with its items; in one pass over the items of unfinished shards."""
@@ -113,10 +112,6 @@ class NumberedShards:
 def _numbers(job: ShardJob) -> list[int]:
     numbers: list[int] = job.entries["offset"].tolist()
     return numbers
-
-
-def _fetching(job: ShardJob) -> ShardJob:
-    return FetchingJob(**{name: getattr(job, name) for name in job.__dataclass_fields__})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from shardprep.formats.conversion.shard import ShardJob
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, trusted_commit
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.formats.records.codecs import (
     BadValue,
@@ -396,45 +396,24 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 
 @dataclass(frozen=True)
-class FetchedItems(ByteReader):
-    """A worker's access to the items of a shard: ``source``, packed, and their encoding."""
+class FetchingBuilder:
+    """Builds a shard of items that it fetches in the worker from ``source``, which is packed."""
 
     source: bytes
     coder: ItemCoder
 
-    def items(self, numbers: Sequence[int]) -> list[EncodedItem]:
-        """Return the encoded items of these numbers. Raises BadItem, and what making an item raises."""
-        return encoded(self.coder, _source(self.source), numbers)
-
-    def read(self, entry: np.void) -> bytes:
-        return self.items([int(entry["offset"])])[0].image
-
-    def where(self, entry: np.void) -> str:
-        return f"item {entry['offset']}"
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: nothing is open."""
+    def __call__(self, job: ShardJob) -> BuiltShard:
+        """Build the shard unless it is finished. Raises BadItem, and what making an item raises."""
+        finished = trusted_commit(job)
+        if finished is not None:
+            return finished
+        numbers: list[int] = job.entries["offset"].tolist()
+        found = _source(self.source).pick(iter(numbers))
+        items = [self.coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
+        return build_shard(held_job(job, items, numbers))
 
 
 @lru_cache(maxsize=1)  # one for all shards of a worker
 def _source(packed: bytes) -> NumberedItems:
     source: NumberedItems = unpacked(packed)
     return source
-
-
-def encoded(coder: ItemCoder, source: NumberedItems, numbers: Sequence[int]) -> list[EncodedItem]:
-    """Return the encoded items of these numbers."""
-    found = source.pick(iter(numbers))
-    return [coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
-
-
-class FetchingJob(ShardJob):
-    """A job that fetches its items in the worker. ``reader`` is a :class:`FetchedItems`."""
-
-    def loaded(self) -> ShardJob:
-        numbers = self.entries["offset"].tolist()
-        reader = self.reader
-        if not isinstance(reader, FetchedItems):
-            return self
-        plain = ShardJob(**{name: getattr(self, name) for name in self.__dataclass_fields__})
-        return held_job(plain, reader.items(numbers), numbers)

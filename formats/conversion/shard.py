@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from copy import copy
@@ -301,7 +301,8 @@ class ShardJob:
     ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
     after that. ``crashes`` maps an image's place among the entries to the signal with which it crashes the
     decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
-    the versions of the machine that planned the shard, if another may build it.
+    the versions of the machine that planned the shard, if another may build it. ``builder`` does more than
+    :func:`build_shard`, which is None.
     """
 
     output: Path
@@ -319,6 +320,7 @@ class ShardJob:
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
     home: Mapping[str, str] | None = None
+    builder: Callable[[ShardJob], BuiltShard] | None = None
 
     @property
     def work_folder(self) -> Path:
@@ -332,19 +334,15 @@ class ShardJob:
         """Return the path of the shard's file with that suffix in the work folder."""
         return self.work_folder / (self.shard.name + suffix)
 
-    def loaded(self) -> ShardJob:
-        """Return the job with all that is known only when its shard is built: here, the same job."""
-        return self
-
     @property
     def decodes(self) -> bool:
         return self.options.decode_check
 
     def build(self) -> BuiltShard:
-        """Build the shard with :func:`build_shard`. Raises OtherMachine before that."""
+        """Build the shard with its builder. Raises OtherMachine before that."""
         if self.home is not None:
             check_machine(self.home, self.options, self.run, self.reader, self.entries)
-        return build_shard(self)
+        return (self.builder or build_shard)(self)
 
     def key_at(self, place: int) -> str:
         """Return the key of the entry at that place, or of the last one."""
@@ -371,12 +369,13 @@ def shard_jobs(
     expected: dict[str, str] | None = None,
     wanted: frozenset[str] | None = None,
     home: Mapping[str, str] | None = None,
+    builder: Callable[[ShardJob], BuiltShard] | None = None,
 ) -> Iterator[ShardJob]:
     """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
 
     ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
-    published; ``wanted`` are those that are written, None for all. ``home`` is that of the jobs, of which
-    the paths are absolute: another process has another current folder.
+    published; ``wanted`` are those that are written, None for all. ``home`` and ``builder`` are those of the
+    jobs, of which the paths are absolute: another process has another current folder.
     """
     archive = reader.archive if planned.options.container == IN_PLACE else None
     regions = planned.regions(archive.size) if archive else ()
@@ -397,6 +396,7 @@ def shard_jobs(
             wanted=wanted,
             region=regions[shard.number] if regions else None,
             home=home,
+            builder=builder,
         )
 
 
@@ -413,7 +413,6 @@ def build_shard(job: ShardJob) -> BuiltShard:
     finished = trusted_commit(job)
     if finished is not None:
         return finished
-    job = job.loaded()
     built = unfinished(job.run, job.shard.name)
     rows, skipped, columns = _write(job, built)
     finished = trusted_commit(job)  # another process may have built the same shard since

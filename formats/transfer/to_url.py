@@ -11,9 +11,9 @@ from pathlib import Path
 
 from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of, prepared_splits, skipped_of
 from shardprep.formats.conversion.finish import SkippedImages, gather
-from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, Request
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, committed
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner
@@ -128,74 +128,42 @@ def default_scratch(place: Location) -> Path:
 
 
 @dataclass(frozen=True)
-class StoredShardJob:
-    """A shard's ``job``, and the ``place`` that its files are brought to. Picklable.
+class StoringBuilder:
+    """Builds a shard, and brings its files to a ``place``. Picklable.
 
     A file is removed here when it is proven there, after a receipt of that. A shard of which the rows and the
     receipts are here, and the files as these say there, is neither built nor uploaded again.
     """
 
-    job: ShardJob
     place: Location
     policy: RetryPolicy
 
-    @property
-    def output(self) -> Path:
-        return self.job.output
-
-    @property
-    def shard(self) -> PlannedShard:
-        return self.job.shard
-
-    @property
-    def decodes(self) -> bool:
-        return self.job.decodes
-
-    def key_at(self, place: int) -> str:
-        """Return the key of the entry at that place, or of the last one."""
-        return self.job.key_at(place)
-
-    def decode(self, place: int) -> None:
-        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
-        self.job.decode(place)
-
-    def crashed(self, place: int, signal: str) -> StoredShardJob:
-        """Return the job with an image that crashes the decoder by that signal."""
-        return replace(self, job=self.job.crashed(place, signal))
-
-    def build(self) -> BuiltShard:
+    def __call__(self, job: ShardJob) -> BuiltShard:
         """Build the shard if its files are not there, and bring them there. Safe to kill and repeat.
 
-        Raises what :meth:`.ShardJob.build` and :meth:`.Upload.run` raise.
+        Raises what :func:`.build_shard` and :meth:`.Upload.run` raise.
         """
+        remote, receipts = WritableFolder(self.place, self.policy), Receipts(job.work_folder)
+
+        async def is_stored(file: FileEntry) -> bool:
+            receipt = receipts.of(file)
+            return receipt is not None and await remote.about(file.name) == receipt
+
         with LoopThread(threads=1) as loop:
-            remote = WritableFolder(self.place, self.policy)
-            commit = committed(self.job)
-            missing = (
-                [file for file in commit.files if not loop.run(self._is_stored(remote, file))]
-                if commit
-                else []
-            )
-            if commit is None or not all(file.is_in(self.output) for file in missing):
-                commit = self.job.build()
-                missing = [file for file in commit.files if not loop.run(self._is_stored(remote, file))]
+            commit = committed(job)
+            missing = [file for file in commit.files if not loop.run(is_stored(file))] if commit else []
+            if commit is None or not all(file.is_in(job.output) for file in missing):
+                commit = build_shard(job)
+                missing = [file for file in commit.files if not loop.run(is_stored(file))]
             for file in missing:
-                upload = Upload(remote, file, self.output / file.name)
+                upload = Upload(remote, file, job.output / file.name)
                 loop.run(upload.run())
                 if upload.stored:
-                    self._receipts.write(file, upload.stored, self.job.run)
+                    receipts.write(file, upload.stored, job.run)
         for file in commit.files:
             with suppress(FileNotFoundError):
-                (self.output / file.name).unlink()
+                (job.output / file.name).unlink()
         return commit
-
-    @property
-    def _receipts(self) -> Receipts:
-        return Receipts(self.job.work_folder)
-
-    async def _is_stored(self, remote: WritableFolder, file: FileEntry) -> bool:
-        receipt = self._receipts.of(file)
-        return receipt is not None and await remote.about(file.name) == receipt
 
 
 TABLES_AT_ONCE = 4
@@ -236,12 +204,8 @@ class _StoredSplit:
     def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
         prepared = self.prepared
         remote = self.place.remote
-        built = build_shards(
-            prepared,
-            work_folder,
-            self.runner,
-            lambda job: StoredShardJob(job, remote.place, self.policy),
-        )
+        builder = StoringBuilder(remote.place, self.policy)
+        built = build_shards(prepared, work_folder, self.runner, builder)
         manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
         proven = self._stored(work_folder, built) | self._with_tables(manifest, built)
         self.loop.run(self.place.finish(manifest.to_bytes(), proven))
