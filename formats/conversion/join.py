@@ -93,13 +93,14 @@ class JoinJob(DecodesNothing):
 
     def _built(self, column: JoinedColumn) -> BuiltColumn:
         collected = ColumnOfShard(column.field, self.shard.name)
-        with column.values as values:
+        with column.values.opened() as value:
             for number, key in enumerate(self.keys.tolist()):
                 try:
-                    data = values.data(number)
+                    data = value(number)
                     column.field.codec.decode(data)
                 except BadValue as error:
-                    raise SourceDamaged(error.message, path=values.where(number), key=key.decode()) from error
+                    place = column.values.where(number)
+                    raise SourceDamaged(error.message, path=place, key=key.decode()) from error
                 collected.append(key, data)
         name, sha256 = collected.file_name(self.shard.number, self.container), ""
         if name:
@@ -264,7 +265,7 @@ class _RequestedColumns:
 
     def bytes_to_write(self, records: int) -> int:
         """Return about how many bytes the columns take that are not there yet."""
-        needed = sum(one.values.bytes_of(records) + ROW_BYTES * records for one in self.to_build)
+        needed = sum(one.values.size() + ROW_BYTES * records for one in self.to_build)
         there = [path for name in _names(self.to_build) for path in self.path.glob(f"column-{name}-*")]
         return max(0, needed - sum(path.stat().st_size for path in there))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
@@ -29,24 +30,24 @@ from shardprep.formats.sources.lists import PATH_COLUMNS
 from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, TableRow, encoded_cell
 
 
-class JoinedValues(AbstractContextManager["JoinedValues"], ABC):
-    """The encoded values of a column for some records, in their stored order.
-
-    Entering opens them for this process, and copies and pickles are made while they are closed. Not
-    thread-safe. Entering raises SourceDamaged if they changed since the join was planned.
-    """
+class JoinedValues(ABC):
+    """The encoded values of a column for some records, in their stored order. Picklable."""
 
     @abstractmethod
     def only(self, first: int, last: int) -> Self:
         """Return the values of the records from ``first`` to before ``last`` alone."""
 
     @abstractmethod
-    def bytes_of(self, records: int) -> int:
-        """Return about how many bytes the values of all ``records`` take; to be called while closed."""
+    def size(self) -> int:
+        """Return about how many bytes all values take."""
 
     @abstractmethod
-    def data(self, number: int) -> bytes:
-        """Return a value. Raises BadValue, DataError and OSError."""
+    def opened(self) -> AbstractContextManager[Callable[[int], bytes]]:
+        """Open the values for this process; the context's function returns one, by its number.
+
+        The function raises BadValue, DataError and OSError. Entering raises SourceDamaged if the values
+        changed since the join was planned.
+        """
 
     @abstractmethod
     def where(self, number: int) -> str:
@@ -77,12 +78,14 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
             shape, dtype, start = _header(file)
         if shape[0] != records:
             raise SourceIncomplete(f"has {shape[0]} rows, and the dataset has {records} records", path=path)
-        if file.end != start + math.prod(shape) * dtype.itemsize:
+        size = math.prod(shape[1:]) * dtype.itemsize
+        if file.end != start + records * size:
             raise SourceDamaged("does not have the size its header gives; copy it again", path=path)
-        found = Field(choice.name, choice.kind or _kind_of(dtype, shape[1:]))
-        values = ArrayValues(path, file.identity, found, dtype, shape[1:], start)
-        values.refuse_kind()
-    return JoinedColumn(found, values, {"name": choice.name, "sha256": hash_file(path)})
+        identity = file.identity
+    field = _field_of(path, choice, dtype, shape[1:])
+    offsets, sizes = start + size * np.arange(records), np.broadcast_to(np.int64(size), records)
+    values = FileValues(path, identity, offsets, sizes, partial(_encoded_row, field, dtype, shape[1:]))
+    return JoinedColumn(field, values, {"name": choice.name, "sha256": hash_file(path)})
 
 
 def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -99,67 +102,56 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     return shape, dtype, head.tell()
 
 
-def _kind_of(dtype: np.dtype[Any], row: tuple[int, ...]) -> str:
+def _field_of(path: Path, choice: ColumnChoice, dtype: np.dtype[Any], row: tuple[int, ...]) -> Field:
+    """Return the column for such rows. Raises UsageError for a kind that cannot hold them."""
+    exact = f"{dtype.newbyteorder('=').name}[{','.join(map(str, row))}]"
+    fits = [exact]
     if not row and dtype.kind != "b":
-        return "float" if dtype.kind == "f" else "int"
-    return f"{dtype.newbyteorder('=').name}[{','.join(map(str, row))}]"
+        fits = ["float", exact] if dtype.kind == "f" else ["int", "float", exact]
+    found = Field(choice.name, choice.kind or fits[0])
+    if found.kind not in fits:
+        raise UsageError(f"holds {exact}, which is not {found.kind}; leave out the kind", path=path)
+    return found
 
 
-@dataclass
-class ArrayValues(JoinedValues):
-    """The rows of an array from the byte ``start`` of the file at ``path``."""
+def _encoded_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], data: bytes) -> bytes:
+    row = np.frombuffer(data, dtype).reshape(shape)
+    if isinstance(field.codec, IntegerCodec | FloatCodec):
+        return field.codec.encode(row.item())
+    return field.codec.encode(row.astype(dtype.newbyteorder("<")))
+
+
+@dataclass(frozen=True)
+class FileValues(JoinedValues):
+    """Rows of a file, each with an offset and a length in bytes, of which ``encoded`` makes the value."""
 
     path: Path
     identity: Identity
-    of: Field
-    dtype: np.dtype[Any]
-    row: tuple[int, ...]
-    start: int
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    encoded: Callable[[bytes], bytes]
 
-    def __enter__(self) -> ArrayValues:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        return self
+    def only(self, first: int, last: int) -> FileValues:
+        return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
-
-    @property
     def size(self) -> int:
-        """The bytes of a row."""
-        return math.prod(self.row) * self.dtype.itemsize
+        return int(self.lengths.sum())
 
-    def only(self, first: int, last: int) -> ArrayValues:
-        return replace(self, start=self.start + first * self.size)
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[int], bytes]]:
+        with ArchiveFile(self.path, self.identity) as file:
+            yield partial(self._value, file)
 
-    def bytes_of(self, records: int) -> int:
-        return records * self.size
-
-    def data(self, number: int) -> bytes:
-        if self._file is None:
-            raise ValueError("the values are closed")
-        return self._encoded(self._file.read_at(self.size, self.start + number * self.size))
+    def _value(self, file: ArchiveFile, number: int) -> bytes:
+        length, offset = int(self.lengths[number]), int(self.offsets[number])
+        data = file.read_at(length, offset)
+        if len(data) < length:
+            raise SourceDamaged("ends before its last row does; start again", path=self.path)
+        with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
+            return self.encoded(data)
 
     def where(self, number: int) -> str:
-        return f"{self.path}, byte {self.start + number * self.size}"
-
-    def refuse_kind(self) -> None:
-        """Raise UsageError for a kind of column that cannot hold these rows."""
-        fits = _kind_of(self.dtype, self.row)
-        numbers = {"int": ("int", "float"), "float": ("float",)}.get(fits, ())
-        exact = f"{self.dtype.newbyteorder('=').name}[{','.join(map(str, self.row))}]"
-        if self.of.kind not in (fits, exact, *numbers):
-            raise UsageError(
-                f"holds {exact}, which is not {self.of.kind}; leave out the kind", path=self.path
-            )
-
-    def _encoded(self, data: bytes) -> bytes:
-        row = np.frombuffer(data, self.dtype).reshape(self.row)
-        if isinstance(self.of.codec, IntegerCodec | FloatCodec):
-            return self.of.codec.encode(row.item())
-        return self.of.codec.encode(row.astype(self.dtype.newbyteorder("<")))
+        return f"{self.path}, the row at byte {self.offsets[number]}"
 
 
 Keys = npt.NDArray[np.bytes_]
@@ -173,8 +165,7 @@ def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
     SourceIncomplete, which names a record without a partner, or a partner without a record.
     """
     closest, most = (keys, partners), -1
-    for form in (_as_it_is, _without_extension, _file_name):
-        mine, others = form(keys), form(partners)
+    for mine, others in zip(_forms(keys), _forms(partners), strict=True):
         if not repeated_keys(mine) and not repeated_keys(others):
             if len(mine) == len(others):
                 order, theirs = np.argsort(mine, kind="stable"), np.argsort(others, kind="stable")
@@ -202,26 +193,19 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
     return SourceIncomplete("; ".join(parts), path=path, key=key)
 
 
-def _as_it_is(keys: Keys) -> Keys:
-    return keys
+def _forms(keys: Keys) -> Iterator[Keys]:
+    yield keys
+    for form in (_without_extension, _file_name):
+        yield np.array([form(key) for key in keys.tolist()], np.bytes_)
 
 
-def _without_extension(keys: Keys) -> Keys:
-    return _each(keys, lambda key: key[: len(key) - len(_extension(key))])
+def _without_extension(key: bytes) -> bytes:
+    stem, _, extension = key.rpartition(b".")
+    return key if not stem or stem.endswith(b"/") or b"/" in extension else stem
 
 
-def _file_name(keys: Keys) -> Keys:
-    return _each(_without_extension(keys), lambda key: key.rpartition(b"/")[2])
-
-
-def _extension(key: bytes) -> bytes:
-    name = key.rpartition(b"/")[2]
-    stem, dot, extension = name.rpartition(b".")
-    return dot + extension if stem else b""
-
-
-def _each(keys: Keys, form: Callable[[bytes], bytes]) -> Keys:
-    return np.array([form(key) for key in keys.tolist()], np.bytes_)
+def _file_name(key: bytes) -> bytes:
+    return _without_extension(key).rpartition(b"/")[2]
 
 
 def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
@@ -243,7 +227,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
     return JoinedColumn(Field(choice.name, found.kind, found.classes), values, custody)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DatasetValues(JoinedValues):
     """The values at ``places``, which are numbers of records of the dataset in ``folder``."""
 
@@ -251,34 +235,27 @@ class DatasetValues(JoinedValues):
     root: str
     column: str
     places: npt.NDArray[np.int64]
-    _dataset: Dataset | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __enter__(self) -> DatasetValues:
-        self._dataset = open_unreplaced(self.folder, self.root)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        dataset, self._dataset = self._dataset, None
-        if dataset is not None:
-            dataset.close()
 
     def only(self, first: int, last: int) -> DatasetValues:
         return replace(self, places=self.places[first:last])
 
-    def bytes_of(self, records: int) -> int:
+    def size(self) -> int:
         with open_unreplaced(self.folder, self.root) as dataset:
             lengths = dataset.columns[self.column].lengths() if self.column else dataset.index["length"]
             return int(lengths[self.places].sum(dtype=np.int64))
 
-    def data(self, number: int) -> bytes:
-        if self._dataset is None:
-            raise ValueError("the values are closed")
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[int], bytes]]:
+        with open_unreplaced(self.folder, self.root) as dataset:
+            yield partial(self._value, dataset)
+
+    def _value(self, dataset: Dataset, number: int) -> bytes:
         place = int(self.places[number])
         if not self.column:
-            return self._dataset[place].image
-        row = self._dataset.index[place]
+            return dataset[place].image
+        row = dataset.index[place]
         at = RecordPlace(place, int(row["shard"]), int(row["ordinal"]), row["key"].item())
-        return self._dataset.columns[self.column].data(at)
+        return dataset.columns[self.column].data(at)
 
     def where(self, number: int) -> str:
         return f"{self.folder}, record {self.places[number]}"
@@ -301,7 +278,8 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
         identity = file.identity
     places = matched(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
-    values = TableValues(path, identity, form, at, field, rows["offset"][places], rows["length"][places])
+    encoded = partial(_encoded_cell, field, form, at)
+    values = FileValues(path, identity, rows["offset"][places], rows["length"][places], encoded)
     custody = {"name": choice.name, "sha256": hash_file(path)}
     return JoinedColumn(field, values, custody | ({"column": header} if header != choice.name else {}))
 
@@ -351,44 +329,5 @@ def _at(path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
     return foreign_file(path, "correct the table", place=lambda: f"line {line()}: ")
 
 
-@dataclass
-class TableValues(JoinedValues):
-    """The cells at the place ``at`` of rows with an offset and a length in bytes."""
-
-    path: Path
-    identity: Identity
-    form: TableForm
-    at: int
-    of: Field
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    _file: ArchiveFile | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __enter__(self) -> TableValues:
-        self._file = ArchiveFile(self.path, self.identity).__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.__exit__(kind)
-
-    def only(self, first: int, last: int) -> TableValues:
-        return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
-
-    def bytes_of(self, records: int) -> int:
-        return int(self.lengths.sum())
-
-    def data(self, number: int) -> bytes:
-        if self._file is None:
-            raise ValueError("the values are closed")
-        length, offset = int(self.lengths[number]), int(self.offsets[number])
-        data = self._file.read_at(length, offset)
-        if len(data) < length:
-            raise SourceDamaged("ends before its last row does; start again", path=self.path)
-        with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
-            cells = self.form.cells(data)
-        return encoded_cell(self.of, cells[self.at], typed=not self.form.delimiter)
-
-    def where(self, number: int) -> str:
-        return f"{self.path}, the row at byte {self.offsets[number]}"
+def _encoded_cell(field: Field, form: TableForm, at: int, row: bytes) -> bytes:
+    return encoded_cell(field, form.cells(row)[at], typed=not form.delimiter)
