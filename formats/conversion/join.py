@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
 from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard
+from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard, PublishingJob
 from shardprep.formats.conversion.tables import column_entry
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
@@ -36,27 +36,16 @@ JOINED_SUFFIX = ".joined"
 Built = tuple[BuiltColumn, ...]
 
 
-@dataclass(frozen=True)
-class JoinJob(DecodesNothing):
-    """All that a worker needs to build columns of the ``shard`` that has these ``keys``. Picklable.
+@dataclass(frozen=True, kw_only=True)
+class JoinJob(DecodesNothing, PublishingJob):
+    """All that a worker needs to build columns of the shard that has these ``keys``. Picklable.
 
-    ``run`` is the folder of unfinished files, ``plan`` the digest of the joined columns, and ``expected``
-    maps names of files to the SHA-256 that they must have to be published.
+    ``plan`` is the digest of the joined columns.
     """
 
-    output: Path
-    run: Path
-    shard: PlannedShard
-    container: str
     keys: Keys
     columns: tuple[JoinedColumn, ...]
     plan: str
-    expected: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def commit(self) -> Path:
-        """The file that says that the job is done."""
-        return self.output / WORK_FOLDER_NAME / (self.shard.name + JOINED_SUFFIX)
 
     def build(self) -> Built:
         """Build, check and publish the columns, unless they are finished. Safe to kill and repeat.
@@ -68,7 +57,7 @@ class JoinJob(DecodesNothing):
         if built is None:
             built = tuple(self._built(column) for column in self.columns)
             commit = {"plan": self.plan, "columns": [asdict(column) for column in built]}
-            publish_bytes(self.commit, canonical_json(commit), self.run)
+            publish_bytes(self.beside(JOINED_SUFFIX), canonical_json(commit), self.run)
         with closing(ShardCounter(self.run, self.shard.number)) as counter:
             counter.set(len(self.keys))
         return built
@@ -81,18 +70,15 @@ class JoinJob(DecodesNothing):
     def _finished(self) -> Built | None:
         """Return the columns of a finished job if all their files are as they were written."""
         try:
-            commit = parse_canonical_json(self.commit.read_bytes())
+            commit = parse_canonical_json(self.beside(JOINED_SUFFIX).read_bytes())
             built = tuple(BuiltColumn(**column) for column in commit["columns"])
-            if commit["plan"] == self.plan and all(
-                one.is_intact(self.output, self.commit.parent) for one in built
-            ):
-                return built
+            is_intact = all(column.is_intact(self.output, self.work_folder) for column in built)
+            return built if commit["plan"] == self.plan and is_intact else None
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
-        return None
 
     def _built(self, column: JoinedColumn) -> BuiltColumn:
-        collected = ColumnOfShard(column.field, self.shard.name)
+        collected = ColumnOfShard(column.field, self)
         with column.values.opened() as value:
             for number, key in enumerate(self.keys.tolist()):
                 try:
@@ -102,10 +88,7 @@ class JoinJob(DecodesNothing):
                     place = column.values.where(number)
                     raise SourceDamaged(error.message, path=place, key=key.decode()) from error
                 collected.append(key, data)
-        name, sha256 = collected.file_name(self.shard.number, self.container), ""
-        if name:
-            sha256 = collected.publish(self.run, self.output / name, self.container, self.expected)
-        return collected.built(self.run, self.output, name, sha256)
+        return collected.built()
 
 
 def requested(
@@ -353,7 +336,7 @@ class _Join:
                 keys=self.keys[shard.first : shard.last],
                 columns=tuple(columns),
                 plan=plan,
-                expected=expected,
+                expected_sha256=expected,
             )
 
     def _tables(self, built: Sequence[tuple[BuiltColumn, ...]]) -> list[ColumnEntry]:

@@ -45,24 +45,55 @@ from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
 
 
-def publish_shard(
-    built: Path, final: Path, kind: str, crcs: npt.NDArray[np.uint32], expected: Mapping[str, str]
-) -> tuple[str, npt.NDArray[np.uint64]]:
-    """Check the file ``built``, move it to ``final``, and return its SHA-256 and the images' offsets.
+@dataclass(frozen=True, kw_only=True)
+class PublishingJob:
+    """Part of a job that makes files of the kind ``container`` for the ``shard`` of a dataset. Picklable.
 
-    ``kind`` is the container, ``crcs`` are the records' checksums, and ``expected`` maps names of files to
-    the SHA-256 that they must have. Raises CorruptRecord, OperationError for another SHA-256, OSError.
+    ``output`` is the dataset's folder, and ``run`` that of unfinished files. The end of the run removes it,
+    and nothing can be published after that. ``expected_sha256`` maps names of files to the SHA-256 that they
+    must have to be published; ``wanted`` are those that are written, None for all.
     """
-    with ThreadPoolExecutor(1) as disk:  # flushes while this thread reads the file back
-        with starting_thread():
-            flushed = disk.submit(flush_file, built)
-        sha256 = hash_file(built)
-        offsets = check_written(built, kind, crcs)
-        flushed.result()
-    if expected.get(final.name, sha256) != sha256:
-        raise _other_bytes(final, kind)
-    publish(built, final)
-    return sha256, offsets
+
+    output: Path
+    run: Path
+    shard: PlannedShard
+    container: str
+    expected_sha256: Mapping[str, str] = field(default_factory=dict)
+    wanted: frozenset[str] | None = None
+
+    @property
+    def work_folder(self) -> Path:
+        return self.output / WORK_FOLDER_NAME
+
+    def beside(self, suffix: str) -> Path:
+        """Return the path of the shard's file with that suffix in the work folder."""
+        return self.work_folder / (self.shard.name + suffix)
+
+    def writes(self, name: str) -> bool:
+        """Whether that file is to be written."""
+        return self.wanted is None or name in self.wanted
+
+    def published(
+        self, name: str, built: Path, crcs: npt.NDArray[np.uint32]
+    ) -> tuple[str, npt.NDArray[np.uint64]]:
+        """Check the file ``built`` and publish it, or check the one there, which is not to be written.
+
+        ``crcs`` are the records' checksums. Return the file's SHA-256 and the records' offsets. Raises
+        CorruptRecord, OperationError for another SHA-256, OSError.
+        """
+        final = self.output / name
+        if not self.writes(name):
+            return self.expected_sha256[name], check_written(final, self.container, crcs)
+        with ThreadPoolExecutor(1) as disk:  # flushes while this thread reads the file back
+            with starting_thread():
+                flushed = disk.submit(flush_file, built)
+            sha256 = hash_file(built)
+            offsets = check_written(built, self.container, crcs)
+            flushed.result()
+        if self.expected_sha256.get(name, sha256) != sha256:
+            raise _other_bytes(final, self.container)
+        publish(built, final)
+        return sha256, offsets
 
 
 def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
@@ -121,14 +152,13 @@ class BuiltColumn:
 
 
 class ColumnOfShard:
-    """The values of the column ``field`` for the records of the shard file ``shard``, in their order."""
+    """The values of the column ``field`` for the records of a job's shard, in their order."""
 
-    def __init__(self, field: Field, shard: str) -> None:
+    def __init__(self, field: Field, job: PublishingJob) -> None:
         self.field = field
-        self._rows_name = f"{shard}.{field.name}.rows"
+        self._job = job
         self._stored: list[StoredRecord] = []
         self._others: list[bytes] = []
-        self._offsets: npt.NDArray[np.uint64] | None = None
 
     def append(self, key: bytes, value: bytes, image: ImageInfo = NO_IMAGE) -> None:
         """Add the encoded value of the next record, which has that ``image``."""
@@ -138,64 +168,44 @@ class ColumnOfShard:
                 self._others.append(key)
         self._stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
 
-    def file_name(self, number: int, kind: str) -> str:
-        """Return the name of the column's shard of that number; empty for values in a table."""
-        return "" if self.field.is_fixed else shard_name(self.field.name, number, kind)
+    def built(self) -> BuiltColumn:
+        """Publish the column's shard, unless its values are in a table, and its rows.
 
-    def publish(self, run: Path, final: Path, kind: str, expected: Mapping[str, str]) -> str:
-        """Write the column's shard, and return its SHA-256.
-
-        ``run`` is the folder of unfinished files, ``kind`` the container; ``expected`` maps names of files to
-        the SHA-256 that they must have.
+        Raises what :meth:`PublishingJob.published` raises.
         """
-        built = unfinished(run, final.name)
-        self._write(built, kind)
-        sha256, self._offsets = publish_shard(built, final, kind, self._crcs, expected)
-        return sha256
-
-    def locate(self, final: Path, kind: str) -> None:
-        """Take the offsets of a shard that is there already. Raises CorruptRecord for one of other values."""
-        self._offsets = check_written(final, kind, self._crcs)
-
-    def built(self, run: Path, output: Path, name: str, sha256: str) -> BuiltColumn:
-        """Publish the column's rows; ``name`` and ``sha256`` are those of its shard, empty without one."""
-        path = output / WORK_FOLDER_NAME / self._rows_name
-        with publishing(path, run) as file:
-            write_table(file, self._rows())
+        job = self._job
+        crcs = np.array([stored.crc32c for stored in self._stored], np.uint32)
+        rows = np.zeros(len(self._stored), built_row(self.field))
+        rows["row"] = rows_of(self.field, [stored.image for stored in self._stored], crcs.tolist())
+        digests = [content_digest(each.key, UNLABELLED, each.image) for each in self._stored]
+        rows["digest"] = np.array(digests, "V32")
+        name = sha256 = ""
+        if not self.field.is_fixed:
+            name = shard_name(self.field.name, job.shard.number, job.container)
+            built = unfinished(job.run, name)
+            if job.writes(name):
+                self._write(built)
+            sha256, rows["row"]["offset"] = job.published(name, built, crcs)
+        path = job.beside(f".{self.field.name}.rows")
+        with publishing(path, job.run) as file:
+            write_table(file, rows)
         return BuiltColumn(
             rows=path.name,
             rows_sha256=hash_file(path),
-            records=len(self._stored),
+            records=len(rows),
             name=name,
-            size=(output / name).stat().st_size if name else 0,
+            size=(job.output / name).stat().st_size if name else 0,
             sha256=sha256,
             other_sizes=len(self._others),
             first_other=self._others[0].decode() if self._others else "",
         )
 
-    def _write(self, built: Path, kind: str) -> None:
-        keys, sizes = ([len(part) for part in parts] for parts in self._parts())
-        with container(kind).write(built, Extent(len(sizes), sum(sizes), max(keys, default=1))) as writer:
+    def _write(self, built: Path) -> None:
+        sizes = [len(stored.image) for stored in self._stored]
+        extent = Extent(len(sizes), sum(sizes), max((len(stored.key) for stored in self._stored), default=1))
+        with container(self._job.container).write(built, extent) as writer:
             for stored in self._stored:
                 writer.append(stored)
-
-    def _parts(self) -> tuple[list[bytes], list[bytes]]:
-        return [stored.key for stored in self._stored], [stored.image for stored in self._stored]
-
-    @property
-    def _crcs(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        return np.array([stored.crc32c for stored in self._stored], np.uint32)
-
-    def _rows(self) -> Rows:
-        """The rows of the column's table, with the content digests of the values."""
-        rows = np.zeros(len(self._stored), built_row(self.field))
-        _, values = self._parts()
-        rows["row"] = rows_of(self.field, values, self._crcs.tolist())
-        if self._offsets is not None:
-            rows["row"]["offset"] = self._offsets
-        digests = [content_digest(each.key, UNLABELLED, each.image) for each in self._stored]
-        rows["digest"] = np.array(digests, "V32")
-        return rows
 
 
 def built_row(field: Field) -> np.dtype[np.void]:
@@ -294,20 +304,16 @@ class DiscardingWriter(ShardWriter):
         pass
 
 
-@dataclass(frozen=True)
-class ShardJob:
+@dataclass(frozen=True, kw_only=True)
+class ShardJob(PublishingJob):
     """All that a worker needs to build a shard. Picklable.
 
-    ``run`` is the folder of unfinished files. The end of the run removes it, and nothing can be published
-    after that. ``crashes`` maps an image's place among the entries to the signal with which it crashes the
+    ``crashes`` maps an image's place among the entries to the signal with which it crashes the
     decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
     the versions of the machine that planned the shard, if another may build it. ``builder`` does more than
     :func:`build_shard`, which is None.
     """
 
-    output: Path
-    run: Path
-    shard: PlannedShard
     entries: Entries
     reader: ByteReader
     options: PlanOptions
@@ -315,24 +321,10 @@ class ShardJob:
     key_bytes: int
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
-    expected_sha256: Mapping[str, str] = field(default_factory=dict)
-    wanted: frozenset[str] | None = None
     crashes: Mapping[int, str] = field(default_factory=dict)
     region: Region | None = None
     home: Mapping[str, str] | None = None
     builder: Callable[[ShardJob], BuiltShard] | None = None
-
-    @property
-    def work_folder(self) -> Path:
-        return self.output / WORK_FOLDER_NAME
-
-    def writes(self, name: str) -> bool:
-        """Whether that file is to be written."""
-        return self.wanted is None or name in self.wanted
-
-    def beside(self, suffix: str) -> Path:
-        """Return the path of the shard's file with that suffix in the work folder."""
-        return self.work_folder / (self.shard.name + suffix)
 
     @property
     def decodes(self) -> bool:
@@ -385,6 +377,7 @@ def shard_jobs(
             output=work_folder.output.absolute(),
             run=work_folder.run.absolute(),
             shard=shard,
+            container=planned.options.container,
             entries=entries,
             reader=reader.only(entries),
             options=planned.options,
@@ -419,30 +412,8 @@ def build_shard(job: ShardJob) -> BuiltShard:
     if finished is not None:
         built.unlink(missing_ok=True)
         return finished
-    sha256 = _published(job, built, rows)
-    return _commit(job, rows, skipped, sha256, [_column(job, values) for values in columns])
-
-
-def _published(job: ShardJob, built: Path, rows: Rows) -> str:
-    """Publish the shard if it was written; set the rows' offsets, and return its SHA-256."""
-    name = job.shard.name
-    final, kind, crcs = job.output / name, job.options.container, rows["row"]["crc32c"]
-    if job.writes(name):
-        sha256, rows["row"]["offset"] = publish_shard(built, final, kind, crcs, job.expected_sha256)
-        return sha256
-    rows["row"]["offset"] = check_written(final, kind, crcs)
-    return job.expected_sha256[name]
-
-
-def _column(job: ShardJob, values: ColumnOfShard) -> BuiltColumn:
-    name, kind = values.file_name(job.shard.number, job.options.container), job.options.container
-    if name and job.writes(name):
-        sha256 = values.publish(job.run, job.output / name, kind, job.expected_sha256)
-    else:
-        sha256 = job.expected_sha256.get(name, "")
-        if name:
-            values.locate(job.output / name, kind)
-    return values.built(job.run, job.output, name, sha256)
+    sha256, rows["row"]["offset"] = job.published(job.shard.name, built, rows["row"]["crc32c"])
+    return _commit(job, rows, skipped, sha256, [column.built() for column in columns])
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
@@ -472,7 +443,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     rows = np.zeros(len(job.entries), row_dtype(job.key_bytes))
     skipped: list[SkippedImage] = []
     samples, extent = _samples(job, skipped)
-    columns = [ColumnOfShard(field, job.shard.name) for field in job.schema]
+    columns = [ColumnOfShard(field, job) for field in job.schema]
     count = 0
     if job.region and (archive := job.reader.archive):
         with suppress(FileExistsError):  # of another shard
@@ -489,7 +460,7 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
 
 def _writer(job: ShardJob, built: Path, extent: Extent) -> ShardWriter:
     if job.writes(job.shard.name):
-        return container(job.options.container).write(built, extent)
+        return container(job.container).write(built, extent)
     return DiscardingWriter()
 
 
