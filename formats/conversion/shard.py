@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -294,16 +294,6 @@ def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
     )
 
 
-class DiscardingWriter(ShardWriter):
-    """Writes nothing."""
-
-    def append(self, stored: StoredRecord) -> None:
-        pass
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardJob(PublishingJob):
     """All that a worker needs to build a shard. Picklable.
@@ -448,20 +438,18 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     if job.region and (archive := job.reader.archive):
         with suppress(FileExistsError):  # of another shard
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
-    with _writer(job, built, extent) as writer:
+    writing: AbstractContextManager[ShardWriter | None] = nullcontext()
+    if job.writes(job.shard.name):
+        writing = container(job.container).write(built, extent)
+    with writing as writer:
         for sample in samples:
-            writer.append(sample.stored)
+            if writer is not None:
+                writer.append(sample.stored)
             rows[count] = _row(sample, job.shard.number, count)
             for column, value in zip(columns, sample.values, strict=True):
                 column.append(sample.stored.key, value, sample.info)
             count += 1
     return rows[:count], skipped, columns
-
-
-def _writer(job: ShardJob, built: Path, extent: Extent) -> ShardWriter:
-    if job.writes(job.shard.name):
-        return container(job.container).write(built, extent)
-    return DiscardingWriter()
 
 
 def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:

@@ -64,66 +64,6 @@ JSON_FILES = (MANIFEST_NAME, "upload.json")
 MOST_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A small file in the store that lists the uploaded files, in ``data``; equal work has equal bytes.
-
-    Several processes may do the same work: each brings the same bytes.
-    """
-
-    remote: WritableFolder
-    data: bytes
-
-    async def is_held(self) -> bool:
-        """Whether this work was begun there before. Raises PlanMismatch for other work; RemoteFailed."""
-        found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
-        if found not in (None, self.data):
-            raise self._mismatch()
-        return found is not None
-
-    async def take(self) -> None:
-        """Begin this work there, or go on with it. Raises PlanMismatch for other work; RemoteFailed."""
-        if not await created(self.remote, CLAIM_NAME, self.data):
-            await self.check()
-
-    async def check(self) -> None:
-        """Raise PlanMismatch if the place is not claimed for this work any more; RemoteFailed."""
-        if not await self.is_held():
-            raise self._mismatch()
-
-    async def drop(self) -> None:
-        """Remove the claim after the manifest is there. Where that is not allowed, it stays."""
-        with suppress(RemoteFailed):
-            await self.remote.remove(CLAIM_NAME)
-        self._remove_unfinished()
-
-    async def drop_leftover(self) -> None:
-        """Remove the claim that this work left when it ended before :meth:`drop`. Raises RemoteFailed."""
-        with suppress(PlanMismatch):  # that of other work, which will be refused
-            if await self.is_held():
-                await self.drop()
-            self._remove_unfinished()
-
-    def _remove_unfinished(self) -> None:
-        """Remove the remains of a killed process in a local folder, where obstore writes to ``NAME#1``."""
-        if (folder := self.remote.place.folder) is None:
-            return
-        work = folder / WORK_FOLDER_NAME
-        for path in (*folder.glob("*#*"), *work.glob("*#*")):
-            name, _, number = path.name.rpartition("#")
-            if number.isdecimal() and (OUTPUT_FILES.fullmatch(name) or name in JSON_FILES):
-                path.unlink(missing_ok=True)
-        with suppress(OSError):  # it is not there, or not empty
-            work.rmdir()
-
-    def _mismatch(self) -> PlanMismatch:
-        return PlanMismatch(
-            f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
-            "beside it there, or choose another URL",
-            path=self.remote.place.url,
-        )
-
-
 class Fingerprint:
     """The SHA-256 of a file, and the ETags that stores give to these bytes, from its parts in order.
 
@@ -272,14 +212,18 @@ class Receipts:
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A folder in a store, and the claim of the work that fills it."""
+    """A folder in a store, and the ``claim`` of the work that fills it.
+
+    The claim is a small file there; equal work has equal bytes. Several processes may do the same work: each
+    brings the same bytes.
+    """
 
     remote: WritableFolder
-    claim: Claim
+    claim: bytes
 
     async def published(self) -> Manifest | None:
         """Return the manifest that is there, None without one. Raises ManifestDamaged, UnknownVersion."""
-        data = await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+        data = await self._manifest_bytes()
         if data is None:
             return None
         try:
@@ -289,33 +233,22 @@ class StorePlace:
             raise
 
     async def begin(self, names: Collection[str]) -> None:
-        """Claim the place. ``names`` are those of files that may lie there already.
+        """Claim the place, or go on. ``names`` are those of files that may lie there already.
 
         Raises PlanMismatch for a place where another dataset is uploaded, UsageError for one with other
         files, RemoteFailed.
         """
-        if not await self.claim.is_held():
+        if not await self._is_claimed():
             others = (await self.remote.files()).keys() - {*names, MANIFEST_NAME, PROVENANCE_NAME}
             if others:
                 raise UsageError(
                     f"is not empty: {min(others)} is not a file of this dataset; choose another URL",
                     path=self.remote.place.url,
                 )
-        await self.claim.take()
+        if not await created(self.remote, CLAIM_NAME, self.claim):
+            await self._check_claim()
         if await self.published() is not None:  # another process has finished since: the caller looks again
-            await self.claim.drop()
-
-    async def _check(self, proven: Mapping[str, StoredFile]) -> None:
-        """Raise RemoteFailed unless all that was proven is still there; PlanMismatch without the claim."""
-        await self.claim.check()
-        files = await self.remote.files()
-        for name, stored in proven.items():
-            if files.get(name) != stored and await self.remote.about(name) != stored:
-                raise RemoteFailed(
-                    "was changed or removed by another process after it was uploaded; try again",
-                    path=self.remote.place.url,
-                    shard=name,
-                )
+            await self.drop_claim()
 
     async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
         """Publish the manifest if there is none and all files are as they were ``proven``; drop the claim.
@@ -330,7 +263,20 @@ class StorePlace:
             raise
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
             raise self.taken()
-        await self.claim.drop()
+        await self.drop_claim()
+
+    async def drop_claim(self) -> None:
+        """Remove the claim after the manifest is there. Where that is not allowed, it stays."""
+        with suppress(RemoteFailed):
+            await self.remote.remove(CLAIM_NAME)
+        self._remove_unfinished()
+
+    async def drop_leftover(self) -> None:
+        """Remove the claim that this work left when it ended before it was dropped. Raises RemoteFailed."""
+        with suppress(PlanMismatch):  # that of other work, which will be refused
+            if await self._is_claimed():
+                await self.drop_claim()
+            self._remove_unfinished()
 
     async def check_sizes(self, manifest: Manifest) -> None:
         """Raise RemoteDamaged unless each file of a published dataset is there, with its size."""
@@ -347,8 +293,51 @@ class StorePlace:
         """Return the error for a place with another dataset."""
         return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
 
+    async def _is_claimed(self) -> bool:
+        """Whether this work was begun there before. Raises PlanMismatch for other work; RemoteFailed."""
+        found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
+        if found not in (None, self.claim):
+            raise self._claimed()
+        return found is not None
+
+    async def _check_claim(self) -> None:
+        """Raise PlanMismatch if the place is not claimed for this work any more; RemoteFailed."""
+        if not await self._is_claimed():
+            raise self._claimed()
+
+    def _claimed(self) -> PlanMismatch:
+        return PlanMismatch(
+            f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
+            "beside it there, or choose another URL",
+            path=self.remote.place.url,
+        )
+
+    async def _check(self, proven: Mapping[str, StoredFile]) -> None:
+        """Raise RemoteFailed unless all that was proven is still there; PlanMismatch without the claim."""
+        await self._check_claim()
+        files = await self.remote.files()
+        for name, stored in proven.items():
+            if files.get(name) != stored and await self.remote.about(name) != stored:
+                raise RemoteFailed(
+                    "was changed or removed by another process after it was uploaded; try again",
+                    path=self.remote.place.url,
+                    shard=name,
+                )
+
     async def _manifest_bytes(self) -> bytes | None:
         return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+
+    def _remove_unfinished(self) -> None:
+        """Remove the remains of a killed process in a local folder, where obstore writes to ``NAME#1``."""
+        if (folder := self.remote.place.folder) is None:
+            return
+        work = folder / WORK_FOLDER_NAME
+        for path in (*folder.glob("*#*"), *work.glob("*#*")):
+            name, _, number = path.name.rpartition("#")
+            if number.isdecimal() and (OUTPUT_FILES.fullmatch(name) or name in JSON_FILES):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or not empty
+            work.rmdir()
 
 
 @dataclass
@@ -451,7 +440,7 @@ class _Publisher:
     @property
     def place(self) -> StorePlace:
         remote = WritableFolder(self.where, self.policy)
-        return StorePlace(remote, Claim(remote, canonical_json({"dataset": self.manifest.root})))
+        return StorePlace(remote, canonical_json({"dataset": self.manifest.root}))
 
     def begin(self) -> None:
         """Claim the place, unless the dataset is published there."""
@@ -467,7 +456,7 @@ class _Publisher:
         uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
         self.transfers.run("publish", self.manifest, uploads)
         if already:
-            run(place.claim.drop_leftover())
+            run(place.drop_leftover())
         else:
             proven = {each.entry.name: each.stored for each in uploads if each.stored}
             run(place.finish(self.manifest.to_bytes(), proven))

@@ -29,7 +29,7 @@ from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
 from shardprep.formats.storage.transfer import TransferRun
 from shardprep.formats.storage.writable import WritableFolder, refuse_server
-from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, Claim, Receipts, StorePlace, Upload
+from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, Receipts, StorePlace, Upload
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,7 @@ def convert_to_url(
     ):
         for one in prepared:
             remote = WritableFolder(place if split else place.child(one.planned.split), policy)
-            claim = Claim(remote, canonical_json({"plan": sha256_of(one.guard())}))
-            to = StorePlace(remote, claim)
+            to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
             done.append(
                 _StoredSplit(request.output, one, to, policy, request.options, runner, loop).converted()
             )
@@ -235,7 +234,7 @@ class _StoredSplit:
         self.prepared.refuse_other(manifest, self._url)
         self.runner.progress.note(f"{self._url} is complete already")
         self.loop.run(self.place.check_sizes(manifest))
-        self.loop.run(self.place.claim.drop_leftover())
+        self.loop.run(self.place.drop_leftover())
         if (self.prepared.output / WORK_FOLDER_NAME).exists():
             with WorkFolder(self.prepared.output) as work_folder:
                 work_folder.discard(OUTPUT_FILES)

@@ -9,7 +9,7 @@ from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError
 from shardprep.formats.conversion import shard as build_shard
 from shardprep.formats.storage.store import RemoteFailed
 from shardprep.formats.storage.transfer import RemoteDamaged
-from shardprep.formats.transfer.publish import CLAIM_NAME, Claim
+from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
 from support.column_sources import as_csv, rows_of, write_pictures
 from support.datasets import prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
@@ -40,7 +40,7 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
     assert not (tmp_path / "scratch").exists()
 
 
-async def undropped(claim: Claim) -> None:
+async def undropped(place: StorePlace) -> None:
     """What a process does that is killed between the manifest and the end of its claim."""
 
 
@@ -48,7 +48,7 @@ def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(Claim, "drop", undropped)
+        killed.setattr(StorePlace, "drop_claim", undropped)
         stored(archives, url, tmp_path / "scratch", split="val")
     left = tree(bucket)
 
