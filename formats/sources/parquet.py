@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +36,11 @@ from shardprep.formats.sources.parquet_rows import (
     value_of,
 )
 from shardprep.formats.sources.record_files import (
-    MAX_OPEN,
     FilesReader,
-    RecordClasses,
+    RecordContents,
     RecordSource,
-    RecordTable,
-    SplitFiles,
-    SplitScan,
     chosen,
     column_name,
-    encoded,
     naming_source,
     split_files,
     usual_image,
@@ -96,27 +91,16 @@ class ParquetRows(RecordSource):
 
     LAYOUT: ClassVar[str] = "parquet"
 
-    def scan(self, split: str) -> SplitScan:
-        problems, names = Problems(), self.files.of_split[split]
+    def contents(self, split: str) -> RowContents:
+        problems = Problems()
         layout = self._layout(split, problems)
-        contents = RowContents(self.files, layout)
-        with problems.collected(), arrow_reads(self.files.top / names[0]):
+        contents = RowContents(self.files.top, layout)
+        with problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.add(label, class_name)
         contents.problems.merge(problems)
-        for name in names if not problems else ():
-            with contents.problems.collected():
-                contents.read(name)
-        with naming_source(self.files.top):
-            schema = Schema(layout.fields.values())
-        return SplitScan(
-            entries=contents.table.finish(may_number=True),
-            reader=RowReader(self.files.top, schema, layout),
-            problems=contents.problems,
-            classes=contents.classes,
-            schema=schema,
-            has_images=bool(layout.image),
-        )
+        contents.is_readable = not problems
+        return contents
 
     def _layout(self, split: str, problems: Problems) -> ParquetLayout:
         """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
@@ -185,6 +169,11 @@ class ParquetLayout:
     def names(self) -> list[str]:
         """The names of all columns in the file."""
         return [name for name in (self.image, self.label, *self.fields) if name]
+
+    @cached_property
+    def name_of(self) -> Mapping[str, str]:
+        """The names in the file of the other columns, by those of their fields."""
+        return {field.name: name for name, field in self.fields.items()}
 
 
 def layout_of(
@@ -295,20 +284,27 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     return Field(column_name(name), of_column)
 
 
-class RowContents:
+class RowContents(RecordContents):
     """The rows so far, with their sizes."""
 
-    def __init__(self, files: SplitFiles, layout: ParquetLayout) -> None:
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-        self._files = files
+    is_readable = True
+
+    def __init__(self, top: Path, layout: ParquetLayout) -> None:
+        super().__init__(top)
         self._layout = layout
         self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
 
+    def columns(self) -> tuple[Schema, bool]:
+        return Schema(self._layout.fields.values()), bool(self._layout.image)
+
+    def reader(self, schema: Schema) -> RowReader:
+        return RowReader(self.top, schema, self._layout)
+
     def read(self, name: str) -> None:
         """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
-        path = self._files.top / name
+        if not self.is_readable:
+            return
+        path = self.top / name
         with ArchiveFile(path) as archive, arrow_reads(path), closing(RowGroups(archive)) as groups:
             rows = groups.starts[-1]
             self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
@@ -330,11 +326,11 @@ class RowContents:
         lengths = self._lengths(columns, np.array([size or 0 for size in images], np.int64), encoded)
         every = zip(labels, images, paths, lengths.tolist(), strict=True)
         for row, (label, size, path, length) in enumerate(every, first):
-            place = f"{self._files.top / name}, row {row}"
+            place = f"{self.top / name}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
                 if size is None:
                     raise no_bytes(path)
-                self.table.append(
+                self.append(
                     _name(path), self._label(label), length=length, path=name, offset=row, mtime_ns=mtime_ns
                 )
 
@@ -393,22 +389,10 @@ class RowReader(FilesReader):
     """Reader of the rows of Parquet files. An entry's offset is the number of its row."""
 
     layout: ParquetLayout | None = None
-    _opened_groups: OrderedDict[bytes, RowGroups] = field(
-        default_factory=OrderedDict, init=False, repr=False, compare=False
-    )
-    _kept: OrderedDict[tuple[bytes, int], Columns] = field(
-        default_factory=OrderedDict, init=False, repr=False, compare=False
-    )
 
-    def __enter__(self) -> Self:
-        self._opened_groups, self._kept = OrderedDict(), OrderedDict()
-        return super().__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        opened, self._opened_groups, self._kept = self._opened_groups, OrderedDict(), OrderedDict()
-        for groups in opened.values():
-            groups.close()
-        super().__exit__(kind, *rest)
+    def open_in(self, archive: ArchiveFile, context: ExitStack) -> RowGroups:
+        with arrow_reads(archive.path):
+            return context.enter_context(closing(RowGroups(archive)))
 
     def where(self, entry: np.void) -> str:
         return f"{self.path_of(entry)}, row {entry['offset']}"
@@ -418,19 +402,12 @@ class RowReader(FilesReader):
         if not layout.image:
             return b""
         with arrow_reads(self.where(entry), key=entry["key"].decode()):
-            group, row = self._row(entry)
+            group, row = self.record(entry)
             return image_of(group[layout.image][row].as_py())
 
-    def values(self, entry: np.void) -> tuple[bytes, ...]:
-        group, row = self._row(entry)
-        named = self._layout.fields.items()
-        return tuple(self._value(name, each, group, row, entry) for name, each in named)
-
-    def _value(self, name: str, column: Field, group: Columns, row: int, entry: np.void) -> bytes:
-        place, key = self.where(entry), entry["key"].decode()
-        with arrow_reads(place, key=key, column=name):
-            value = value_of(group[name][row].as_py(), column)
-        return encoded(column, value, path=place, key=key)
+    def value(self, column: Field, record: tuple[Columns, int], entry: np.void) -> Any:
+        group, row = record
+        return value_of(group[self._layout.name_of[column.name]][row].as_py(), column)
 
     @property
     def _layout(self) -> ParquetLayout:
@@ -438,34 +415,24 @@ class RowReader(FilesReader):
             raise ValueError("the reader has no layout")
         return self.layout
 
-    def _row(self, entry: np.void) -> tuple[Columns, int]:
-        """Return the row group of the entry, and its row in it."""
-        groups = self._groups(entry)
-        number = int(entry["offset"])
-        group = bisect_right(groups.starts, number) - 1
-        if group >= len(groups.starts) - 1:
+    def record(self, entry: np.void) -> tuple[Columns, int]:
+        """Return the row group of the entry, and its row in it; row groups are kept, and not the record."""
+        return self.record_in(self.file_of(entry), entry)
+
+    def record_in(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
+        kept, number = self.opened.kept, int(entry["offset"])
+        group = bisect_right(file.starts, number) - 1
+        if group >= len(file.starts) - 1:
             raise self.changed(entry)
         place = (entry["path"].item(), group)
-        if place not in self._kept:
+        if place not in kept:
             with arrow_reads(self.path_of(entry)):
                 columns = [name for name in (self._layout.image, *self._layout.fields) if name]
-                self._kept[place] = groups.read(group, columns)
-            while len(self._kept) > 1 and sum(map(_bytes_of, self._kept.values())) > MAX_KEPT_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(place)
-        return self._kept[place], number - groups.starts[group]
-
-    def _groups(self, entry: np.void) -> RowGroups:
-        archive = self.file_of(entry)  # it is the file that was listed, and will be when the reader is left
-        path = entry["path"].item()
-        groups = self._opened_groups.pop(path, None)
-        if groups is None or groups.archive is not archive:  # it may have been closed for others
-            with arrow_reads(archive.path):
-                groups = RowGroups(archive)
-        self._opened_groups[path] = groups
-        if len(self._opened_groups) > MAX_OPEN:
-            self._opened_groups.popitem(last=False)[1].close()
-        return groups
+                kept[place] = file.read(group, columns)
+            while len(kept) > 1 and sum(map(_bytes_of, kept.values())) > MAX_KEPT_BYTES:
+                kept.popitem(last=False)
+        kept.move_to_end(place)
+        return kept[place], number - file.starts[group]
 
 
 def _bytes_of(columns: Columns) -> int:

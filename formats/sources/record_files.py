@@ -6,7 +6,7 @@ Parquet, TFRecord and WebDataset build on it.
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
@@ -34,6 +34,7 @@ from shardprep.formats.sources.source import (
     ByteReader,
     Entries,
     Listing,
+    OpeningReader,
     Problems,
     Source,
     SourceOptions,
@@ -145,41 +146,71 @@ def naming_source(path: Path) -> Iterator[None]:
         raise UsageError(error.message, path=error.path or path) from error
 
 
-def encoded(field: Field, value: Any, *, path: str, key: str) -> bytes:
-    """Return the bytes of a value. Raises BadValue with its column and place."""
-    try:
-        return field.codec.encode(value)
-    except BadValue as error:
-        raise BadValue(f"the column {field.name}: {error.message}", path=path, key=key) from error
-
-
+ADVICE = "copy or download the file again"
 MAX_OPEN = 64  # files; a stored order goes to and fro between them
 
 
 @dataclass
-class FilesReader(ByteReader):
+class OpenFiles:
+    """The open files of a reader by their paths, and records that it keeps by path and offset.
+
+    Each file has the context that closes it; the ones used last are at the end.
+    """
+
+    files: OrderedDict[bytes, tuple[Any, ExitStack]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
+
+
+@dataclass
+class FilesReader(OpeningReader[OpenFiles]):
     """Reader of the records in files below ``top``, which must be unchanged since they were listed."""
 
     top: Path
     schema: Schema = field(default_factory=Schema)
-    _files: OrderedDict[bytes, ArchiveFile] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
-    _last: tuple[bytes, int, Any] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> Self:
-        self._files = OrderedDict()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        files, self._files, self._last = self._files, None, None
+    @contextmanager
+    def opening(self) -> Iterator[OpenFiles]:
+        opened = OpenFiles()
         with ExitStack() as every:  # all are closed, also if one of them has changed
-            for file in (files or {}).values():
-                every.callback(file.__exit__, kind)
+            try:
+                yield opened
+            finally:
+                for _, context in opened.files.values():
+                    every.push(context)
 
-    @property
-    def is_open(self) -> bool:
-        return self._files is not None
+    def open_in(self, archive: ArchiveFile, context: ExitStack) -> Any:
+        """Return what a file is read by, and have the context close it."""
+        return archive
+
+    @abstractmethod
+    def record_in(self, file: Any, entry: np.void) -> Any:
+        """Return the record of the entry, which an open file has. Raises SourceDamaged, OSError."""
+
+    @abstractmethod
+    def value(self, column: Field, record: Any, entry: np.void) -> Any:
+        """Return the value of a column in the record of the entry. Raises BadValue, SourceDamaged, …"""
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        record = self.record(entry)
+        return tuple(self._encoded(column, record, entry) for column in self.schema)
+
+    def _encoded(self, column: Field, record: Any, entry: np.void) -> bytes:
+        place, key, of_column = self.where(entry), entry["key"].decode(), f"the column {column.name}: "
+        try:
+            with foreign_file(place, ADVICE, key=key, place=lambda: of_column):
+                return column.codec.encode(self.value(column, record, entry))
+        except BadValue as error:
+            raise BadValue(of_column + error.message, path=place, key=key) from error
+
+    def record(self, entry: np.void) -> Any:
+        """Return the record of the entry, which is kept until another one is read."""
+        file, kept = self.file_of(entry), self.opened.kept
+        place = (entry["path"].item(), int(entry["offset"]))
+        if place not in kept:
+            record = self.record_in(file, entry)
+            kept.clear()
+            kept[place] = record
+        return kept[place]
 
     def where(self, entry: np.void) -> str:
         return f"{self.path_of(entry)}, byte {entry['offset']}"
@@ -188,36 +219,26 @@ class FilesReader(ByteReader):
         """Return the path of the file that the entry lies in."""
         return self.top / str(entry["path"], "utf-8")
 
-    def file_of(self, entry: np.void) -> ArchiveFile:
+    def file_of(self, entry: np.void) -> Any:
         """Return the open file that the entry lies in. Raises SourceDamaged if it has changed, OSError."""
-        if self._files is None:
-            raise ValueError("the reader is closed")
-        path = entry["path"].item()
-        if path not in self._files:
-            self._files[path] = self._opened(entry)
-            if len(self._files) > MAX_OPEN:
-                self._files.popitem(last=False)[1].__exit__(None)
-        self._files.move_to_end(path)
-        return self._files[path]
+        files, path = self.opened.files, entry["path"].item()
+        if path not in files:
+            with ExitStack() as context:
+                files[path] = self._opened_in(context, entry), context.pop_all()
+            if len(files) > MAX_OPEN:
+                files.popitem(last=False)[1][1].close()
+        files.move_to_end(path)
+        return files[path][0]
 
-    def last(self, entry: np.void, read: Callable[[ArchiveFile], Any]) -> Any:
-        """Return what ``read`` makes of the entry in its file; it is kept until another one is read."""
-        file = self.file_of(entry)
-        place = (entry["path"].item(), int(entry["offset"]))
-        if self._last is None or self._last[:2] != place:
-            self._last = (*place, read(file))
-        return self._last[2]
-
-    def _opened(self, entry: np.void) -> ArchiveFile:
+    def _opened_in(self, context: ExitStack, entry: np.void) -> Any:
         try:
-            file = ArchiveFile(self.path_of(entry)).__enter__()
+            archive = context.enter_context(ArchiveFile(self.path_of(entry)))
         except FileNotFoundError:
             raise self.changed(entry) from None
-        if wrapped(file.identity.mtime_ns) != entry["mtime_ns"]:
-            file.__exit__(SourceDamaged)
+        if wrapped(archive.identity.mtime_ns) != entry["mtime_ns"]:
             raise self.changed(entry)
-        file.expect_random_reads()
-        return file
+        archive.expect_random_reads()
+        return self.open_in(archive, context)
 
     def changed(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that is not the one that was listed."""
@@ -372,8 +393,8 @@ class RecordSource(Source):
     source_options: SourceOptions
 
     @abstractmethod
-    def scan(self, split: str) -> SplitScan:
-        """Return the contents of a split's files, with the problems of those that cannot be listed."""
+    def contents(self, split: str) -> RecordContents:
+        """Return what the contents of a split's files are read into."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -426,7 +447,7 @@ class RecordSource(Source):
 
     @cached_property
     def _scanned(self) -> dict[str, SplitScan]:
-        return {split: self.scan(split) for split in self.splits}
+        return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
 
     @property
     def labels(self) -> LabelSpace:
@@ -444,48 +465,80 @@ class RecordSource(Source):
         return classes
 
 
-class RecordTable:
-    """The builder of ``Listing.entries`` for records in files below ``top``.
+class RecordContents(ABC):
+    """The records of files below ``top`` as read so far, their classes, and the problems with them.
 
-    Records over the limits are added to ``problems``.
+    The records' keys are their names. Where some have none, or two have one, all keys are those of file and
+    number if they ``may_number``; else these are problems, as are records over the limits.
     """
 
-    def __init__(self, top: Path, problems: Problems) -> None:
-        self._top = top
-        self._problems = problems
+    may_number: ClassVar[bool] = True
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.problems = Problems()
+        self.classes = RecordClasses()
         self._table = GrowingTable(entry_dtype(1, 1))
+
+    @abstractmethod
+    def read(self, name: str) -> None:
+        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
+
+    @abstractmethod
+    def columns(self) -> tuple[Schema, bool]:
+        """Return the columns, and whether records have images. Raises UsageError for what is no column."""
+
+    @abstractmethod
+    def reader(self, schema: Schema) -> ByteReader:
+        """Return the reader of the records."""
+
+    def boxes(self) -> npt.NDArray[np.void] | None:
+        """Return the boxes with the numbers of their records; None for no boxes."""
+        return None
+
+    def scan(self, names: Iterable[str]) -> SplitScan:
+        """Read all files, and return their contents, with the problems of those that cannot be listed."""
+        for name in names:
+            with self.problems.collected():
+                self.read(name)
+        with naming_source(self.top):
+            schema, has_images = self.columns()
+        return SplitScan(
+            entries=self._entries(),
+            reader=self.reader(schema),
+            problems=self.problems,
+            classes=self.classes,
+            schema=schema,
+            has_images=has_images,
+            boxes=self.boxes(),
+        )
 
     def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> bool:
         """Append a record that has that name of its own, "" for none; return whether it was not refused."""
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
-            place = f"{self._top / path}, byte {offset}"
-            self._problems.add(SourceDamaged(too_large, path=place, key=name), "too large")
+            place = f"{self.top / path}, byte {offset}"
+            self.problems.add(SourceDamaged(too_large, path=place, key=name), "too large")
             return False
         self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
         return True
 
-    def finish(self, *, may_number: bool) -> Entries:
-        """Return the entries; their keys are the names of the records.
-
-        If some have no name, or two have one, ``may_number`` gives all records keys of their file and number;
-        without it these are problems.
-        """
+    def _entries(self) -> Entries:
         entries = self._table.finish()
         repeated = repeated_keys(entries["key"])
-        if may_number and (repeated or (entries["key"] == b"").any()):
+        if self.may_number and (repeated or (entries["key"] == b"").any()):
             return _numbered(entries)
         for entry in entries[entries["key"] == b""]:
             no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"
-            self._problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
+            self.problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
         for key in filter(None, repeated):
             first, second = (self._place(entries[at]) for at in np.flatnonzero(entries["key"] == key)[:2])
             twice = f"begins here and again at {first}; a sample must be in one piece"
-            self._problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
+            self.problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
         return entries
 
     def _place(self, entry: np.void) -> str:
-        return f"{self._top / entry['path'].decode()}, byte {entry['offset']}"
+        return f"{self.top / entry['path'].decode()}, byte {entry['offset']}"
 
 
 def key_of(name: str) -> bytes:

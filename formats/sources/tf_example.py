@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.sources.record_files import ADVICE
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
@@ -253,7 +254,6 @@ def _values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
         yield value
 
 
-ADVICE = "copy or download the file again"
 HEAD = struct.Struct("<QI")  # length, masked CRC-32C of its 8 bytes
 TAIL = struct.Struct("<I")  # masked CRC-32C of the data
 

@@ -17,24 +17,21 @@ from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
 from shardprep.formats.sources.record_files import (
+    ADVICE,
     HEAD_BYTES,
     FilesReader,
-    RecordClasses,
+    RecordContents,
     RecordSource,
-    RecordTable,
     SplitFiles,
-    SplitScan,
     chosen,
     column_name,
-    encoded,
     naming_source,
     split_files,
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Box, Problems, SourceOptions
+from shardprep.formats.sources.source import Box, SourceOptions
 from shardprep.formats.sources.tf_example import (
-    ADVICE,
     BYTES,
     FLOATS,
     INTEGERS,
@@ -64,6 +61,9 @@ BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("row", "label")] + [(side, "<f8") for side in SIDES])
 MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
+
+Example = tuple[ByteWindow, Mapping[str, Feature], Mapping[str, Feature]]
+"""A record in memory, and where its features are: by their names, and by those of columns."""
 
 _SINGLE = {BYTES: "bytes", FLOATS: "float", INTEGERS: "int"}
 _LISTS = {BYTES: "json", FLOATS: "float32[*]", INTEGERS: "int64[*]"}
@@ -123,26 +123,14 @@ class TfRecord(RecordSource):
         counted_from = self.dialect.first_label
         return super().description + (", labels from 1 stored from 0" if counted_from else "")
 
-    def scan(self, split: str) -> SplitScan:
-        contents = ExampleContents(self.files, self.dialect)
+    def contents(self, split: str) -> ExampleContents:
+        contents = ExampleContents(self.files.top, self.dialect)
         path = self.files.top / f"{self.dialect.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
             with contents.problems.collected(), foreign_file(path, "correct the list"):
                 for label, name in enumerate(text_lines(read_small_file(path), path)):
                     contents.classes.add(label, name)
-        for name in self.files.of_split[split]:
-            with contents.problems.collected():
-                contents.read(name)
-        schema = contents.schema()
-        return SplitScan(
-            entries=contents.table.finish(may_number=True),
-            reader=ExampleReader(self.files.top, schema, self.dialect.image),
-            problems=contents.problems,
-            classes=contents.classes,
-            schema=schema,
-            has_images=bool(self.dialect.image),
-            boxes=contents.boxes(),
-        )
+        return contents
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         found = self.scanned(split)
@@ -251,22 +239,18 @@ class _Column:
     records: int = 0
 
 
-class ExampleContents:
+class ExampleContents(RecordContents):
     """The records so far, their labels, boxes and columns."""
 
-    def __init__(self, files: SplitFiles, dialect: Dialect) -> None:
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-        self._files = files
+    def __init__(self, top: Path, dialect: Dialect) -> None:
+        super().__init__(top)
         self._dialect = dialect
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
 
     def read(self, name: str) -> None:
-        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
-        with ArchiveFile(self._files.top / name) as file:
+        with ArchiveFile(self.top / name) as file:
             file.expect_random_reads()
             for frame in frames(file):
                 with self.problems.collected("record"):
@@ -279,7 +263,7 @@ class ExampleContents:
             found = features(window, frame.data, end)
             boxes = boxes_of(window, found, self._dialect.first_label) if self._dialect.boxes else []
             self._add_columns(window, found)
-            is_taken = self.table.append(
+            is_taken = self.append(
                 self._name(window, found),
                 self._label(window, found),
                 length=frame.length,
@@ -347,17 +331,18 @@ class ExampleContents:
         if len(self._columns) > MAX_COLUMNS:
             raise ValueError(f"it has more features than the {MAX_COLUMNS} columns that are possible")
 
-    def schema(self) -> Schema:
+    def columns(self) -> tuple[Schema, bool]:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
         fields = []
-        with naming_source(self._files.top):
-            for name, column in sorted(self._columns.items()):
-                kinds = _SINGLE if column.records == self._records else _LISTS
-                fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
-            return Schema(fields)
+        for name, column in sorted(self._columns.items()):
+            kinds = _SINGLE if column.records == self._records else _LISTS
+            fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
+        return Schema(fields), bool(self._dialect.image)
+
+    def reader(self, schema: Schema) -> ExampleReader:
+        return ExampleReader(self.top, schema, self._dialect.image)
 
     def boxes(self) -> npt.NDArray[np.void] | None:
-        """Return the boxes with the numbers of their records, dtype BOX; None if records have none."""
         return self._boxes.finish() if self._dialect.boxes and self._records else None
 
 
@@ -380,33 +365,22 @@ class ExampleReader(FilesReader):
     def read(self, entry: np.void) -> bytes:
         if not self.image:
             return b""
-        window, found = self._example(entry)
+        example: Example = self.record(entry)
+        window, found, _ = example
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
             (image,) = byte_values(window, found.get(self.image, NONE))
             return window.take(image.start, image.end)
 
-    def values(self, entry: np.void) -> tuple[bytes, ...]:
-        window, found = self._example(entry)
-        named = {column_name(name): feature for name, feature in found.items()}
-        return tuple(self._value(each, window, named.get(each.name, NONE), entry) for each in self.schema)
+    def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
+        data = read_frame(file, int(entry["offset"]), int(entry["length"]))
+        window = window_of(data)
+        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+            found = features(window, 0, len(data))
+        return window, found, {column_name(name): feature for name, feature in found.items()}
 
-    def _value(self, column: Field, window: ByteWindow, feature: Feature, entry: np.void) -> bytes:
-        place, key = self.where(entry), entry["key"].decode()
-        with foreign_file(place, ADVICE, key=key, place=lambda: f"the column {column.name}: "):
-            value = _READ[column.kind](window, feature)
-        return encoded(column, value, path=place, key=key)
-
-    def _example(self, entry: np.void) -> tuple[ByteWindow, Mapping[str, Feature]]:
-        """Return the entry's record in memory, and where its features are."""
-
-        def read(file: ArchiveFile) -> tuple[ByteWindow, Mapping[str, Feature]]:
-            data = read_frame(file, int(entry["offset"]), int(entry["length"]))
-            window = window_of(data)
-            with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-                return window, features(window, 0, len(data))
-
-        found: tuple[ByteWindow, Mapping[str, Feature]] = self.last(entry, read)
-        return found
+    def value(self, column: Field, record: Example, entry: np.void) -> Any:
+        window, _, named = record
+        return _READ[column.kind](window, named.get(column.name, NONE))
 
 
 def _bytes(window: ByteWindow, feature: Feature) -> list[bytes]:

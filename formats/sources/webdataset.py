@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
     FilesReader,
-    RecordClasses,
+    RecordContents,
     RecordSource,
-    RecordTable,
-    SplitFiles,
-    SplitScan,
     chosen,
     column_name,
-    encoded,
     naming_source,
     split_files,
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, Problems, SourceOptions
+from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
 from shardprep.formats.sources.tar import BLOCK, Member, walk
 from shardprep.formats.sources.trees import wrapped
 
@@ -129,20 +124,8 @@ class WebDataset(RecordSource):
 
     parts: SampleParts = field(default_factory=SampleParts)
 
-    def scan(self, split: str) -> SplitScan:
-        contents = ShardContents(self.files, self.parts)
-        for name in self.files.of_split[split]:
-            with contents.problems.collected():
-                contents.read(name)
-        schema, has_images = contents.columns()
-        return SplitScan(
-            entries=contents.table.finish(may_number=False),
-            reader=SampleReader(self.files.top, schema, self.parts),
-            problems=contents.problems,
-            classes=contents.classes,
-            schema=schema,
-            has_images=has_images,
-        )
+    def contents(self, split: str) -> ShardContents:
+        return ShardContents(self.files.top, self.parts)
 
 
 class ShardSample(NamedTuple):
@@ -194,21 +177,19 @@ class _Place(NamedTuple):
     samples: int
 
 
-class ShardContents:
+class ShardContents(RecordContents):
     """The samples so far, and the sets of parts that they have."""
 
-    def __init__(self, files: SplitFiles, of: SampleParts) -> None:
-        self.problems = Problems()
-        self.table = RecordTable(files.top, self.problems)
-        self.classes = RecordClasses()
-        self._files = files
+    may_number = False
+
+    def __init__(self, top: Path, of: SampleParts) -> None:
+        super().__init__(top)
         self._of = of
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
 
     def read(self, name: str) -> None:
-        """Read the headers and labels of a shard. Raises SourceDamaged where no more of it can be read."""
-        with ArchiveFile(self._files.top / name) as archive:
+        with ArchiveFile(self.top / name) as archive:
             archive.expect_random_reads()
             for sample in samples(archive):
                 with self.problems.collected("label"):
@@ -218,7 +199,7 @@ class ShardContents:
         place = f"{archive.path}, byte {sample.start}"
         with foreign_file(place, "correct the shard", key=sample.stem):
             label = self._label(sample, archive)
-        self.table.append(
+        self.append(
             sample.stem,
             label,
             length=sample.length,
@@ -251,7 +232,7 @@ class ShardContents:
             raise SourceDamaged(f"has more parts than the {MAX_COLUMNS} that are possible", path=place)
 
     def columns(self) -> tuple[Schema, bool]:
-        """Return the columns, and whether records have images; a sample that lacks a part is a problem."""
+        """Return the columns and whether there are images; a sample that lacks a part is a problem."""
         has_images = any(image for image, _ in self._first_of)
         for (image, parts), place in self._first_of.items():
             missing = [f".{part}" for part in sorted(self._parts - parts)]
@@ -265,8 +246,10 @@ class ShardContents:
         no_column = {self._of.label}
         if self._of.label == LABEL in self._parts:
             no_column.add(CLASS_NAME)
-        with naming_source(self._files.top):
-            return Schema(_fields(self._parts - no_column)), has_images
+        return Schema(_fields(self._parts - no_column)), has_images
+
+    def reader(self, schema: Schema) -> SampleReader:
+        return SampleReader(self.top, schema, self._of)
 
 
 def _fields(extensions: set[str]) -> Iterator[Field]:
@@ -286,6 +269,10 @@ def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
     return archive.read_at(member.size, member.offset).decode()
 
 
+OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
+"""A sample in its open file, and its members by the names of columns."""
+
+
 @dataclass
 class SampleReader(FilesReader):
     """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
@@ -293,33 +280,21 @@ class SampleReader(FilesReader):
     parts: SampleParts = field(default_factory=SampleParts)
 
     def read(self, entry: np.void) -> bytes:
-        archive, sample = self._sample(entry)
+        archive, sample, _ = self.record(entry)
         image = self.parts.image_of(sample)
         return b"" if image is None else self._bytes(archive, sample.parts[image], entry)
 
-    def values(self, entry: np.void) -> tuple[bytes, ...]:
-        archive, sample = self._sample(entry)
-        members = {column_name(extension): member for extension, member in sample.parts.items()}
-        return tuple(self._value(each, archive, members.get(each.name), entry) for each in self.schema)
-
-    def _value(self, column: Field, archive: ArchiveFile, member: Member | None, entry: np.void) -> bytes:
-        if member is None:
+    def record_in(self, file: ArchiveFile, entry: np.void) -> OpenSample:
+        sample = next(samples(file, int(entry["offset"])), None)
+        if sample is None or sample.length != entry["length"]:
             raise self.changed(entry)
-        place, key = f"{archive.path}, byte {member.offset}", entry["key"].decode()
-        try:
-            value = column.codec.decode(self._bytes(archive, member, entry))
-        except BadValue as error:
-            raise BadValue(f"the column {column.name}: {error.message}", path=place, key=key) from error
-        return encoded(column, value, path=place, key=key)
+        return file, sample, {column_name(part): member for part, member in sample.parts.items()}
 
-    def _sample(self, entry: np.void) -> tuple[ArchiveFile, ShardSample]:
-        def read(archive: ArchiveFile) -> ShardSample:
-            sample = next(samples(archive, int(entry["offset"])), None)
-            if sample is None or sample.length != entry["length"]:
-                raise self.changed(entry)
-            return sample
-
-        return self.file_of(entry), self.last(entry, read)
+    def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
+        archive, _, members = record
+        if column.name not in members:
+            raise self.changed(entry)
+        return column.codec.decode(self._bytes(archive, members[column.name], entry))
 
     def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
         data = archive.read_at(member.size, member.offset)
