@@ -5,40 +5,42 @@ from __future__ import annotations
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan
-from shardprep.formats.conversion.shard import BuiltShard, SkippedImage
-from shardprep.formats.conversion.tables import (
-    GatheredBoxes,
-    build_columns,
-    build_tables,
-    publish_tables,
-    remove_stale,
-    shard_rows,
-)
+from shardprep.formats.conversion.prepare import GatheredBoxes
+from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, SkippedImage, built_row, row_dtype
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import content_root
-from shardprep.formats.runtime.files import publish_bytes
+from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
+from shardprep.formats.records.schema import Field
+from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
-from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.columns import (
+    ColumnEntry,
+    DatasetColumns,
+    column_row,
+    remove_unlisted_columns,
+    table_name,
+)
+from shardprep.formats.shards.files import FileEntry, Rows, read_table, table_header, write_rows, write_table
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, BLOCK_BYTES, IndexedArchive, link_archive
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
+from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, QUARANTINE_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE, container
-from shardprep.formats.shards.tables import kinds_in
+from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype, kinds_in
 from shardprep.formats.sources.source import Entries, Listing
 from shardprep.formats.verification.levels import verify_folder
+
+TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
 
 
 def finish(
@@ -76,7 +78,8 @@ def gather(
     manifest = _manifest(work_folder, planned, listing, built, tables)
     columns = manifest.columns.entries if manifest.columns else ()
     names = [table.name for table in (*tables, *(column.table for column in columns))]
-    remove_stale(output, names)
+    for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
+        (output / stale).unlink(missing_ok=True)
     publish_tables(work_folder, names)
     return manifest
 
@@ -160,6 +163,128 @@ def _current_folder() -> str | None:
         return str(Path.cwd())
     except FileNotFoundError:  # it was removed
         return None
+
+
+def build_tables(
+    work_folder: WorkFolder,
+    planned: Plan,
+    built: Sequence[BuiltShard],
+    boxes: GatheredBoxes | None,
+    *,
+    offsets: bool = True,
+) -> tuple[FileEntry, ...]:
+    """Write the index and, if there are any, boxes and quarantine list into the run's folder.
+
+    Without ``offsets`` the index is that of format 1.0.
+    """
+    index = _index(work_folder, planned, built, offsets=offsets)
+    tables = [_write_rows(work_folder, INDEX_NAME, index)]
+    if boxes is not None:
+        tables.append(_write_rows(work_folder, BOXES_NAME, boxes.placed(index)))
+    skipped = [{"key": s.key, "where": s.where, "reason": s.reason} for b in built for s in b.skipped]
+    if skipped:
+        with naming(work_folder.run / QUARANTINE_NAME), _created(work_folder, QUARANTINE_NAME) as file:
+            file.write(canonical_json(skipped))
+        tables.append(_flushed(work_folder.run / QUARANTINE_NAME, len(skipped)))
+    return tuple(tables)
+
+
+def publish_tables(work_folder: WorkFolder, names: Collection[str]) -> None:
+    """Publish those of the built tables."""
+    for name in names:
+        publish(work_folder.run / name, work_folder.output / name)
+
+
+def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
+    """Yield each shard's rows with the records' content digests. Raises ManifestDamaged if they changed."""
+    for shard in (each for each in built if each.records):  # without rows the columns are unknown
+        path = work_folder.folder / (shard.name + ".rows")
+        entry = FileEntry(path.name, path.stat().st_size, shard.rows_sha256, shard.records)
+        yield read_table(path, entry, _built_row)
+
+
+def _built_row(width: int) -> np.dtype[np.void] | None:
+    key_bytes = width - row_dtype(1).itemsize + 1
+    return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
+
+
+def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool) -> Rows:
+    index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
+    names = list(index.dtype.names or ())
+    start = 0
+    for rows in shard_rows(work_folder, built):
+        index[start : start + len(rows)] = rows["row"][names]
+        start += len(rows)
+    return index
+
+
+def _write_rows(work_folder: WorkFolder, name: str, rows: Rows) -> FileEntry:
+    with naming(work_folder.run / name), _created(work_folder, name) as file:
+        write_table(file, rows)
+    return _flushed(work_folder.run / name, len(rows))
+
+
+def _created(work_folder: WorkFolder, name: str) -> BinaryIO:
+    return (work_folder.run / name).open("xb")
+
+
+def _flushed(path: Path, records: int) -> FileEntry:
+    flush_file(path)
+    return FileEntry(path.name, path.stat().st_size, hash_file(path), records)
+
+
+def build_columns(
+    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], records_root: str
+) -> DatasetColumns | None:
+    """Write the columns' tables into the run's folder; return the columns, None if there are none."""
+    if not len(planned.schema) and planned.has_images:
+        return None
+    entries = [build_column(work_folder, planned, field.name, built) for field in planned.schema]
+    return DatasetColumns(tuple(entries), records_root, planned.has_images)
+
+
+def build_column(
+    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard], *, offsets: bool = True
+) -> ColumnEntry:
+    """Write the table of the column ``name`` into the run's folder; return the column."""
+    number = planned.schema.names.index(name)
+    parts = [shard.columns[number] for shard in built]
+    return column_entry(work_folder, planned.schema[name], parts, offsets=offsets)
+
+
+def column_entry(
+    work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn], *, offsets: bool
+) -> ColumnEntry:
+    """Write the table of a column into the run's folder, of its parts in order; return the column.
+
+    Without ``offsets`` the table is that of format 1.0.
+    """
+    path = work_folder.run / table_name(field.name)
+    row = column_row(field, offsets=offsets)
+    records = sum(part.records for part in built)
+    with naming(path), path.open("xb") as file:
+        file.write(table_header(row, records))
+        for rows in _column_rows(work_folder, field, built):
+            write_rows(file, rows["row"][list(row.names or ())].astype(row))
+    flush_file(path)
+    shards = (part.shard for part in built)
+    digests = (rows["digest"].tobytes() for rows in _column_rows(work_folder, field, built))
+    return ColumnEntry(
+        field,
+        FileEntry(path.name, path.stat().st_size, hash_file(path), records),
+        tuple(shard for shard in shards if shard),
+        content_root(digests),
+    )
+
+
+def _column_rows(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> Iterator[Rows]:
+    """Yield a column's rows of each shard. Raises ManifestDamaged if they changed."""
+    row = built_row(field)
+    for column in built:
+        path = work_folder.folder / column.rows
+        entry = FileEntry(path.name, path.stat().st_size, column.rows_sha256, column.records)
+        if column.records:
+            yield read_table(path, entry, lambda width: row if width == row.itemsize else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.conversion.finish import column_entry
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
 from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard, PublishingJob
-from shardprep.formats.conversion.tables import column_entry
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice

@@ -10,14 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, plan
-from shardprep.formats.conversion.tables import GatheredBoxes, gathered_boxes
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
+from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
@@ -34,6 +36,8 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
+from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_dtype
@@ -69,19 +73,10 @@ def _is_dataset(folder: Path) -> bool:
     return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
 
 
-def check_space(work: Mapping[Path, tuple[Plan, Iterable[PlannedShard]]], *, alone: bool = True) -> None:
-    """Raise NoSpace unless all that is still to be written fits.
-
-    ``work`` has the plan of each output folder and the shards to build; all lie on one file system. A run
-    that works ``alone`` removes the leftovers of killed runs first; others may be alive.
-    """
-    check_room({output: _bytes_to_write(output, *one) for output, one in work.items()}, alone=alone)
-
-
 def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> None:
     """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system.
 
-    ``alone`` is that of :func:`check_space`.
+    A run that works ``alone`` removes the leftovers of killed runs first; others may be alive.
     """
     if not bytes_to_write:
         return
@@ -98,16 +93,14 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
         )
 
 
-def _bytes_to_write(output: Path, planned: Plan, shards: Iterable[PlannedShard]) -> int:
-    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)  # in .prep, until the end
-    return tables + most_bytes(planned, (s for s in shards if not (output / s.name).exists()))
-
-
 def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:
     """Return an upper bound of the size of these shards and of the tables."""
     kind = container(planned.options.container)
-    tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
-    return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
+    return _table_bytes(planned) + sum(kind.bytes_needed(shard.extent) for shard in shards)
+
+
+def _table_bytes(planned: Plan) -> int:
+    return len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
 
 
 def refuse_network(output: Path, kind: str) -> None:
@@ -148,6 +141,7 @@ def _check_writable(folder: Path) -> None:
     raise OSError(number, os.strerror(number), str(folder))
 
 
+BOXES_AT_ONCE = 1 << 15
 MOST_NAMED = 5  # classes in one line
 IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's digest covers
 
@@ -256,6 +250,52 @@ class Request:
 
 
 @dataclass(frozen=True)
+class GatheredBoxes:
+    """All boxes of a split with their images' keys, 45 bytes each."""
+
+    keys: npt.NDArray[np.bytes_]
+    rows: npt.NDArray[np.void]
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the boxes."""
+        digest = hashlib.sha256(self.keys.tobytes())
+        digest.update(self.rows.tobytes())
+        return digest.hexdigest()
+
+    def placed(self, index: Rows) -> npt.NDArray[np.void]:
+        """Return the rows in the order of the index, without the boxes of images that are not in it."""
+        by_key = np.argsort(index["key"], kind="stable")
+        sorted_keys = index["key"][by_key]
+        at = np.minimum(np.searchsorted(sorted_keys, self.keys), len(sorted_keys) - 1)
+        rows = self.rows.copy()
+        rows["record"] = by_key[at]
+        known = rows[sorted_keys[at] == self.keys]
+        in_order: npt.NDArray[np.void] = known[np.argsort(known["record"], kind="stable")]
+        return in_order
+
+
+def gathered_boxes(source: Source, split: str, listing: Listing) -> GatheredBoxes | None:
+    """Read all boxes of a split; None if it has none.
+
+    Reading errors come before the first shard is built, not after the last.
+    """
+    boxes = source.boxes(split)
+    if boxes is None:
+        return None
+    label_of = listing.labels.label_of
+    keys, rows = [np.zeros(0, "S1")], [np.zeros(0, BOX_DTYPE)]
+    while some := list(islice(boxes, BOXES_AT_ONCE)):
+        keys.append(np.array([box.key.encode() for box in some]))
+        found = np.zeros(len(some), BOX_DTYPE)
+        found["label"] = [label_of.get(box.name, UNLABELLED) for box in some]
+        for side in SIDES:
+            found[side] = [getattr(box, side) for box in some]
+        rows.append(found)
+    return GatheredBoxes(np.concatenate(keys), np.concatenate(rows))
+
+
+@dataclass(frozen=True)
 class PreparedSplit:
     """One split, listed and planned; ``output`` is the folder of its dataset.
 
@@ -272,6 +312,14 @@ class PreparedSplit:
     def is_finished(self) -> bool:
         """Whether the output has a manifest, by now."""
         return (self.output / MANIFEST_NAME).exists()
+
+    def bytes_to_write(self, shards: Iterable[PlannedShard]) -> int:
+        """Return the most bytes that the missing ones of these shards take, and the tables twice.
+
+        Their rows are in the work folder until the end.
+        """
+        missing = (shard for shard in shards if not (self.output / shard.name).exists())
+        return _table_bytes(self.planned) + most_bytes(self.planned, missing)
 
     def finished_manifest(self) -> Manifest:
         """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
@@ -353,9 +401,8 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
         _check_output(one, source, request.options, problems)
     with problems.collected():
         begun = [one for one in prepared if not one.is_finished]
-        check_space(
-            {one.output: (one.planned, request.kept(one)) for one in begun}, alone=request.part is None
-        )
+        needed = {one.output: one.bytes_to_write(request.kept(one)) for one in begun}
+        check_room(needed, alone=request.part is None)
     return prepared
 
 

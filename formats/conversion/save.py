@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.finish import finish, verify_finished
+from shardprep.formats.conversion.finish import finish, shard_rows, verify_finished
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import (
     PreparedSplit,
     check_output,
-    check_space,
+    check_room,
     refuse_network,
     refuse_other_shape,
 )
@@ -37,7 +37,6 @@ from shardprep.formats.conversion.saved_items import (
     opened_items,
 )
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
-from shardprep.formats.conversion.tables import shard_rows
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.items import LAYOUT
 from shardprep.formats.records.labels import LabelSpace
@@ -319,7 +318,7 @@ class _Saver:
         if not self.restart:
             refuse_other_plan(output, self.prepared.guard())
         if isinstance(self.building, NumberedShards):
-            check_space({output: (self.prepared.planned, self.prepared.shards)})
+            check_room({output: self.prepared.bytes_to_write(self.prepared.shards)})
 
     def _written(self, work_folder: WorkFolder) -> Manifest:
         if self.restart:

@@ -13,16 +13,10 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
+from shardprep.formats.conversion.finish import build_column, build_tables, publish_tables
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
-from shardprep.formats.conversion.prepare import check_room
+from shardprep.formats.conversion.prepare import GatheredBoxes, check_room, gathered_boxes
 from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
-from shardprep.formats.conversion.tables import (
-    GatheredBoxes,
-    build_column,
-    build_tables,
-    gathered_boxes,
-    publish_tables,
-)
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters

@@ -76,7 +76,7 @@ def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(
     unchecked = tmp_path / "unchecked.py"
     unchecked.write_text(
         "import sys\nimport shardprep.formats.conversion.finish\nfrom shardprep.cli.app import run\n"
-        "sys.modules['shardprep.formats.conversion.convert'].check_space = lambda *a: None\n"
+        "sys.modules['shardprep.formats.conversion.prepare'].check_room = lambda *a, **kw: None\n"
         f"sys.exit(run({line!r}.split()))\n"
     )
     script = f"""
