@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from shardprep.formats.conversion.finish import column_entry
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
@@ -20,7 +19,7 @@ from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard, Publi
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
-from shardprep.formats.runtime.files import hash_file, publish, publish_bytes, user_path
+from shardprep.formats.runtime.files import publish, publish_bytes, user_path
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
@@ -195,50 +194,66 @@ def join(
             "has its images in an archive; make shards of it with prep convert, and join to those", path=path
         )
     keys = checked_index(path, manifest)["key"]
-    asked = _RequestedColumns(path, manifest, requested(columns, manifest, keys))
-    if not asked.to_build and not (path / WORK_FOLDER_NAME).exists():
+    work = _Join(path, manifest, requested(columns, manifest, keys), keys)
+    if not work.to_build and not (path / WORK_FOLDER_NAME).exists():
         return Joined(path, manifest, (), ())
-    check_room({path: asked.bytes_to_write(len(keys))})
+    check_room({path: work.bytes_to_write})
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process in the meantime; try again", path=path)
-        with noting_kept(lambda: _kept(path, manifest)):
-            return _Join(asked, keys, work_folder).result(JobRunner(workers, progress=progress))
-
-
-def _kept(path: Path, manifest: Manifest) -> str:
-    done = len(finished_shards(path, JOINED_SUFFIX))
-    return f"{done} of {len(manifest.shards)} shards are done" if done else ""
+        with noting_kept(work.kept):
+            joined = work.result(work_folder, JobRunner(workers, progress=progress))
+        work_folder.remove()
+    rebuilt = tuple(file.name for file in work.damaged)
+    return Joined(path, joined, tuple(one.field.name for one in work.added), rebuilt)
 
 
 @dataclass(frozen=True)
-class _RequestedColumns:
-    """Columns of a join, and those that exist already."""
+class _Join:
+    """The columns of a join to a dataset with these ``keys``, and those of them that exist already."""
 
     path: Path
     manifest: Manifest
     columns: Sequence[JoinedColumn]
+    keys: Keys
+
+    @cached_property
+    def added(self) -> list[JoinedColumn]:
+        """The columns that are new. Raises UsageError for one that exists with other values."""
+        known, schema = self.manifest.source.get(JOINED, []), self.manifest.schema
+        new = [one for one in self.columns if one.field.name not in schema]
+        for one in self.columns:
+            name = one.field.name
+            if name in schema and (one.custody not in known or schema[name] != one.field):
+                raise UsageError(
+                    f"has a column {name} with different values; choose another name", path=self.path
+                )
+        Schema([*schema, *(one.field for one in new)])
+        return new
+
+    @cached_property
+    def damaged(self) -> list[FileEntry]:
+        """The damaged files of columns that were joined before."""
+        files = [file for one in self.columns for file in self._files_of(one)]
+        return [file for file in files if not file.is_in(self.path)]
 
     @cached_property
     def to_build(self) -> list[JoinedColumn]:
-        """The columns that are new, or damaged. Raises UsageError for one that has other values."""
-        new = [one.field for one in self.columns if self._entry(one) is None]
-        Schema([*self.manifest.schema, *new])
-        return [one for one in self.columns if one.field in new or self._is_damaged(one)]
+        """The columns that are new, or damaged."""
+        new = {one.field for one in self.added}
+        return [
+            one
+            for one in self.columns
+            if one.field in new or any(file in self.damaged for file in self._files_of(one))
+        ]
 
-    @property
-    def added(self) -> list[JoinedColumn]:
-        """The columns that are new."""
-        return [one for one in self.to_build if self._entry(one) is None]
-
-    @property
-    def damaged(self) -> list[FileEntry]:
-        """The damaged files of columns that were joined before."""
-        entries = [entry for one in self.to_build if (entry := self._entry(one)) is not None]
-        return [file for entry in entries for file in entry.files if not self._is_intact(file)]
+    def _files_of(self, one: JoinedColumn) -> tuple[FileEntry, ...]:
+        """Return the files of a column that was joined before, none for a new one."""
+        columns, name = self.manifest.columns, one.field.name
+        return columns[name].files if columns and name in self.manifest.schema else ()
 
     @cached_property
-    def guard(self) -> dict[str, Any]:
+    def _guard(self) -> dict[str, Any]:
         """Values that must be equal when a join is resumed."""
         return {
             "joined to": self.manifest.root,
@@ -246,121 +261,87 @@ class _RequestedColumns:
             JOINED: [dict(one.custody) for one in self.to_build],
         }
 
-    def bytes_to_write(self, records: int) -> int:
-        """Return about how many bytes the columns take that are not there yet."""
-        needed = sum(one.values.size() + ROW_BYTES * records for one in self.to_build)
-        there = [path for name in _names(self.to_build) for path in self.path.glob(f"column-{name}-*")]
+    @property
+    def bytes_to_write(self) -> int:
+        """About how many bytes the columns take that are not there yet."""
+        needed = sum(one.values.size() + ROW_BYTES * len(self.keys) for one in self.to_build)
+        there = [path for one in self.to_build for path in self.path.glob(f"column-{one.field.name}-*")]
         return max(0, needed - sum(path.stat().st_size for path in there))
 
-    def _entry(self, one: JoinedColumn) -> ColumnEntry | None:
-        name = one.field.name
-        if name not in self.manifest.schema or self.manifest.columns is None:
-            return None
-        if one.custody not in self.manifest.source.get(JOINED, []) or self.manifest.schema[name] != one.field:
-            raise UsageError(
-                f"has a column {name} with different values; choose another name", path=self.path
-            )
-        return self.manifest.columns[name]
+    def kept(self) -> str:
+        """Return how many shards the next run keeps; empty if none."""
+        done = len(finished_shards(self.path, JOINED_SUFFIX))
+        return f"{done} of {len(self.manifest.shards)} shards are done" if done else ""
 
-    def _is_damaged(self, one: JoinedColumn) -> bool:
-        entry = self._entry(one)
-        return entry is not None and not all(map(self._is_intact, entry.files))
+    def result(self, work_folder: WorkFolder, runner: JobRunner) -> Manifest:
+        """Build the columns, and publish the manifest with the new ones; return it."""
+        self._claim(work_folder)
+        if not self.to_build:
+            return self.manifest
+        shards = self._shards()
+        counters, size = ProgressCounters(work_folder.run, shards), sum(shard.size for shard in shards)
+        with runner.progress.task("join", records=self.manifest.records, size=size):
+            built = runner.run(self._jobs(shards, work_folder), counters)
+        entries = self._tables(built, work_folder)
+        if not self.added:
+            return self.manifest
+        manifest = self._manifest(entries)
+        publish_bytes(self.path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
+        return manifest
 
-    def _is_intact(self, file: FileEntry) -> bool:
-        path = self.path / file.name
-        return path.is_file() and not path.is_symlink() and hash_file(path) == file.sha256
-
-
-@dataclass(frozen=True)
-class _Join:
-    """The join in one work folder."""
-
-    asked: _RequestedColumns
-    keys: Keys
-    work_folder: WorkFolder
-
-    def result(self, runner: JobRunner) -> Joined:
-        added, damaged = self.asked.added, self.asked.damaged
-        manifest = self.asked.manifest
-        self._claim()
-        if self.asked.to_build:
-            shards = self._shards()
-            counters = ProgressCounters(self.work_folder.run, shards)
-            with runner.progress.task(
-                "join", records=manifest.records, size=sum(shard.size for shard in shards)
-            ):
-                built = runner.run(self._jobs(shards), counters)
-            entries = self._tables(built)
-            if added:
-                manifest = self._manifest([entry for entry in entries if entry.field.name in _names(added)])
-                publish_bytes(
-                    self.work_folder.output / MANIFEST_NAME, manifest.to_bytes(), self.work_folder.run
-                )
-        self.work_folder.remove()
-        return Joined(
-            self.work_folder.output, manifest, tuple(_names(added)), tuple(file.name for file in damaged)
-        )
-
-    def _claim(self) -> None:
+    def _claim(self, work_folder: WorkFolder) -> None:
         """Begin the join, or go on with it; files of another one that was not finished are removed."""
         try:
-            self.work_folder.claim(self.asked.guard)
+            work_folder.claim(self._guard)
         except PlanMismatch:
-            listed = {file.name for file in self.asked.manifest.files}
-            remove_unlisted_columns(self.work_folder.output, listed)
-            self.work_folder.clear()
-            self.work_folder.claim(self.asked.guard)
+            remove_unlisted_columns(self.path, {file.name for file in self.manifest.files})
+            work_folder.clear()
+            work_folder.claim(self._guard)
 
     def _shards(self) -> list[PlannedShard]:
         """Return the dataset's shards, each with its records."""
-        shards = self.asked.manifest.shards
-        bounds = np.cumsum([0, *(shard.records for shard in shards)]).tolist()
+        bounds = pairwise(accumulate((shard.records for shard in self.manifest.shards), initial=0))
         return [
             PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
-            for number, (shard, first, last) in enumerate(zip(shards, bounds, bounds[1:], strict=False))
+            for number, (shard, (first, last)) in enumerate(zip(self.manifest.shards, bounds, strict=True))
         ]
 
-    def _jobs(self, shards: Iterable[PlannedShard]) -> Iterator[JoinJob]:
-        manifest = self.asked.manifest
-        expected = {file.name: file.sha256 for file in manifest.column_files}
-        plan = sha256_of(self.asked.guard)
+    def _jobs(self, shards: Iterable[PlannedShard], work_folder: WorkFolder) -> Iterator[JoinJob]:
+        expected = {file.name: file.sha256 for file in self.manifest.column_files}
+        plan = sha256_of(self._guard)
         for shard in shards:
-            columns = (
-                replace(one, values=one.values.only(shard.first, shard.last)) for one in self.asked.to_build
+            columns = tuple(
+                replace(one, values=one.values.only(shard.first, shard.last)) for one in self.to_build
             )
             yield JoinJob(
-                output=self.work_folder.output.absolute(),
-                run=self.work_folder.run.absolute(),
+                output=self.path.absolute(),
+                run=work_folder.run.absolute(),
                 shard=shard,
-                container=manifest.container,
+                container=self.manifest.container,
                 keys=self.keys[shard.first : shard.last],
-                columns=tuple(columns),
+                columns=columns,
                 plan=plan,
                 expected_sha256=expected,
             )
 
-    def _tables(self, built: Sequence[tuple[BuiltColumn, ...]]) -> list[ColumnEntry]:
+    def _tables(self, built: Sequence[Built], work_folder: WorkFolder) -> list[ColumnEntry]:
         """Publish the columns' tables. Raises PlanMismatch for one that differs from that in the manifest."""
-        listed = {file.name: file for file in self.asked.manifest.column_files}
+        listed = {file.name: file for file in self.manifest.column_files}
         entries = []
-        for number, one in enumerate(self.asked.to_build):
-            parts = [columns[number] for columns in built]
-            entry = column_entry(self.work_folder, one.field, parts, offsets=self.asked.manifest.offsets)
-            path = self.work_folder.output / entry.table.name
+        for one, parts in zip(self.to_build, zip(*built, strict=True), strict=True):
+            entry = column_entry(work_folder, one.field, parts, offsets=self.manifest.offsets)
+            path = self.path / entry.table.name
             if listed.get(path.name, entry.table) != entry.table:
                 raise PlanMismatch("was joined with different values", path=path)
-            publish(self.work_folder.run / path.name, path)
+            publish(work_folder.run / path.name, path)
             entries.append(entry)
         return entries
 
     def _manifest(self, entries: Sequence[ColumnEntry]) -> Manifest:
-        old = self.asked.manifest
+        old, added = self.manifest, [one.field for one in self.added]
         known = old.columns.entries if old.columns else ()
-        columns = DatasetColumns((*known, *entries), old.records_root, old.has_images)
-        custody = [dict(one.custody) for one in self.asked.added]
+        new = [entry for entry in entries if entry.field in added]
+        columns = DatasetColumns((*known, *new), old.records_root, old.has_images)
+        custody = [dict(one.custody) for one in self.added]
         source = old.source | {JOINED: [*old.source.get(JOINED, []), *custody]}
         return replace(old, columns=columns, content_root=columns.content_root, source=source)
-
-
-def _names(columns: Sequence[JoinedColumn]) -> list[str]:
-    return [one.field.name for one in columns]
