@@ -6,6 +6,7 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -168,6 +169,15 @@ def _index(value: Any) -> int:
         raise refused(value, "a label, or with classes= the name of one") from error
 
 
+@contextmanager
+def naming_item(number: int | None) -> Iterator[None]:
+    """Raise BadItem for a BadValue, with the item's number, or where that is None, the key of the error."""
+    try:
+        yield
+    except BadValue as error:
+        raise bad_item(int(error.key or 0) if number is None else number, error.message) from error
+
+
 def bad_item(number: int, message: str) -> BadItem:
     """Return the error for an item."""
     error = BadItem(f"item {number}: {message}; {_ADVICE}")
@@ -296,35 +306,19 @@ def opened_items(
 
 
 def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[str] | None) -> ItemCoder:
-    form = _form(first[0])
-    rows = [_parts(form, number, item) for number, item in enumerate(first)]
+    with naming_item(0):
+        form = ItemForm.of(first[0])
+    rows = []
+    for number, item in enumerate(first):
+        with naming_item(number):
+            rows.append(form.parts(item))
     if not form.columns and "image" not in form.own:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _labelled(form, rows[0], classes)
-    if schema is None:
-        return ItemCoder(form, _found(rows, form), is_found=True, classes=names)
-    return ItemCoder(form, _given(schema, form), is_found=False, classes=names)
-
-
-def _form(item: Any) -> ItemForm:
-    try:
-        return ItemForm.of(item)
-    except BadValue as error:
-        raise bad_item(0, error.message) from error
-
-
-def _parts(form: ItemForm, number: int, item: Any) -> Mapping[str, Any]:
-    try:
-        return form.parts(item)
-    except BadValue as error:
-        raise bad_item(number, error.message) from error
-
-
-def _found(rows: Sequence[Mapping[str, Any]], form: ItemForm) -> Schema:
-    try:
-        return found_schema(rows, form.columns)
-    except BadValue as error:
-        raise bad_item(int(error.key or 0), error.message) from error
+    if schema is not None:
+        return ItemCoder(form, _given(schema, form), is_found=False, classes=names)
+    with naming_item(None):
+        return ItemCoder(form, found_schema(rows, form.columns), is_found=True, classes=names)
 
 
 def _given(schema: GivenSchema, form: ItemForm) -> Schema:
