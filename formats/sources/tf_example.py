@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,8 +115,9 @@ _KINDS = {1: BYTES, 2: FLOATS, 3: INTEGERS}
 
 
 class Feature(NamedTuple):
-    """The place of a feature's list; ``kind`` is "" for a feature that was never set."""
+    """The place of a feature's list in a record; ``kind`` is "" for a feature that was never set."""
 
+    window: ByteWindow
     kind: str
     start: int
     end: int
@@ -126,27 +127,88 @@ class Feature(NamedTuple):
         """Whether the list has no values."""
         return self.start == self.end
 
+    def bounded(self, most: int) -> Feature:
+        """Return the feature. Raises ValueError if its list has more bytes than ``most``."""
+        if self.end - self.start > most:
+            raise ValueError(f"a list of {self.end - self.start} bytes is too long for its values")
+        return self
 
-NONE = Feature("", 0, 0)
+    def is_single(self) -> bool:
+        """Whether the list has exactly one value; a long list is not read. Raises ValueError."""
+        first = next(self._values(), None)
+        if first is None or first.end != self.end:
+            return False
+        if self.kind == FLOATS:
+            return first.end - first.start == 4
+        if self.kind == INTEGERS:
+            number = self.window.take(first.start, min(first.end, first.start + MAX_VARINT))
+            return bool(number) and first.start + varint(number, 0)[1] == first.end
+        return True
+
+    def only_value(self, most: int) -> bytes | int | None:
+        """Return the value if there is one, of bytes no more than ``most``; None for other lists."""
+        if self.kind == BYTES and self.is_single():
+            return self.byte_values(most)[0]
+        if self.kind == INTEGERS and self.is_single():
+            return int(self.integers()[0])
+        return None
+
+    def byte_values(self, most: int | None = None) -> list[bytes]:
+        """Return a list of bytes, each no longer than ``most``. Raises ValueError for other lists."""
+        self._check_kind(BYTES)
+        values = list(self._values())
+        if any(value.kind != LENGTH for value in values):
+            raise ValueError("has something other than bytes in its list")
+        ends = (value.end if most is None else min(value.end, value.start + most) for value in values)
+        return [self.window.take(value.start, end) for value, end in zip(values, ends, strict=True)]
+
+    def floats(self) -> npt.NDArray[np.float32]:
+        """Return a list of floats, float32 [n]. Raises ValueError for other lists."""
+        return np.frombuffer(self._numbers(FLOATS), "<f4").astype(np.float32, copy=False)
+
+    def integers(self) -> npt.NDArray[np.int64]:
+        """Return a list of integers, int64 [n]. Raises ValueError for other lists."""
+        return integers(self._numbers(INTEGERS))
+
+    def _check_kind(self, kind: str) -> None:
+        """Raise ValueError for a list of another kind; an empty one is of any."""
+        if self.kind != kind and not self.is_empty:
+            raise ValueError(f"a feature has {self.kind}, not {kind}")
+
+    def _numbers(self, kind: str) -> bytes:
+        """Return the bytes of all numbers of a list, which has this kind."""
+        self._check_kind(kind)
+        own, size = (FIXED32, 4) if kind == FLOATS else (VARINT, 1)
+        data = bytearray()
+        for value in self._values():
+            if value.kind not in (LENGTH, own) or (value.end - value.start) % size:
+                raise ValueError(f"has something other than {kind} in its list")
+            data += self.window.take(value.start, value.end)
+        return bytes(data)
+
+    def _values(self) -> Iterator[WireField]:
+        """Yield the parts of a list: numbers are packed into one of them, or each has its own."""
+        for count, value in enumerate(parts(self.window, self.start, self.end)):
+            if value.number != 1 or count == MAX_VALUES:
+                raise ValueError(
+                    f"a list has a field that it should not have, or more than {MAX_VALUES} of them"
+                )
+            yield value
 
 
-def there(found: Mapping[str, Feature], name: str) -> Feature:
-    """Return the feature of that name. Raises ValueError if it is not there."""
-    if name not in found:
+NONE = Feature(ByteWindow(lambda length, offset: b"", 0), "", 0, 0)
+
+
+class Features(dict[str, Feature]):
+    """The features of a record by their names. Raises ValueError for one that is not there."""
+
+    def __missing__(self, name: str) -> Feature:
         raise ValueError(f"it lacks the feature {name!r}, which the first record has")
-    return found[name]
 
 
-def bounded(feature: Feature, most: int) -> Feature:
-    """Return the feature. Raises ValueError if its list has more bytes than ``most``."""
-    if feature.end - feature.start > most:
-        raise ValueError(f"a list of {feature.end - feature.start} bytes is too long for its values")
-    return feature
-
-
-def features(window: ByteWindow, start: int, end: int) -> dict[str, Feature]:
+def features(window: ByteWindow, start: int, end: int) -> Features:
     """Return the features of the example between two offsets. Raises ValueError for anything else."""
-    found: dict[str, Feature] = {}
+    found = Features()
     for example in _few(window, start, end):
         if example.number != 1 or example.kind != LENGTH:
             raise ValueError("the record is not a tf.train.Example")
@@ -161,16 +223,16 @@ def features(window: ByteWindow, start: int, end: int) -> dict[str, Feature]:
 def _named(window: ByteWindow, entry: WireField) -> tuple[str, Feature]:
     if entry.number != 1 or entry.kind != LENGTH:
         raise ValueError("the record is not a tf.train.Example")
-    name, feature = "", Feature("", entry.end, entry.end)
+    name, feature = "", Feature(window, "", entry.end, entry.end)
     for part in _few(window, entry.start, entry.end):
         if part.kind != LENGTH or part.number not in (1, 2):
             raise ValueError("a feature has something other than a name and a value")
         if part.number == 2:
-            feature = Feature("", part.end, part.end)
+            feature = Feature(window, "", part.end, part.end)
             for of_kind in _few(window, part.start, part.end):
                 if of_kind.kind != LENGTH or of_kind.number not in _KINDS or feature.kind:
                     raise ValueError("a feature is not one list of bytes, floats or integers")
-                feature = Feature(_KINDS[of_kind.number], of_kind.start, of_kind.end)
+                feature = Feature(window, _KINDS[of_kind.number], of_kind.start, of_kind.end)
         elif part.end - part.start > MAX_NAME_BYTES:
             raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
         else:
@@ -184,74 +246,6 @@ def _few(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
         if count == MAX_FEATURES:
             raise ValueError(f"the record is not a tf.train.Example: a message has more than {count} fields")
         yield field
-
-
-def is_single(window: ByteWindow, feature: Feature) -> bool:
-    """Whether the list has exactly one value; a long list is not read. Raises ValueError."""
-    first = next(_values(window, feature), None)
-    if first is None or first.end != feature.end:
-        return False
-    if feature.kind == FLOATS:
-        return first.end - first.start == 4
-    if feature.kind == INTEGERS:
-        number = window.take(first.start, min(first.end, first.start + MAX_VARINT))
-        return bool(number) and first.start + varint(number, 0)[1] == first.end
-    return True
-
-
-def _check_kind(feature: Feature, kind: str) -> None:
-    """Raise ValueError for a list of another kind; an empty one is of any."""
-    if feature.kind != kind and not feature.is_empty:
-        raise ValueError(f"a feature has {feature.kind}, not {kind}")
-
-
-def only_value(window: ByteWindow, feature: Feature, most: int) -> bytes | int | None:
-    """Return the value of a feature that has one, of bytes no more than ``most``; None for other features."""
-    if feature.kind == BYTES and is_single(window, feature):
-        (value,) = byte_values(window, feature)
-        return window.take(value.start, min(value.end, value.start + most))
-    if feature.kind == INTEGERS and is_single(window, feature):
-        return int(integer_values(window, feature)[0])
-    return None
-
-
-def byte_values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
-    """Yield the places of the values of a list of bytes. Raises ValueError for other lists."""
-    _check_kind(feature, BYTES)
-    for value in _values(window, feature):
-        if value.kind != LENGTH:
-            raise ValueError("has something other than bytes in its list")
-        yield value
-
-
-def float_values(window: ByteWindow, feature: Feature) -> npt.NDArray[np.float32]:
-    """Return a list of floats, float32 [n]. Raises ValueError for other lists."""
-    return np.frombuffer(_numbers(window, feature, FLOATS), "<f4").astype(np.float32, copy=False)
-
-
-def integer_values(window: ByteWindow, feature: Feature) -> npt.NDArray[np.int64]:
-    """Return a list of integers, int64 [n]. Raises ValueError for other lists."""
-    return integers(_numbers(window, feature, INTEGERS))
-
-
-def _numbers(window: ByteWindow, feature: Feature, kind: str) -> bytes:
-    """Return the bytes of all numbers of a list, which has this kind."""
-    _check_kind(feature, kind)
-    own, size = (FIXED32, 4) if kind == FLOATS else (VARINT, 1)
-    data = bytearray()
-    for value in _values(window, feature):
-        if value.kind not in (LENGTH, own) or (value.end - value.start) % size:
-            raise ValueError(f"has something other than {kind} in its list")
-        data += window.take(value.start, value.end)
-    return bytes(data)
-
-
-def _values(window: ByteWindow, feature: Feature) -> Iterator[WireField]:
-    """Yield the parts of a list: numbers are packed into one of them, or each has its own."""
-    for count, value in enumerate(parts(window, feature.start, feature.end)):
-        if value.number != 1 or count == MAX_VALUES:
-            raise ValueError(f"a list has a field that it should not have, or more than {MAX_VALUES} of them")
-        yield value
 
 
 HEAD = struct.Struct("<QI")  # length, masked CRC-32C of its 8 bytes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +39,12 @@ from shardprep.formats.sources.tf_example import (
     NONE,
     ByteWindow,
     Feature,
+    Features,
     Frame,
     begins_with_frame,
-    bounded,
-    byte_values,
     features,
-    float_values,
     frames,
-    integer_values,
-    is_single,
-    only_value,
     read_frame,
-    there,
     window_of,
 )
 from shardprep.formats.sources.trees import wrapped
@@ -62,8 +56,9 @@ MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("row", "label")] + [(side, "<f8") for side in SIDES])
 MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
 
-Example = tuple[ByteWindow, Mapping[str, Feature], Mapping[str, Feature]]
-"""A record in memory, and where its features are: by their names, and by those of columns."""
+T = TypeVar("T")
+Example = tuple[Features, Mapping[str, Feature]]
+"""The features of a record in memory by their names, and by those of columns."""
 
 _SINGLE = {BYTES: "bytes", FLOATS: "float", INTEGERS: "int"}
 _LISTS = {BYTES: "json", FLOATS: "float32[*]", INTEGERS: "int64[*]"}
@@ -103,7 +98,7 @@ def _dialect_in(file: ArchiveFile, frame: Frame, options: SourceOptions) -> Dial
     end = frame.data + frame.length
     window = ByteWindow(file.read_at, end)
     found = features(window, frame.data, end)
-    return dialect_of(found, lambda name: only_value(window, found[name], HEAD_BYTES), options)
+    return dialect_of(found, lambda name: found[name].only_value(HEAD_BYTES), options)
 
 
 @dataclass(frozen=True)
@@ -208,18 +203,16 @@ def _known(names: Collection[str]) -> Dialect:
     return Dialect(there("image"), there("label"), "", file_name)
 
 
-def boxes_of(
-    window: ByteWindow, found: Mapping[str, Feature], first_label: int
-) -> list[tuple[int, float, float, float, float]]:
+def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
     """Return label and sides of each box, within the image; the file may have sides swapped.
 
     Raises ValueError for other numbers of sides than of boxes, and for sides that are no numbers.
     """
     most = MAX_BOXES * MAX_VARINT
-    sides = [float_values(window, bounded(there(found, name), most)) for name in BOX_SIDES]
+    sides = [found[name].bounded(most).floats() for name in BOX_SIDES]
     labels = np.full(len(sides[0]), UNLABELLED, np.int64)
     if BOX_LABEL in found:
-        labels = integer_values(window, bounded(found[BOX_LABEL], most)) - first_label
+        labels = found[BOX_LABEL].bounded(most).integers() - first_label
     if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
         raise ValueError("its boxes do not have one finite number for each side")
     xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
@@ -261,11 +254,11 @@ class ExampleContents(RecordContents):
         window = ByteWindow(file.read_at, end)
         with foreign_file(f"{file.path}, byte {frame.start}", "write the file again"):
             found = features(window, frame.data, end)
-            boxes = boxes_of(window, found, self._dialect.first_label) if self._dialect.boxes else []
-            self._add_columns(window, found)
+            boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
+            self._add_columns(found)
             is_taken = self.append(
-                self._name(window, found),
-                self._label(window, found),
+                self._name(found),
+                self._label(found),
                 length=frame.length,
                 path=name,
                 offset=frame.start,
@@ -276,35 +269,35 @@ class ExampleContents(RecordContents):
                 self._boxes.append((self._records, *box))
             self._records += 1
 
-    def _name(self, window: ByteWindow, found: Mapping[str, Feature]) -> str:
+    def _name(self, found: Features) -> str:
         """Return the name of the image's file without its extension; "" for none."""
         if self._dialect.file_name not in found:
             return ""
         try:
-            name = _text_in(window, found[self._dialect.file_name])
+            name = _text_in(found[self._dialect.file_name])
         except ValueError:
             return ""
         stem = name.rpartition("/")[2].rpartition(".")[0]
         return name[: name.rindex(".")] if stem else name
 
-    def _label(self, window: ByteWindow, found: Mapping[str, Feature]) -> int:
+    def _label(self, found: Features) -> int:
         """Return the record's label, counted from 0."""
         dialect = self._dialect
         if not dialect.label:
             return UNLABELLED
-        feature = there(found, dialect.label)
+        feature = found[dialect.label]
         if feature.kind == BYTES:
             if not dialect.may_be_text:
                 advice = f"--label-column {dialect.label} takes them for the names of classes"
                 raise ValueError(f"the feature {dialect.label!r} has bytes, not integers: {advice}")
-            return self.classes.add_text(_text_in(window, feature))
-        labels = integer_values(window, bounded(feature, MAX_LABEL_BYTES))
+            return self.classes.add_text(_text_in(feature))
+        labels = feature.bounded(MAX_LABEL_BYTES).integers()
         if len(labels) != 1:
             raise ValueError(f"it has {len(labels)} labels, not one")
         label = int(labels[0])
         if not dialect.class_name:
             return self.classes.add(label)
-        name = _text_in(window, there(found, dialect.class_name))
+        name = _text_in(found[dialect.class_name])
         if label in (0, UNLABELLED) and not name:
             return UNLABELLED  # background, as the official scripts have it
         if label < dialect.first_label:
@@ -313,9 +306,9 @@ class ExampleContents(RecordContents):
             )
         return self.classes.add(label - dialect.first_label, name)
 
-    def _add_columns(self, window: ByteWindow, found: Mapping[str, Feature]) -> None:
+    def _add_columns(self, found: Features) -> None:
         image = self._dialect.image
-        if image and (found.get(image, NONE).kind != BYTES or not is_single(window, found[image])):
+        if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         for name in found.keys() - self._dialect.no_columns:
             column, feature = self._columns.setdefault(name, _Column()), found[name]
@@ -327,7 +320,7 @@ class ExampleContents(RecordContents):
                 raise ValueError(
                     f"the feature {name!r} has {feature.kind}, but {column.kind} in other records"
                 )
-            column.records += is_single(window, feature)
+            column.records += feature.is_single()
         if len(self._columns) > MAX_COLUMNS:
             raise ValueError(f"it has more features than the {MAX_COLUMNS} columns that are possible")
 
@@ -346,11 +339,11 @@ class ExampleContents(RecordContents):
         return self._boxes.finish() if self._dialect.boxes and self._records else None
 
 
-def _text_in(window: ByteWindow, feature: Feature) -> str:
-    values = list(byte_values(window, bounded(feature, MAX_LABEL_BYTES)))
+def _text_in(feature: Feature) -> str:
+    values = feature.bounded(MAX_LABEL_BYTES).byte_values()
     if len(values) > 1:
         raise ValueError(f"it has {len(values)} names, not one")
-    return window.take(values[0].start, values[0].end).decode() if values else ""
+    return values[0].decode() if values else ""
 
 
 @dataclass
@@ -366,37 +359,29 @@ class ExampleReader(FilesReader):
         if not self.image:
             return b""
         example: Example = self.record(entry)
-        window, found, _ = example
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            (image,) = byte_values(window, found.get(self.image, NONE))
-            return window.take(image.start, image.end)
+            return _only(example[0].get(self.image, NONE).byte_values())
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
         data = read_frame(file, int(entry["offset"]), int(entry["length"]))
-        window = window_of(data)
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            found = features(window, 0, len(data))
-        return window, found, {column_name(name): feature for name, feature in found.items()}
+            found = features(window_of(data), 0, len(data))
+        return found, {column_name(name): feature for name, feature in found.items()}
 
     def value(self, column: Field, record: Example, entry: np.void) -> Any:
-        window, _, named = record
-        return _READ[column.kind](window, named.get(column.name, NONE))
+        return _READ[column.kind](record[1].get(column.name, NONE))
 
 
-def _bytes(window: ByteWindow, feature: Feature) -> list[bytes]:
-    return [window.take(value.start, value.end) for value in byte_values(window, feature)]
-
-
-def _only(values: Any) -> Any:
+def _only(values: Sequence[T]) -> T:
     (value,) = values
     return value
 
 
-_READ = {
-    "bytes": lambda window, feature: _only(_bytes(window, feature)),
-    "json": lambda window, feature: [value.decode() for value in _bytes(window, feature)],
-    "int": lambda window, feature: int(_only(integer_values(window, feature))),
-    "float": lambda window, feature: float(_only(float_values(window, feature))),
-    "int64[*]": integer_values,
-    "float32[*]": float_values,
+_READ: Mapping[str, Callable[[Feature], Any]] = {
+    "bytes": lambda feature: _only(feature.byte_values()),
+    "json": lambda feature: [value.decode() for value in feature.byte_values()],
+    "int": lambda feature: _only(feature.integers().tolist()),
+    "float": lambda feature: _only(feature.floats().tolist()),
+    "int64[*]": Feature.integers,
+    "float32[*]": Feature.floats,
 }
