@@ -163,10 +163,11 @@ def publish(
     local = _datasets(user_path(folder))
     with LoopThread(threads=at_once) as loop:
         transfers = TransferRun(loop, at_once, shown(progress))
-        works = [
-            _Publisher(place.child(split) if split else place, policy, *one, transfers)
-            for split, one in local.items()
-        ]
+        works = []
+        for split, (source, manifest) in local.items():
+            remote = WritableFolder(place.child(split) if split else place, policy)
+            there = StorePlace(remote, canonical_json({"dataset": manifest.root}))
+            works.append(_Publisher(there, source, manifest, transfers))
         for work in works:
             work.begin()
         return [work.published() for work in works]
@@ -429,29 +430,22 @@ class Upload:
 
 @dataclass(frozen=True)
 class _Publisher:
-    """The publishing of one dataset in a folder."""
+    """The publishing of the dataset in ``folder``."""
 
-    where: Location
-    policy: RetryPolicy
+    place: StorePlace
     folder: Path
     manifest: Manifest
     transfers: TransferRun
 
-    @property
-    def place(self) -> StorePlace:
-        remote = WritableFolder(self.where, self.policy)
-        return StorePlace(remote, canonical_json({"dataset": self.manifest.root}))
-
     def begin(self) -> None:
         """Claim the place, unless the dataset is published there."""
-        place, run = self.place, self.transfers.loop.run
-        if not self._is_published(place):
-            run(place.begin([file.name for file in self.manifest.files]))
+        if not self._is_published():
+            self.transfers.loop.run(self.place.begin([file.name for file in self.manifest.files]))
 
     def published(self) -> PublishedDataset:
         """Upload what is missing, and publish the manifest."""
         place, run = self.place, self.transfers.loop.run
-        already = self._is_published(place)
+        already = self._is_published()
         files = sorted(self.manifest.files, key=lambda file: file in self.manifest.tables)  # these last
         uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
         self.transfers.run("publish", self.manifest, uploads)
@@ -460,14 +454,13 @@ class _Publisher:
         else:
             proven = {each.entry.name: each.stored for each in uploads if each.stored}
             run(place.finish(self.manifest.to_bytes(), proven))
-        names = {
-            kept: tuple(each.entry.name for each in uploads if each.is_kept == kept) for kept in (True, False)
-        }
-        return PublishedDataset(self.where.url, self.manifest, names[False], names[True], already)
+        uploaded = tuple(each.entry.name for each in uploads if not each.is_kept)
+        kept = tuple(each.entry.name for each in uploads if each.is_kept)
+        return PublishedDataset(place.remote.place.url, self.manifest, uploaded, kept, already)
 
-    def _is_published(self, place: StorePlace) -> bool:
+    def _is_published(self) -> bool:
         """Whether this dataset has its manifest there. Raises PlanMismatch for another one."""
-        found = self.transfers.loop.run(place.published())
+        found = self.transfers.loop.run(self.place.published())
         if found is not None and found.root != self.manifest.root:
-            raise place.taken()
+            raise self.place.taken()
         return found is not None

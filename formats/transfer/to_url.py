@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -189,65 +189,62 @@ class _StoredSplit:
 
     def converted(self) -> ConvertedTo:
         """Convert the split, unless it is there already."""
-        if (found := self.loop.run(self.place.published())) is not None:
-            return self._already_there(found)
-        with WorkFolder(self.prepared.output) as work_folder:
-            if self.options.restart:
-                work_folder.discard(OUTPUT_FILES)
-            work_folder.claim(self.prepared.guard())
-            self.loop.run(self.place.begin(()))
-            if (found := self.loop.run(self.place.published())) is None:
-                return self._converted(work_folder)
+        prepared, run = self.prepared, self.loop.run
+        if (found := run(self.place.published())) is None:
+            with WorkFolder(prepared.output) as work_folder:
+                if self.options.restart:
+                    work_folder.discard(OUTPUT_FILES)
+                work_folder.claim(prepared.guard())
+                run(self.place.begin(()))
+                if (found := run(self.place.published())) is None:  # another run may have finished it since
+                    return self._converted(work_folder)
         return self._already_there(found)
 
     def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
-        prepared = self.prepared
-        remote = self.place.remote
-        builder = StoringBuilder(remote.place, self.policy)
+        prepared, place = self.prepared, self.place
+        builder = StoringBuilder(place.remote.place, self.policy)
         built = build_shards(prepared, work_folder, self.runner, builder)
         manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
-        proven = self._stored(work_folder, built) | self._with_tables(manifest, built)
-        self.loop.run(self.place.finish(manifest.to_bytes(), proven))
+        receipts, proven, uploads = Receipts(work_folder.folder), dict[str, StoredFile](), []
+        shards = {file.name for shard in built for file in shard.files}
+        for file in manifest.files:
+            if file.name not in shards:
+                uploads.append(Upload(place.remote, file, prepared.output / file.name))
+            elif (stored := receipts.of(file)) is not None:
+                proven[file.name] = stored
+        TransferRun(self.loop, TABLES_AT_ONCE, self.runner.progress).run("publish", manifest, uploads)
+        proven |= {each.entry.name: each.stored for each in uploads if each.stored}
+        self.loop.run(place.finish(manifest.to_bytes(), proven))
         work_folder.discard(OUTPUT_FILES)
         work_folder.remove()
         self._remove_scratch()
-        skipped = skipped_of(prepared, built)
-        return self._done(manifest, notes_of(prepared, built), already_complete=False, skipped=skipped)
-
-    def _stored(self, work_folder: WorkFolder, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
-        receipts = Receipts(work_folder.folder)
-        files = [file for shard in built for file in shard.files]
-        return {file.name: stored for file in files if (stored := receipts.of(file))}
-
-    def _with_tables(self, manifest: Manifest, built: Sequence[BuiltShard]) -> dict[str, StoredFile]:
-        """Upload a file that is no shard; return the store's answer about it."""
-        sharded = {file.name for shard in built for file in shard.files}
-        remote, folder = self.place.remote, self.prepared.output
-        uploads = [
-            Upload(remote, each, folder / each.name) for each in manifest.files if each.name not in sharded
-        ]
-        TransferRun(self.loop, TABLES_AT_ONCE, self.runner.progress).run("publish", manifest, uploads)
-        return {each.entry.name: each.stored for each in uploads if each.stored}
+        return replace(
+            self._done(manifest), skipped=skipped_of(prepared, built), notes=notes_of(prepared, built)
+        )
 
     def _already_there(self, manifest: Manifest) -> ConvertedTo:
         """Return the finished dataset. Raises PlanMismatch for another plan, RemoteDamaged."""
-        self.prepared.refuse_other(manifest, self._url)
-        self.runner.progress.note(f"{self._url} is complete already")
+        done, prepared = self._done(manifest), self.prepared
+        prepared.refuse_other(manifest, done.url)
+        self.runner.progress.note(f"{done.url} is complete already")
         self.loop.run(self.place.check_sizes(manifest))
         self.loop.run(self.place.drop_leftover())
-        if (self.prepared.output / WORK_FOLDER_NAME).exists():
-            with WorkFolder(self.prepared.output) as work_folder:
+        if (prepared.output / WORK_FOLDER_NAME).exists():
+            with WorkFolder(prepared.output) as work_folder:
                 work_folder.discard(OUTPUT_FILES)
                 work_folder.remove()
         self._remove_scratch()
-        notes = self.prepared.listing.notes
-        return self._done(manifest, notes, already_complete=True, skipped=SkippedImages())
+        return replace(done, already_complete=True)
 
-    def _done(
-        self, manifest: Manifest, notes: tuple[str, ...], *, already_complete: bool, skipped: SkippedImages
-    ) -> ConvertedTo:
-        ignored, has_labels = self.prepared.listing.ignored, self.prepared.planned.has_labels
-        return ConvertedTo(self._url, manifest, already_complete, skipped, ignored, notes, has_labels)
+    def _done(self, manifest: Manifest) -> ConvertedTo:
+        return ConvertedTo(
+            self.place.remote.place.url,
+            manifest,
+            already_complete=False,
+            ignored=self.prepared.listing.ignored,
+            notes=self.prepared.listing.notes,
+            has_labels=self.prepared.planned.has_labels,
+        )
 
     def _remove_scratch(self) -> None:
         with suppress(OSError):  # it is not empty, or never was
