@@ -115,9 +115,13 @@ def convert(
         )
     prepared = prepared_splits(request, progress)
     runner = JobRunner(workers, executor, progress)
-    conversion = _Conversion(request.options, runner, of_split=len(prepared) > 1)
-    with noting_kept(conversion.kept, restarted=request.options.restart):
-        return [conversion.convert(one) for one in prepared]
+    begun: list[PreparedSplit] = []
+
+    def kept() -> str:
+        return kept_of(begun, of_split=len(prepared) > 1)
+
+    with noting_kept(kept, restarted=request.options.restart):
+        return [_converted(one, request.options, runner, begun) for one in prepared]
 
 
 def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]:
@@ -132,43 +136,30 @@ def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]
     return prepared
 
 
-@dataclass(frozen=True)
-class _Conversion:
-    """The state that is the same for every split of one source."""
-
-    options: ConvertOptions
-    runner: JobRunner
-    of_split: bool
-    begun: list[PreparedSplit] = field(default_factory=list)
-
-    def convert(self, prepared: PreparedSplit) -> Converted:
-        if not prepared.is_finished:
-            with WorkFolder(prepared.output) as work_folder:
-                if not prepared.is_finished:  # another run may have finished it since
-                    return self._converted(prepared, work_folder)
-        return _already_there(prepared, self.runner.progress)
-
-    def kept(self) -> str:
-        """Return how many of the shards of each split that was begun are done; empty if none is."""
-        return kept_of(self.begun, of_split=self.of_split)
-
-    def _converted(self, prepared: PreparedSplit, work_folder: WorkFolder) -> Converted:
-        if self.options.restart:
-            work_folder.discard(OUTPUT_FILES)
-        planned, listing = prepared.planned, prepared.listing
-        work_folder.claim(prepared.guard())
-        self.begun.append(prepared)
-        built = build_shards(prepared, work_folder, self.runner)
-        manifest = finish(work_folder, planned, listing, built, prepared.boxes)
-        return Converted(
-            work_folder.output,
-            manifest,
-            already_complete=False,
-            skipped=skipped_of(prepared, built),
-            ignored=listing.ignored,
-            notes=notes_of(prepared, built),
-            has_labels=planned.has_labels,
-        )
+def _converted(
+    prepared: PreparedSplit, options: ConvertOptions, runner: JobRunner, begun: list[PreparedSplit]
+) -> Converted:
+    """Convert one split, which is then among those that were ``begun``, or verify the finished one."""
+    if not prepared.is_finished:
+        with WorkFolder(prepared.output) as work_folder:
+            if not prepared.is_finished:  # another run may have finished it since
+                if options.restart:
+                    work_folder.discard(OUTPUT_FILES)
+                work_folder.claim(prepared.guard())
+                begun.append(prepared)
+                built = build_shards(prepared, work_folder, runner)
+                listing = prepared.listing
+                manifest = finish(work_folder, prepared.planned, listing, built, prepared.boxes)
+                return Converted(
+                    prepared.output,
+                    manifest,
+                    already_complete=False,
+                    skipped=skipped_of(prepared, built),
+                    ignored=listing.ignored,
+                    notes=notes_of(prepared, built),
+                    has_labels=prepared.planned.has_labels,
+                )
+    return _already_there(prepared, runner.progress)
 
 
 def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedImages:
@@ -246,20 +237,16 @@ def _already_there(prepared: PreparedSplit, progress: Progress) -> Converted:
             link_archive(link, archive.path, work_folder.run)
             work_folder.remove()
     verify_finished(output, progress)
+    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
     return Converted(
         output,
         manifest,
         already_complete=True,
-        skipped=_skipped_in(output, manifest, prepared),
+        skipped=sum_up(skipped, prepared.planned.entries, manifest.labels),
         ignored=prepared.listing.ignored,
         notes=prepared.listing.notes,
         has_labels=prepared.planned.has_labels,
     )
-
-
-def _skipped_in(output: Path, manifest: Manifest, prepared: PreparedSplit) -> SkippedImages:
-    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
-    return sum_up(skipped, prepared.planned.entries, manifest.labels)
 
 
 @dataclass(frozen=True)

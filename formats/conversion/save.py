@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,6 @@ from shardprep.formats.conversion.saved_items import (
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.items import LAYOUT
-from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
@@ -252,7 +252,7 @@ def write_dataset(
         if workers is None and _is_soon_done(items, len(items.numbered)):
             workers = 0
         building = NumberedShards(items.numbered, items.coder, prepared.planned, workers, progress)
-    return _Saver(prepared, building, progress, restart=restart).manifest()
+    return _saved(prepared, building, progress, restart=restart)
 
 
 def _is_soon_done(items: OpenedItems, count: int) -> bool:
@@ -292,80 +292,66 @@ def _entries(count: int, items: OpenedItems) -> Entries:
     return entries
 
 
-@dataclass(frozen=True)
-class _Saver:
-    """One call: its preparation, and the building of its shards."""
-
-    prepared: PreparedSplit
-    building: ShardBuilding
-    progress: Progress
-    restart: bool
-
-    def manifest(self) -> Manifest:
-        """Write the dataset, or verify a finished one."""
-        prepared = self.prepared
-        if not prepared.is_finished:
-            self._check()
-            with noting_kept(self._kept, restarted=self.restart), WorkFolder(prepared.output) as work_folder:
-                if not prepared.is_finished:  # another run may have finished it since
-                    return self._written(work_folder)
-        return self._already_there()
-
-    def _check(self) -> None:
-        output = self.prepared.output
-        check_output(output)
-        refuse_network(output, self.prepared.planned.options.container)
-        if not self.restart:
-            refuse_other_plan(output, self.prepared.guard())
-        if isinstance(self.building, NumberedShards):
-            check_room({output: self.prepared.bytes_to_write(self.prepared.shards)})
-
-    def _written(self, work_folder: WorkFolder) -> Manifest:
-        if self.restart:
-            work_folder.discard(OUTPUT_FILES)
-        work_folder.claim(self.prepared.guard())
-        if isinstance(self.building, StreamedShards):  # there is nothing to find the next item by
-            work_folder.discard(OUTPUT_FILES)
-            work_folder.claim(self.prepared.guard())
-        planned, built = self.building.build(work_folder)
-        planned, labels = self._completed(planned, work_folder, built)
-        return finish(work_folder, planned, replace(self.prepared.listing, labels=labels), built, None)
-
-    def _completed(
-        self, planned: Plan, work_folder: WorkFolder, built: list[BuiltShard]
-    ) -> tuple[Plan, LabelSpace]:
-        """Return what only all items together show: the order of classes, the widest key, the labels.
-
-        Raises BadItem for a key that occurs twice.
-        """
-        found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
-        keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
-        for key in repeated_keys(keys):
-            first, second = sorted(planned.order[np.flatnonzero(keys == key)[:2]].tolist())
-            raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
-        width = min(keys.dtype.itemsize, MAX_KEY_BYTES)
-        planned = replace(planned, class_sorted=is_class_sorted(labels), key_bytes=width)
-        return planned, self.building.coder.labels(int(labels.max()))
-
-    def _already_there(self) -> Manifest:
-        """Verify a finished output. Raises PlanMismatch if it has other items, DataError if it is damaged."""
-        output, kept = self.prepared.output, self.prepared.listing.options
-        manifest = self.prepared.finished_manifest()
-        if _part(manifest.source, kept) != kept:
-            raise PlanMismatch(
-                "holds a finished dataset of other items; choose another folder, or remove this one",
-                path=output,
-            )
-        verify_finished(output, self.progress)
-        return manifest
-
-    def _kept(self) -> str:
-        """Return how many shards the next run keeps; empty if none."""
-        if isinstance(self.building, StreamedShards):
-            return ""
-        done = len(finished_shards(self.prepared.output))
-        return f"{done} of {len(self.prepared.planned.shards)} shards are done" if done else ""
+def _saved(
+    prepared: PreparedSplit, building: ShardBuilding, progress: Progress, *, restart: bool
+) -> Manifest:
+    """Write the dataset, or verify a finished one."""
+    if not prepared.is_finished:
+        _check(prepared, building, restart=restart)
+        with (
+            noting_kept(partial(_kept, prepared, building), restarted=restart),
+            WorkFolder(prepared.output) as work_folder,
+        ):
+            if not prepared.is_finished:  # another run may have finished it since
+                if restart:
+                    work_folder.discard(OUTPUT_FILES)
+                work_folder.claim(prepared.guard())
+                if isinstance(building, StreamedShards):  # there is nothing to find the next item by
+                    work_folder.discard(OUTPUT_FILES)
+                    work_folder.claim(prepared.guard())
+                planned, built = building.build(work_folder)
+                planned, largest = _completed(planned, work_folder, built)
+                listing = replace(prepared.listing, labels=building.coder.labels(largest))
+                return finish(work_folder, planned, listing, built, None)
+    return _already_there(prepared, progress)
 
 
-def _part(source: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: source.get(name) for name in kept}
+def _check(prepared: PreparedSplit, building: ShardBuilding, *, restart: bool) -> None:
+    check_output(prepared.output)
+    refuse_network(prepared.output, prepared.planned.options.container)
+    if not restart:
+        refuse_other_plan(prepared.output, prepared.guard())
+    if isinstance(building, NumberedShards):
+        check_room({prepared.output: prepared.bytes_to_write(prepared.shards)})
+
+
+def _kept(prepared: PreparedSplit, building: ShardBuilding) -> str:
+    """Return how many shards the next run keeps; empty if none."""
+    done = 0 if isinstance(building, StreamedShards) else len(finished_shards(prepared.output))
+    return f"{done} of {len(prepared.planned.shards)} shards are done" if done else ""
+
+
+def _completed(planned: Plan, work_folder: WorkFolder, built: list[BuiltShard]) -> tuple[Plan, int]:
+    """Return what only all items together show: the order of classes, the widest key, the largest label.
+
+    Raises BadItem for a key that occurs twice.
+    """
+    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
+    keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+    for key in repeated_keys(keys):
+        first, second = sorted(planned.order[np.flatnonzero(keys == key)[:2]].tolist())
+        raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
+    width = min(keys.dtype.itemsize, MAX_KEY_BYTES)
+    return replace(planned, class_sorted=is_class_sorted(labels), key_bytes=width), int(labels.max())
+
+
+def _already_there(prepared: PreparedSplit, progress: Progress) -> Manifest:
+    """Verify a finished output. Raises PlanMismatch if it has other items, DataError if it is damaged."""
+    output, kept = prepared.output, prepared.listing.options
+    manifest = prepared.finished_manifest()
+    if {name: manifest.source.get(name) for name in kept} != kept:
+        raise PlanMismatch(
+            "holds a finished dataset of other items; choose another folder, or remove this one", path=output
+        )
+    verify_finished(output, progress)
+    return manifest
