@@ -508,3 +508,21 @@ class _Machine(_Reader):
             self._memo.append(item)
         self._puts += 1
         self._stack.append(item)
+
+
+_ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
+
+
+def decoded(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
+    """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
+    head = value.read(0, min(8, value.length))
+    if head.startswith(PICKLE_FIRST_BYTES):
+        return unpickle(value, most=most, dicts=dicts, number_of=number_of)
+    if head.startswith(MSGPACK_FIRST_BYTES):
+        return unpack(value, most=most, dicts=dicts, number_of=number_of)
+    if _ARROW.fullmatch(head):
+        raise ValueError(
+            "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "
+            "time, set TENSORPACK_SERIALIZE=pickle"
+        )
+    raise ValueError(f"it is neither a pickle of protocol 2 to 5 nor msgpack (starts with {head.hex(' ')})")

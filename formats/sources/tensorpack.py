@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,13 @@ from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file,
 from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import EntryTable
 from shardprep.formats.sources.pickled import (
-    MSGPACK_FIRST_BYTES,
-    PICKLE_FIRST_BYTES,
     Array,
     ByteRange,
-    NumberOf,
     Text,
     Value,
+    decoded,
     from_latin1,
     kind_of,
-    unpack,
-    unpickle,
 )
 from shardprep.formats.sources.record_files import (
     RecordClasses,
@@ -56,7 +52,6 @@ DIGITS = 8
 MAX_LABELS = 100_000
 
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")
-_ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 _MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
@@ -142,28 +137,31 @@ class _Contents:
         self.schema = Schema()
         self._path, self._options = path, options
         self._table = EntryTable(path)
-        self._decode: Decode | None = None
+        self._are_pickles: bool | None = None
         self._is_begun = False
         self._listed: npt.NDArray[np.int64] | None = None
 
     def add(self, key: bytes, value: Value) -> None:
         with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
-            self._decode = self._decode or decoder_of(value)
+            is_pickle = value.read(0, min(1, value.length)) == b"\x80"
+            if self._are_pickles not in (None, is_pickle):
+                raise ValueError("it was not serialized as the first record was")
+            self._are_pickles = is_pickle
             if key == KEYS:
-                self._listed = read_keys(value, self._decode)
+                self._listed = read_keys(value)
             else:
-                self._add_value(check_key(key), value, self._decode)
+                self._add_value(check_key(key), value)
 
-    def _add_value(self, key: str, value: Value, decode: Decode) -> None:
+    def _add_value(self, key: str, value: Value) -> None:
         """Add a datapoint: [image, label], or any plain data if the first one is that."""
         if not self._is_begun:
-            self.items = self._items(value, decode)
+            self.items = self._items(value)
             self._is_begun = True
         if self.items is not None:
-            label = self.items.label(read_item(value, decode))
+            label = self.items.label(read_item(value))
             self._table.append(key, label, length=value.length, offset=value.offset)
             return
-        image, label = read_datapoint(value, decode)
+        image, label = read_datapoint(value)
         if image.length:
             if self.as_text not in (None, image.latin1):
                 raise ValueError("some images are stored as bytes and some as text")
@@ -171,19 +169,19 @@ class _Contents:
         offset = value.offset + image.start
         self._table.append(key, self.classes.add(label), length=image.length, offset=offset)
 
-    def _items(self, first: Value, decode: Decode) -> ItemContents | None:
+    def _items(self, first: Value) -> ItemContents | None:
         """Return the contents of a file with this first datapoint; None for an image with its label.
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
         if not self._options.given("image_column", "label_column"):
             try:
-                read_datapoint(first, decode)
+                read_datapoint(first)
                 return None
             except ValueError:
-                if is_pair(first, decode):
+                if is_pair(first):
                     raise
-        item = read_item(first, decode)
+        item = read_item(first)
         names = ItemNames.of(item, self._options)
         form = ItemForm.of(names.named(item))
         if "key" in form.own:
@@ -206,9 +204,7 @@ class _Contents:
     def reader(self, identity: Identity) -> TarReader:
         """Return the reader of the entries."""
         if self.items is not None:
-            return ItemReader(
-                self._path, identity, self._decode, self.items.names, self.items.form, self.schema
-            )
+            return ItemReader(self._path, identity, self.items.names, self.items.form, self.schema)
         return (TextReader if self.as_text else TarReader)(self._path, identity)
 
     def completeness(self, entries: Entries) -> tuple[int, str]:
@@ -239,14 +235,6 @@ def is_lmdb(path: Path) -> bool:
         return file.read(HEADER.size + 4)[HEADER.size :] == MAGIC.to_bytes(4, "little")
 
 
-class Decode(Protocol):
-    """A reader of values of one serializer. Raises ValueError for damage, and for more than plain data."""
-
-    def __call__(
-        self, value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None
-    ) -> Any: ...
-
-
 class Datapoint(NamedTuple):
     """The place of an image within its value, and its label."""
 
@@ -254,36 +242,21 @@ class Datapoint(NamedTuple):
     label: int
 
 
-def decoder_of(value: Value) -> Decode:
-    """Return the reader of this value. Raises ValueError if no serializer of tensorpack wrote it."""
-    head = value.read(0, min(8, value.length))
-    if head.startswith(PICKLE_FIRST_BYTES):
-        return unpickle
-    if head.startswith(MSGPACK_FIRST_BYTES):
-        return unpack
-    if _ARROW.fullmatch(head):
-        raise ValueError(
-            "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "
-            "time, set TENSORPACK_SERIALIZE=pickle"
-        )
-    raise ValueError(f"it is neither a pickle of protocol 2 to 5 nor msgpack (starts with {head.hex(' ')})")
-
-
-def read_datapoint(value: Value, decode: Decode) -> Datapoint:
+def read_datapoint(value: Value) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for an image")
-    found = decode(value, most=_MOST_PARTS)
+    found = decoded(value, most=_MOST_PARTS)
     match found:
         case [image, label]:
             return Datapoint(_image(image), _label(value, label))
     raise ValueError(f"it is {kind_of(found)}, not [image, label]")
 
 
-def is_pair(value: Value, decode: Decode) -> bool:
+def is_pair(value: Value) -> bool:
     """Whether a datapoint is some bytes and an integer, though perhaps no image with its label."""
     try:
-        match decode(value, most=_MOST_PARTS):
+        match decoded(value, most=_MOST_PARTS):
             case [ByteRange(), int()]:
                 return True
     except ValueError:
@@ -328,7 +301,7 @@ def check_key(key: bytes) -> str:
     return key.decode()
 
 
-def read_keys(value: Value, decode: Decode) -> npt.NDArray[np.int64]:
+def read_keys(value: Value) -> npt.NDArray[np.int64]:
     """Return the numbers that ``__keys__`` lists, in its order. Raises ValueError if it is no list of keys.
 
     Takes 8 bytes per key, and 1 MiB.
@@ -345,17 +318,19 @@ def read_keys(value: Value, decode: Decode) -> npt.NDArray[np.int64]:
             raise ValueError(f"it lists {kind_of(item)}, so it is not a list of keys")
         return int(check_key(value.bytes_of(item)))
 
-    found = decode(value, most=value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS, number_of=number_of)
+    found: Any = decoded(
+        value, most=value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS, number_of=number_of
+    )
     if type(found) is not array:
         raise ValueError(f"it is {kind_of(found)}, not a list of keys")
     return np.frombuffer(found, np.int64)
 
 
-def read_item(value: Value, decode: Decode) -> Any:
+def read_item(value: Value) -> Any:
     """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for a value")
-    found = decode(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
+    found = decoded(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
     if not isinstance(found, list | tuple | dict) or not found:
         raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
     return _Materials(value).of(found)
@@ -490,7 +465,6 @@ class ItemContents:
 class ItemReader(TarReader):
     """Reader of datapoints; an entry's offset and length are those of its value."""
 
-    decode: Decode | None = None
     names: ItemNames = field(default_factory=ItemNames)
     form: ItemForm = field(default_factory=lambda: ItemForm("list", ()))
     schema: Schema = field(default_factory=Schema)
@@ -507,14 +481,11 @@ class ItemReader(TarReader):
         return tuple(each.codec.encode(parts[each.name]) for each in self.schema)
 
     def _parts(self, entry: np.void) -> Mapping[str, Any]:
-        file, decode = self.opened, self.decode
-        if decode is None:
-            raise ValueError("the reader has no decoder")
-        place = int(entry["offset"])
+        file, place = self.opened, int(entry["offset"])
         if self._last[0] != place:
             value = Value(file.read_at, place, int(entry["length"]))
             try:
-                self._last = place, self.form.parts(self.names.named(read_item(value, decode)))
+                self._last = place, self.form.parts(self.names.named(read_item(value)))
             except ValueError as error:
                 raise BadValue(f"cannot be read: {error}") from error
         return self._last[1]

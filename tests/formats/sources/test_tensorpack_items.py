@@ -10,7 +10,7 @@ import pytest
 from test_tensorpack_lmdb import NEWEST, SERIALIZERS, protocol_4, save_datapoints, value_of
 
 from shardprep.formats import PlanOptions, SourceDamaged, convert, verify
-from shardprep.formats.sources.tensorpack import decoder_of, read_item
+from shardprep.formats.sources.tensorpack import read_item
 from shardprep.loaders import Flow
 from support.image_files import JPEG
 from support.saved_items import are_same
@@ -70,11 +70,11 @@ def test_what_is_not_like_the_first_or_no_column_is_refused(
 def test_a_small_file_takes_little_memory_and_ends(opcodes: bytes) -> None:
     value = value_of(protocol_4(opcodes))
     with pytest.raises(ValueError, match="it"):
-        read_item(value, decoder_of(value))
+        read_item(value)
 
 
 def test_bytes_that_are_there_many_times_are_bounded() -> None:
     data = NEWEST([block := bytes(1 << 16), *[block] * 900])
     value = value_of(data)
     with pytest.raises(ValueError, match="more bytes than the whole record"):
-        read_item(value, decoder_of(value))
+        read_item(value)

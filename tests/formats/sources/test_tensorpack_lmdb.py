@@ -37,7 +37,6 @@ from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tensorpack import (
     MAX_LABELS,
     Datapoint,
-    decoder_of,
     read_datapoint,
 )
 from support.datasets import converted
@@ -172,7 +171,7 @@ def value_of(data: bytes) -> Value:
 
 def datapoint_of(data: bytes) -> Datapoint:
     value = value_of(data)
-    return read_datapoint(value, decoder_of(value))
+    return read_datapoint(value)
 
 
 def test_without_a_split_it_is_train_and_with_one_that(source: Path) -> None:
@@ -305,7 +304,7 @@ def test_an_image_may_not_be_larger_than_any_image_is() -> None:
     value = Value(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
 
     with pytest.raises(ValueError, match="too many for an image"):
-        read_datapoint(value, pickles.unpickle)
+        read_datapoint(value)
 
 
 ARROW = {
@@ -509,7 +508,7 @@ def test_a_list_of_keys_takes_eight_bytes_for_each(serializer: str) -> None:
     value = value_of(data)
     tracemalloc.start()
     try:
-        numbers = datapoint.read_keys(value, decoder_of(value))
+        numbers = datapoint.read_keys(value)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -543,7 +542,7 @@ def test_a_list_of_keys_that_is_made_to_fill_memory_is_refused(data: bytes) -> N
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"it |its "):
-            datapoint.read_keys(value, decoder_of(value))
+            datapoint.read_keys(value)
         assert tracemalloc.get_traced_memory()[1] < 3 << 20
     finally:
         tracemalloc.stop()
