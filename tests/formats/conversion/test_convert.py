@@ -19,6 +19,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
+from shardprep.formats.runtime.progress import NoProgress
 from support.datasets import converted, prep, tree, unpack
 from support.sampling import torture_except
 
@@ -131,20 +132,11 @@ def interrupted(source: Path, output: Path, **options: object) -> None:
         )
 
 
-class StopAfter:
+class StopAfter(NoProgress):
     """Progress that interrupts the work after some shards."""
 
     def __init__(self, shards: int) -> None:
         self.left = shards
-
-    def note(self, text: str) -> None: ...
-
-    def task(self, title: str, *, records: int, size: int) -> "StopAfter":
-        return self
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: object) -> None: ...
 
     def at(self, records: int, size: int) -> None:
         self.left -= 1

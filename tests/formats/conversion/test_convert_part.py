@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -45,7 +46,7 @@ def parts(
 def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
     sizes: list[int], of: int
 ) -> None:
-    plans = [_Planned(size) for size in sizes]
+    plans = [SimpleNamespace(shards=[SimpleNamespace(number=n) for n in range(size)]) for size in sizes]
 
     shares = [[*ConversionPart(number, of).shares(plans)] for number in range(1, of + 1)]  # type: ignore[arg-type]
 
@@ -53,18 +54,6 @@ def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
         assert sorted(shard.number for share in shares for shard in share[split]) == [*range(size)]
     counts = [sum(map(len, share)) for share in shares]
     assert max(counts) - min(counts) <= 1
-
-
-class _Planned:
-    """A plan of which only the shards' numbers count."""
-
-    def __init__(self, shards: int) -> None:
-        self.shards = [_Numbered(n) for n in range(shards)]
-
-
-class _Numbered:
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 def test_a_part_removes_the_folders_of_dead_runs_and_of_no_other(archives: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from shardprep.formats import (
     SkippedImages,
     convert,
 )
+from shardprep.formats.runtime.progress import Progress
 from support.datasets import converted, prep
 from support.image_files import JPEG, encoded, pixels
 from support.source_builders import write
@@ -38,9 +39,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def skipping(source: Path, output: Path, **options: object) -> Converted:
-    plan_options = PlanOptions(shard_size=10_000, on_bad_image="skip", **options)  # type: ignore[arg-type]
-    (done,) = convert(source, output, split="train", plan_options=plan_options, workers=0)
+def skipping(source: Path, output: Path, progress: Progress | None = None) -> Converted:
+    options = PlanOptions(shard_size=10_000, on_bad_image="skip")
+    (done,) = convert(source, output, split="train", plan_options=options, workers=0, progress=progress)
     return done
 
 
@@ -65,18 +66,8 @@ def test_what_was_skipped_is_summed_up_by_cause(source: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_command_prints_the_causes_and_warns_of_an_emptied_class(source: Path, tmp_path: Path) -> None:
-    done = prep("convert", source, tmp_path / "out", "--split", "train", "--on-bad-image", "skip", check=True)
-    again = prep(
-        "convert",
-        source,
-        tmp_path / "out",
-        "--split",
-        "train",
-        "--on-bad-image",
-        "skip",
-        "--json",
-        check=True,
-    )
+    words = ["convert", source, tmp_path / "out", "--split", "train", "--on-bad-image", "skip"]
+    done, again = prep(*words, check=True), prep(*words, "--json", check=True)
 
     assert f"skipped       {SUMMARY}; listed in quarantine.json" in done.stdout
     assert "no image of this class is left, all were skipped: fox" in done.stderr
@@ -88,16 +79,8 @@ def test_the_command_prints_the_causes_and_warns_of_an_emptied_class(source: Pat
 
 def test_no_longer_skipping_trusts_no_shard_that_lacks_images(source: Path, tmp_path: Path) -> None:
     shards = len(skipping(source, tmp_path / "fresh").manifest.shards)
-    plan_options = PlanOptions(shard_size=10_000, on_bad_image="skip")
     with pytest.raises(KeyboardInterrupt):
-        convert(
-            source,
-            tmp_path / "out",
-            split="train",
-            plan_options=plan_options,
-            workers=0,
-            progress=StopAfter(shards),
-        )
+        skipping(source, tmp_path / "out", progress=StopAfter(shards))
 
     with pytest.raises(BadImage):
         converted(source, tmp_path / "out", shard_size=10_000)

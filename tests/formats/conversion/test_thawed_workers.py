@@ -14,18 +14,8 @@ FEWEST = 15  # operations on files that it takes to make a shard and its commit 
 
 
 def arguments(archives: Path, output: Path, container: str) -> list[object]:
-    return [
-        "convert",
-        archives,
-        output,
-        "--split",
-        "val",
-        "--format",
-        container,
-        "--shard-size",
-        500_000,
-        "--quiet",
-    ]
+    words = ["--split", "val", "--format", container, "--shard-size", 500_000, "--quiet"]
+    return ["convert", archives, output, *words]
 
 
 @pytest.fixture(scope="module", params=torture_except(["lmdb", "hdf5"], "lmdb"))
