@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -178,15 +179,32 @@ def build_tables(
     Without ``offsets`` the index is that of format 1.0.
     """
     index = _index(work_folder, planned, built, offsets=offsets)
-    tables = [_write_rows(work_folder, INDEX_NAME, index)]
-    if boxes is not None:
-        tables.append(_write_rows(work_folder, BOXES_NAME, boxes.placed(index)))
+    rows = {INDEX_NAME: index} | ({} if boxes is None else {BOXES_NAME: boxes.placed(index)})
+    tables = []
+    for name, table in rows.items():
+        with _built(work_folder, name) as file:
+            write_table(file, table)
+        tables.append(_entry_of(work_folder, name, len(table)))
     skipped = [{"key": s.key, "where": s.where, "reason": s.reason} for b in built for s in b.skipped]
     if skipped:
-        with naming(work_folder.run / QUARANTINE_NAME), _created(work_folder, QUARANTINE_NAME) as file:
+        with _built(work_folder, QUARANTINE_NAME) as file:
             file.write(canonical_json(skipped))
-        tables.append(_flushed(work_folder.run / QUARANTINE_NAME, len(skipped)))
+        tables.append(_entry_of(work_folder, QUARANTINE_NAME, len(skipped)))
     return tuple(tables)
+
+
+@contextmanager
+def _built(work_folder: WorkFolder, name: str) -> Iterator[BinaryIO]:
+    """Make a file in the run's folder, which is flushed at the end."""
+    path = work_folder.run / name
+    with naming(path), path.open("xb") as file:
+        yield file
+    flush_file(path)
+
+
+def _entry_of(work_folder: WorkFolder, name: str, records: int) -> FileEntry:
+    path = work_folder.run / name
+    return FileEntry(name, path.stat().st_size, hash_file(path), records)
 
 
 def publish_tables(work_folder: WorkFolder, names: Collection[str]) -> None:
@@ -199,8 +217,13 @@ def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator
     """Yield each shard's rows with the records' content digests. Raises ManifestDamaged if they changed."""
     for shard in (each for each in built if each.records):  # without rows the columns are unknown
         path = work_folder.folder / (shard.name + ".rows")
-        entry = FileEntry(path.name, path.stat().st_size, shard.rows_sha256, shard.records)
-        yield read_table(path, entry, _built_row)
+        yield _unchanged_rows(path, shard.rows_sha256, shard.records, _built_row)
+
+
+def _unchanged_rows(
+    path: Path, sha256: str, records: int, row_of: Callable[[int], np.dtype[np.void] | None]
+) -> Rows:
+    return read_table(path, FileEntry(path.name, path.stat().st_size, sha256, records), row_of)
 
 
 def _built_row(width: int) -> np.dtype[np.void] | None:
@@ -216,21 +239,6 @@ def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], 
         index[start : start + len(rows)] = rows["row"][names]
         start += len(rows)
     return index
-
-
-def _write_rows(work_folder: WorkFolder, name: str, rows: Rows) -> FileEntry:
-    with naming(work_folder.run / name), _created(work_folder, name) as file:
-        write_table(file, rows)
-    return _flushed(work_folder.run / name, len(rows))
-
-
-def _created(work_folder: WorkFolder, name: str) -> BinaryIO:
-    return (work_folder.run / name).open("xb")
-
-
-def _flushed(path: Path, records: int) -> FileEntry:
-    flush_file(path)
-    return FileEntry(path.name, path.stat().st_size, hash_file(path), records)
 
 
 def build_columns(
@@ -259,19 +267,17 @@ def column_entry(
 
     Without ``offsets`` the table is that of format 1.0.
     """
-    path = work_folder.run / table_name(field.name)
-    row = column_row(field, offsets=offsets)
+    name, row = table_name(field.name), column_row(field, offsets=offsets)
     records = sum(part.records for part in built)
-    with naming(path), path.open("xb") as file:
+    with _built(work_folder, name) as file:
         file.write(table_header(row, records))
         for rows in _column_rows(work_folder, field, built):
             write_rows(file, rows["row"][list(row.names or ())].astype(row))
-    flush_file(path)
     shards = (part.shard for part in built)
     digests = (rows["digest"].tobytes() for rows in _column_rows(work_folder, field, built))
     return ColumnEntry(
         field,
-        FileEntry(path.name, path.stat().st_size, hash_file(path), records),
+        _entry_of(work_folder, name, records),
         tuple(shard for shard in shards if shard),
         content_root(digests),
     )
@@ -280,11 +286,11 @@ def column_entry(
 def _column_rows(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> Iterator[Rows]:
     """Yield a column's rows of each shard. Raises ManifestDamaged if they changed."""
     row = built_row(field)
-    for column in built:
+    for column in (each for each in built if each.records):
         path = work_folder.folder / column.rows
-        entry = FileEntry(path.name, path.stat().st_size, column.rows_sha256, column.records)
-        if column.records:
-            yield read_table(path, entry, lambda width: row if width == row.itemsize else None)
+        yield _unchanged_rows(
+            path, column.rows_sha256, column.records, lambda width: row if width == row.itemsize else None
+        )
 
 
 @dataclass(frozen=True, slots=True)

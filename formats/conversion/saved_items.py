@@ -113,26 +113,18 @@ class ItemCoder:
         if isinstance(value, str) != self.form.is_named:
             raise refused(value, "the name of a class" if self.form.is_named else "a label")
         if self.classes:
-            label = self._number_of_class(value)
-            return label if label == UNLABELLED else self._sorted_place[label]
+            if isinstance(value, str) and value in self._place_of:
+                return self._place_of[value]
+            label = number_of(value, self.classes, least=UNLABELLED)
+            return label if label == UNLABELLED else self._place_of[self.classes[label]]
         label = UNLABELLED - 1 if isinstance(value, bool) else _index(value)
         if not UNLABELLED <= label < MAX_LABELS:
             raise refused(value, f"a label, which is -1 to {MAX_LABELS - 1} (without classes=)")
         return label
 
-    def _number_of_class(self, value: Any) -> int:
-        if isinstance(value, str) and value in self._number_of_name:
-            return self._number_of_name[value]
-        return number_of(value, self.classes, least=UNLABELLED)
-
     @cached_property
-    def _number_of_name(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.classes)}
-
-    @cached_property
-    def _sorted_place(self) -> list[int]:
-        places = {name: place for place, name in enumerate(sorted(self.classes))}
-        return [places[name] for name in self.classes]
+    def _place_of(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(sorted(self.classes))}
 
     def labels(self, largest: int) -> LabelSpace:
         """Return the label space of a dataset in which ``largest`` is the largest label."""
