@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import LocalFiles, OpenShards
 from shardprep.formats.storage.cache import FileSource
+from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, described, exact, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
+from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE
 
 ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
@@ -226,17 +230,36 @@ class FromDataset(Fetched):
             return RecordFetch(parts, files, labels, self.with_keys)
         return ColumnFetch(parts, files, labels, self.with_keys, self.columns)
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Key]:
-        order, shards = self.plan.order(now.number), self.plan.shards(now.number)
-        numbers = within(numbers, self.length)
-        if shards is None or not self.columns.with_image:
-            yield from map(self._key, order.each(numbers))
-            return
-        stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
-        with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
-            yield from map(self._key, order.each(_announced(ahead, order, numbers)))
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        with self._ahead(now.number, within(numbers, self.length)) as places:
+            yield from map(self._key, self.plan.order(now.number).each(places))
 
-    def _key(self, number: int) -> Key:
+    @contextmanager
+    def _ahead(self, number: int, places: Iterable[int]) -> Iterator[Iterable[int]]:
+        """The context of the places of a pass, with their shards downloaded, or read, ahead.
+
+        Downloads take the room that the cache has. Nothing is evicted for them: what workers have read so far
+        is unknown here.
+        """
+        shards = self.plan.shards(number)
+        if isinstance(self.dataset, CachedDataset):
+            parts = self.columns.files_of(self.dataset)
+            files = ShardFiles.of_parts(parts, with_image=self.columns.with_image)
+            places = iter(places)
+            first = list(islice(places, 1))  # where a resumed pass goes on
+            start = sum(first) // self.plan.batch_size * self.plan.batch_size
+            uses = shard_uses(self.plan, number, start=start)
+            with closing(Prefetcher(self.dataset.cache, ahead=0)) as prefetcher:
+                prefetcher.follow(files.of(uses.shards.tolist()))
+                yield chain(first, places)
+        elif shards is None or not self.columns.with_image:
+            yield places
+        else:
+            stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
+            with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
+                yield _announced(ahead, self.plan.order(number), places)
+
+    def _key(self, number: int) -> tuple[Any, ...]:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
         return shard, ordinal, (key, label, crc32c, offset, length), number
 
@@ -255,11 +278,7 @@ class SavedItems(FromDataset):
     def fetch(self) -> ItemFetch:  # type: ignore[override]
         return ItemFetch.of(self.dataset)
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        order = self.plan.order(now.number)
-        return map(self._place, order.each(within(numbers, self.length)))
-
-    def _place(self, number: int) -> ItemKey:
+    def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
         return number, shard, ordinal, (key, label, crc32c, offset, length)
 

@@ -89,8 +89,8 @@ class FlowSources(Pipeline):
         ``with_keys`` makes them (key, image, label). Of a dataset with columns, or with ``columns``, a dict
         takes the image's place, of the columns' values and "image". A dataset of saved items yields these,
         unless ``columns`` are named. ``path``, ``shuffle``, ``seed``, ``labels``, ``columns``, ``cache`` and
-        ``cache_limit`` are as for :class:`.Loader`, but a shard is only downloaded when a record of it is
-        read; pass n has the order of the loader's epoch n. A ``map`` with processes reads in its workers.
+        ``cache_limit`` are as for :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map``
+        with processes reads in its workers. The shards of a URL are downloaded ahead of a pass.
         Raises ManifestDamaged, UnknownVersion, UsageError, what :func:`.open_dataset` does for a URL, and
         OSError when the dataset is opened. A pass checks each record against its CRC-32C, and raises
         CorruptRecord and ShardDamaged.

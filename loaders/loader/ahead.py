@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
+from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cached_dataset import CachedDataset
@@ -384,6 +385,16 @@ class ShardFiles:
             (np.array([file.size for file in files], np.int64) for files in kinds),
             start=np.zeros(1, np.int64),
         )
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[PartFiles], *, with_image: bool) -> Self:
+        """Return those of the images and of each column that has shards, as far as they are read.
+
+        They are those of one dataset: a collection has no remote parts.
+        """
+        (part,) = parts
+        of_images = [part.shards] if with_image else []
+        return cls(of_images + [column.shards for column in part.columns if column.shards])
 
     @property
     def total(self) -> int:

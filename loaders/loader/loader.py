@@ -44,7 +44,7 @@ from shardprep.loaders.loader.options import (
 from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
 from shardprep.loaders.loader.run_card import loader_identity
 from shardprep.loaders.loader.stats import LoaderStats
-from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, files_read, results_of
+from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.parts import Records
@@ -60,7 +60,8 @@ def shards_of(dataset: RecordSet, work: ShardWork, plan: EpochPlan) -> LocalShar
     """
     if "://" not in dataset.location:
         return LocalShards()
-    return ShardFeed(dataset, ShardFiles(files_read(work)), plan)  # type: ignore[arg-type]
+    files = ShardFiles.of_parts(work.parts, with_image=work.with_image)
+    return ShardFeed(dataset, files, plan)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

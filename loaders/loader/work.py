@@ -17,7 +17,6 @@ from shardprep.formats.runtime.processes import keep_freed_memory, use_one_threa
 from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import Block, blocks_of
 from shardprep.formats.shards.read import DAMAGE, OpenShards, Shard
 from shardprep.formats.storage.cache import FileSource
@@ -109,16 +108,6 @@ def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple
     pairs = zip(dataset.parts, work.parts, strict=True)
     placed = (dataset.placed(part, blocks_of(files.columns[column].shards)) for part, files in pairs)
     return tuple(block for blocks in placed for block in blocks)
-
-
-def files_read(work: ShardWork) -> list[tuple[FileEntry, ...]]:
-    """Return the files of the images and of each column that has shards, by shard, as ``work`` reads them.
-
-    They are those of one dataset: a collection has no remote parts.
-    """
-    (part,) = work.parts
-    of_images = [part.shards] if work.with_image else []
-    return of_images + [column.shards for column in work.columns if column.shards]
 
 
 @dataclass(frozen=True)
