@@ -24,7 +24,7 @@ from shardprep.formats.conversion.prepare import (
 )
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from shardprep.formats.errors import OutputBusy, UsageError
-from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
+from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
@@ -130,9 +130,15 @@ def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]
     progress.note(f"source: {recognised.description}")
     request.check_outputs(recognised)
     problems = Problems()
+    if request.part:
+        for name, output in request.outputs(recognised).items():
+            with problems.collected():
+                _share_listing(recognised, name, output, request, progress)
+        problems.raise_all()
     prepared = prepare(recognised, request, problems)
     problems.raise_all()
-    note_untrained(prepared, progress)
+    if not request.part:
+        note_untrained(prepared, progress)
     return prepared
 
 
@@ -191,17 +197,13 @@ def build_shards(
     """Build the missing shards of a split with the ``builder`` of their jobs, and return all of them."""
     planned, shards, progress = prepared.planned, prepared.shards, runner.progress
     _keep_listing(prepared.listing, work_folder)
-    counters = ProgressCounters(work_folder.run, shards)
     home = versions_for(planned.options) if runner.executor else None
     jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home, builder=builder)
     finished = shards_done(prepared)
     if finished:
         progress.note(f"{len(finished)} of {len(shards)} shards are done already")
-    left = [shard for shard in shards if shard.name not in finished]
     verb = "index" if planned.options.container == IN_PLACE else "convert"
-    records, size = sum(shard.records for shard in left), sum(shard.size for shard in left)
-    with progress.task(f"{verb} {planned.split}", records=records, size=size):
-        return runner.run(jobs, counters)
+    return runner.run(f"{verb} {planned.split}", jobs, work_folder.run, shards, finished)
 
 
 def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:
@@ -328,24 +330,10 @@ def convert_part(
             "a part cannot restart, because other parts work there; remove the output, or restart without a "
             "part"
         )
-    recognised = request.recognised()
-    progress.note(f"source: {recognised.description}")
-    prepared = _prepared(recognised, request, progress)
+    prepared = prepared_splits(request, progress)
     runner = JobRunner(workers, progress=progress)
     with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
         return [_built_part(one, part, runner) for one in prepared]
-
-
-def _prepared(source: Source, request: Request, progress: Progress) -> list[PreparedSplit]:
-    request.check_outputs(source)
-    problems = Problems()
-    for split, output in request.outputs(source).items():
-        with problems.collected():
-            _share_listing(source, split, output, request, progress)
-    problems.raise_all()
-    prepared = prepare(source, request, problems)
-    problems.raise_all()
-    return prepared
 
 
 def _share_listing(source: Source, split: str, output: Path, request: Request, progress: Progress) -> None:

@@ -20,7 +20,7 @@ from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, Us
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.files import publish, publish_bytes, user_path
-from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
+from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, finished_shards, noting_kept
@@ -279,9 +279,7 @@ class _Join:
         if not self.to_build:
             return self.manifest
         shards = self._shards()
-        counters, size = ProgressCounters(work_folder.run, shards), sum(shard.size for shard in shards)
-        with runner.progress.task("join", records=self.manifest.records, size=size):
-            built = runner.run(self._jobs(shards, work_folder), counters)
+        built = runner.run("join", self._jobs(shards, work_folder), work_folder.run, shards)
         entries = self._tables(built, work_folder)
         if not self.added:
             return self.manifest

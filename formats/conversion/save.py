@@ -78,14 +78,9 @@ class NumberedShards:
     def build(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
         """Return the plan and its shards, in order."""
         shards = self.planned.shards
-        counters = ProgressCounters(work_folder.run, shards)
         jobs = shard_jobs(self.planned, shards, HeldItems(), work_folder)
-        with self.progress.task("save", records=len(self.planned.order), size=self._size()):
-            built = JobRunner(self.workers, progress=self.progress).run(self._filled(jobs), counters)
-        return self.planned, built
-
-    def _size(self) -> int:
-        return sum(shard.size for shard in self.planned.shards)
+        runner = JobRunner(self.workers, progress=self.progress)
+        return self.planned, runner.run("save", self._filled(jobs), work_folder.run, shards)
 
     def _filled(self, jobs: Iterator[ShardJob]) -> Iterator[ShardJob]:
         elsewhere = None if self.workers == 0 else self.source.elsewhere()

@@ -25,7 +25,7 @@ from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.items import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
-from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ProgressCounters, ShardCounter
+from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -248,11 +248,8 @@ class _Export:
         # absolute: a job may run in another process, which has another folder
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
-        counters = ProgressCounters(places.run, wanted)
         if done := finished_shards(self.output):
             runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
-        left = [unit for unit in wanted if unit.name not in done]
-        records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
         plan = sha256_of(self._guard)
         jobs = (
             _Job(
@@ -266,8 +263,8 @@ class _Export:
             )
             for unit in wanted
         )
-        with runner.progress.task(f"export {self.manifest.split}", records=records, size=size):
-            made = dict(intact) | {unit.name: unit for unit in runner.run(jobs, counters)}
+        built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)
+        made = dict(intact) | {unit.name: unit for unit in built}
         units = tuple(made[unit.name] for unit in self.units)
         classes = tuple(each.name for each in self.manifest.labels.classes)
         marker = _Marker(self._guard, classes, units, tuple(self.format.finish(units, places)))

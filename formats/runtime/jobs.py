@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -201,15 +201,30 @@ class JobRunner(Owned):
     executor: Executor | None = None
     progress: Progress = field(default_factory=NoProgress)
 
-    def run(self, jobs: Iterable[Job[Built]], counters: ProgressCounters) -> list[Built]:
-        """Run all jobs and return what they built, in the order of their numbers.
+    def run(
+        self,
+        title: str,
+        jobs: Iterable[Job[Built]],
+        folder: Path,
+        units: Sequence[Unit],
+        done: Collection[str] = (),
+    ) -> list[Built]:
+        """Run the jobs of all units as one task, and return what they built, in the order of their numbers.
+
+        ``folder`` is that of the run, and ``done`` are the names of units that are built already.
 
         The first error ends the run. Errors of the executor itself are raised as ExecutorFailed. If a
         worker of this machine dies, its job runs once more. If that worker dies, too, WorkerDied names the
         record it was at. An image that crashes a worker, and then a process that decodes it alone, is a bad
         image.
         """
-        run = _Run(deque(), iter(jobs), counters, self.progress)
+        left = [unit for unit in units if unit.name not in done]
+        records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
+        run = _Run(deque(), iter(jobs), ProgressCounters(folder, units), self.progress)
+        with self.progress.task(title, records=records, size=size):
+            return self._built(run)
+
+    def _built(self, run: _Run[Built]) -> list[Built]:
         if self.executor is not None:
             return run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
         first = run.take()

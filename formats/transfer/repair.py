@@ -19,7 +19,7 @@ from shardprep.formats.conversion.prepare import GatheredBoxes, check_room, gath
 from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
+from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import (
@@ -243,7 +243,6 @@ def _rebuilt_shards(
         done = len(names & finished_shards(work_folder.output))
         return f"{done} of {len(names)} shards are rebuilt" if done else ""
 
-    counters = ProgressCounters(work_folder.run, shards)
     jobs = shard_jobs(
         planned,
         shards,
@@ -253,9 +252,8 @@ def _rebuilt_shards(
         wanted=frozenset(damaged),
         home=versions_for(planned.options) if runner.executor else None,
     )
-    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
-    with noting_kept(kept), runner.progress.task("repair", records=records, size=size):
-        return runner.run(jobs, counters)
+    with noting_kept(kept):
+        return runner.run("repair", jobs, work_folder.run, shards)
 
 
 def _rebuild_tables(
