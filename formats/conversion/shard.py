@@ -243,12 +243,9 @@ class BuiltShard:
         shard = FileEntry(self.name, self.size, self.sha256, self.records)
         return (shard, *(column.shard for column in self.columns if column.shard))
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record; the inverse of ``to_json``."""
+        """Return the shard of a commit record."""
         skipped = tuple(SkippedImage(**s) for s in value["skipped"])
         columns = tuple(BuiltColumn(**c) for c in value["columns"])
         return cls(**{**value, "skipped": skipped, "columns": columns})
@@ -275,23 +272,19 @@ def checked_sample(
 
     Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
     """
-    image, info = _image(reader.read(entry), options) if has_images else (b"", NO_IMAGE)
+    image, info = b"", NO_IMAGE
+    if has_images:
+        image = reader.read(entry)
+        info = read_image_header(image)
+        if options.decode_check:
+            check_decodes(image)
+        segments, shorter_side = options.crop_ready, options.shorter_side
+        image, info = stored_image(
+            image, info, segments=segments, shorter_side=shorter_side, quality=options.quality
+        )
     key, label = entry["key"].item(), int(entry["label"])
     stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
     return CheckedSample(stored, info, reader.values(entry))
-
-
-def _image(image: bytes, options: PlanOptions) -> tuple[bytes, ImageInfo]:
-    info = read_image_header(image)
-    if options.decode_check:
-        check_decodes(image)
-    return stored_image(
-        image,
-        info,
-        segments=options.crop_ready,
-        shorter_side=options.shorter_side,
-        quality=options.quality,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,9 +438,11 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
         for sample in samples:
             if writer is not None:
                 writer.append(sample.stored)
-            rows[count] = _row(sample, job.shard.number, count)
+            key, label, image = sample.stored.key, sample.stored.label, sample.stored.image
+            row = index_row(sample.stored, sample.info, job.shard.number, count)
+            rows[count] = row, content_digest(key, label, image)
             for column, value in zip(columns, sample.values, strict=True):
-                column.append(sample.stored.key, value, sample.info)
+                column.append(key, value, sample.info)
             count += 1
     return rows[:count], skipped, columns
 
@@ -481,7 +476,8 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
                     raise _with_advice(bad, other=is_other_file(reader, entry)) from error
-                skipped.append(SkippedImage(str(bad.key), _place(entry), bad.message))
+                place = entry["path"].decode() or f"at byte {entry['offset']}"  # relative to the source
+                skipped.append(SkippedImage(str(bad.key), place, bad.message))
         counter.set(len(job.entries))
 
 
@@ -490,18 +486,6 @@ def _with_advice(bad: BadImage, *, other: bool) -> BadImage:
     if other:
         advice = "or add --skip-non-images --restart to leave out all files that are not images"
     return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
-
-
-def _place(entry: np.void) -> str:
-    """Return an entry's place relative to the source, as written into a dataset."""
-    return entry["path"].decode() or f"at byte {entry['offset']}"
-
-
-def _row(sample: CheckedSample, shard: int, ordinal: int) -> tuple[tuple[object, ...], object]:
-    stored = sample.stored
-    return index_row(stored, sample.info, shard, ordinal), content_digest(
-        stored.key, stored.label, stored.image
-    )
 
 
 def _commit(
@@ -525,5 +509,5 @@ def _commit(
         columns=tuple(columns),
         region_sha256=region_sha256,
     )
-    publish_bytes(job.beside(".commit"), canonical_json(commit.to_json()), job.run)
+    publish_bytes(job.beside(".commit"), canonical_json(asdict(commit)), job.run)
     return commit
