@@ -110,20 +110,12 @@ class LocalCopy:
         return (*tables, *(shards[number] for number in numbers for shards in sharded))
 
     def _is_missing(self, file: FileEntry) -> bool:
-        try:
-            return (self.output / file.name).lstat().st_size != file.size
-        except FileNotFoundError:
-            return True
+        return _size_of(self.output / file.name) != file.size
 
     def bytes_to_write(self) -> int:
         """Return about how many bytes are still to be written."""
-        return sum(file.size - self._part_bytes(file) for file in self.wanted if self._is_missing(file))
-
-    def _part_bytes(self, file: FileEntry) -> int:
-        try:
-            return min(self.part_of(file).stat().st_size, file.size)
-        except FileNotFoundError:
-            return 0
+        missing = filter(self._is_missing, self.wanted)
+        return sum(max(0, file.size - max(0, _size_of(self.part_of(file)))) for file in missing)
 
     def part_of(self, file: FileEntry) -> Path:
         """Return the path of an incomplete file, which is named by the digest of the complete one."""
@@ -147,6 +139,14 @@ class LocalCopy:
             publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
         work_folder.remove()
         return True
+
+
+def _size_of(path: Path) -> int:
+    """Return the size of a file or a link; -1 if it is not there."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _check_splits(

@@ -175,8 +175,29 @@ def _rebuild(
     listing = recognised.listing(manifest.split)
     planned = _planned_again(listing, manifest, path)
     boxes = gathered_boxes(recognised, manifest.split, listing)
+    files = [manifest.shards, *(column.shards for column in _columns_of(manifest))]
+    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
+    if damaged & {table.name for table in _tables_of(manifest)}:  # the rows come from all shards
+        needed = {shard.number for shard in planned.shards}
+    shards = [shard for shard in planned.shards if shard.number in needed]
+    names = {shard.name for shard in shards}
+
+    def kept() -> str:
+        done = len(names & finished_shards(path))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
+
     with WorkFolder(path) as work_folder:
-        built = _rebuilt_shards(planned, manifest, damaged, listing, work_folder, runner)
+        jobs = shard_jobs(
+            planned,
+            shards,
+            listing.reader,
+            work_folder,
+            expected={file.name: file.sha256 for file in manifest.files},
+            wanted=frozenset(damaged),
+            home=versions_for(planned.options) if runner.executor else None,
+        )
+        with noting_kept(kept):
+            built = runner.run("repair", jobs, work_folder.run, shards)
         _rebuild_tables(planned, manifest, damaged, built, boxes, work_folder)
         remove_unlisted_columns(path, {file.name for file in manifest.files})
         work_folder.remove()
@@ -218,42 +239,6 @@ def _columns_of(manifest: Manifest) -> tuple[ColumnEntry, ...]:
 def _tables_of(manifest: Manifest) -> tuple[FileEntry, ...]:
     """Return the dataset's tables, and those of its columns."""
     return (*manifest.tables, *(column.table for column in _columns_of(manifest)))
-
-
-def _rebuilt_shards(
-    planned: Plan,
-    manifest: Manifest,
-    damaged: set[str],
-    listing: Listing,
-    work_folder: WorkFolder,
-    runner: JobRunner,
-) -> list[BuiltShard]:
-    """Rebuild the damaged shards; if a table is damaged, also make the rows of all the others.
-
-    A file that differs from the manifest's is not published.
-    """
-    files = [manifest.shards, *(column.shards for column in _columns_of(manifest))]
-    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
-    if damaged & {table.name for table in _tables_of(manifest)}:
-        needed = {shard.number for shard in planned.shards}
-    shards = [shard for shard in planned.shards if shard.number in needed]
-    names = {shard.name for shard in shards}
-
-    def kept() -> str:
-        done = len(names & finished_shards(work_folder.output))
-        return f"{done} of {len(names)} shards are rebuilt" if done else ""
-
-    jobs = shard_jobs(
-        planned,
-        shards,
-        listing.reader,
-        work_folder,
-        expected={file.name: file.sha256 for file in manifest.files},
-        wanted=frozenset(damaged),
-        home=versions_for(planned.options) if runner.executor else None,
-    )
-    with noting_kept(kept):
-        return runner.run("repair", jobs, work_folder.run, shards)
 
 
 def _rebuild_tables(

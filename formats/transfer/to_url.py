@@ -183,10 +183,6 @@ class _StoredSplit:
     runner: JobRunner
     loop: LoopThread
 
-    @property
-    def _url(self) -> str:
-        return self.place.remote.place.url
-
     def converted(self) -> ConvertedTo:
         """Convert the split, unless it is there already."""
         prepared, run = self.prepared, self.loop.run
