@@ -154,14 +154,12 @@ def _converted(
                 work_folder.claim(prepared.guard())
                 begun.append(prepared)
                 built = build_shards(prepared, work_folder, runner)
-                listing = prepared.listing
-                manifest = finish(work_folder, prepared.planned, listing, built, prepared.boxes)
                 return Converted(
                     prepared.output,
-                    manifest,
+                    finish(work_folder, prepared, built),
                     already_complete=False,
                     skipped=skipped_of(prepared, built),
-                    ignored=listing.ignored,
+                    ignored=prepared.listing.ignored,
                     notes=notes_of(prepared, built),
                     has_labels=prepared.planned.has_labels,
                 )

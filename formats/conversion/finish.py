@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan
-from shardprep.formats.conversion.prepare import GatheredBoxes
+from shardprep.formats.conversion.prepare import GatheredBoxes, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, SkippedImage, built_row, row_dtype
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
@@ -44,16 +44,10 @@ from shardprep.formats.verification.levels import verify_folder
 TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
 
 
-def finish(
-    work_folder: WorkFolder,
-    planned: Plan,
-    listing: Listing,
-    built: Sequence[BuiltShard],
-    boxes: GatheredBoxes | None,
-) -> Manifest:
+def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables, the provenance and, last, the manifest; then remove the work folder."""
-    output = work_folder.output
-    manifest = gather(work_folder, planned, listing, built, boxes)
+    output, listing = work_folder.output, prepared.listing
+    manifest = gather(work_folder, prepared, built)
     if manifest.archive and (archive := listing.reader.archive):
         link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
     publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
@@ -62,21 +56,15 @@ def finish(
     return manifest
 
 
-def gather(
-    work_folder: WorkFolder,
-    planned: Plan,
-    listing: Listing,
-    built: Sequence[BuiltShard],
-    boxes: GatheredBoxes | None,
-) -> Manifest:
+def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables of all shards; return the manifest, which is not published. Raises DataError."""
-    output = work_folder.output
+    output, planned = work_folder.output, prepared.planned
     if len(built) != len(planned.shards):
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
         raise DataError("the source has no intact image", path=output)
-    tables = build_tables(work_folder, planned, built, boxes)
-    manifest = _manifest(work_folder, planned, listing, built, tables)
+    tables = build_tables(work_folder, planned, built, prepared.boxes)
+    manifest = _manifest(work_folder, prepared, built, tables)
     columns = manifest.columns.entries if manifest.columns else ()
     names = [table.name for table in (*tables, *(column.table for column in columns))]
     for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
@@ -102,11 +90,11 @@ def verify_finished(output: Path, progress: Progress) -> None:
 
 def _manifest(
     work_folder: WorkFolder,
-    planned: Plan,
-    listing: Listing,
+    prepared: PreparedSplit,
     built: Sequence[BuiltShard],
     tables: tuple[FileEntry, ...],
 ) -> Manifest:
+    planned, listing = prepared.planned, prepared.listing
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
     records_root = content_root(digests)
     columns = build_columns(work_folder, planned, built, records_root)

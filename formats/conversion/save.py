@@ -307,7 +307,7 @@ def _saved(
                 planned, built = building.build(work_folder)
                 planned, largest = _completed(planned, work_folder, built)
                 listing = replace(prepared.listing, labels=building.coder.labels(largest))
-                return finish(work_folder, planned, listing, built, None)
+                return finish(work_folder, replace(prepared, planned=planned, listing=listing), built)
     return _already_there(prepared, progress)
 
 

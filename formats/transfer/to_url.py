@@ -200,7 +200,7 @@ class _StoredSplit:
         prepared, place = self.prepared, self.place
         builder = StoringBuilder(place.remote.place, self.policy)
         built = build_shards(prepared, work_folder, self.runner, builder)
-        manifest = gather(work_folder, prepared.planned, prepared.listing, built, prepared.boxes)
+        manifest = gather(work_folder, prepared, built)
         receipts, proven, uploads = Receipts(work_folder.folder), dict[str, StoredFile](), []
         shards = {file.name for shard in built for file in shard.files}
         for file in manifest.files:

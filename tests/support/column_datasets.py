@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from shardprep.formats.conversion.convert import build_shards
 from shardprep.formats.conversion.finish import finish
 from shardprep.formats.conversion.plan import PlanOptions, plan
-from shardprep.formats.conversion.shard import build_shard, shard_jobs
+from shardprep.formats.conversion.prepare import PreparedSplit
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.jobs import ProgressCounters
+from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import EntryTable
@@ -123,8 +124,6 @@ def write_samples(
         ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(order="key"))
+    prepared = PreparedSplit(output, listing, planned, None, planned.shards)
     with WorkFolder(output) as work_folder:
-        ProgressCounters(work_folder.run, planned.shards)
-        jobs = shard_jobs(planned, planned.shards, listing.reader, work_folder)
-        built = [build_shard(job) for job in jobs]
-        return finish(work_folder, planned, listing, built, None)
+        return finish(work_folder, prepared, build_shards(prepared, work_folder, JobRunner(workers=0)))
