@@ -6,8 +6,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -61,106 +60,6 @@ from shardprep.formats.sources.source import SPLITS, Entries, Listing, entry_dty
 
 _ITEMS_PER_UPDATE = 64  # of the progress
 
-
-@dataclass(frozen=True)
-class NumberedShards:
-    """Builds the shards of items with numbers: each is a job, and finished ones are kept.
-
-    The items are fetched in the workers, or here if they cannot be sent to another process.
-    """
-
-    source: NumberedItems
-    coder: ItemCoder
-    planned: Plan
-    workers: int | None
-    progress: Progress
-
-    def build(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
-        """Return the plan and its shards, in order."""
-        shards = self.planned.shards
-        jobs = shard_jobs(self.planned, shards, HeldItems(), work_folder)
-        runner = JobRunner(self.workers, progress=self.progress)
-        return self.planned, runner.run("save", self._filled(jobs), work_folder.run, shards)
-
-    def _filled(self, jobs: Iterator[ShardJob]) -> Iterator[ShardJob]:
-        elsewhere = None if self.workers == 0 else self.source.elsewhere()
-        source = None if elsewhere is None else packed(elsewhere)
-        if source is None:
-            return self._held(list(jobs))
-        builder = FetchingBuilder(source, self.coder)
-        return (replace(job, builder=builder) for job in jobs)
-
-    def _held(self, jobs: list[ShardJob]) -> Iterator[ShardJob]:
-        """Yield the jobs, each with its items; in one pass over the items of unfinished shards."""
-        wanted = {job.shard.number: trusted_commit(job) is None for job in jobs}
-        numbers = [number for job in jobs if wanted[job.shard.number] for number in _numbers(job)]
-        items = map(self.coder.encode, numbers, self.source.pick(iter(numbers)))
-        for job in jobs:
-            if wanted[job.shard.number]:
-                own = _numbers(job)
-                yield held_job(job, list(islice(items, len(own))), own)
-            else:
-                yield job
-
-
-def _numbers(job: ShardJob) -> list[int]:
-    numbers: list[int] = job.entries["offset"].tolist()
-    return numbers
-
-
-@dataclass(frozen=True)
-class StreamedShards:
-    """Builds the shards of an iterator, in this process and one after the other, in one pass.
-
-    A shard is cut before the item that would make it larger than the shard size. Nothing is kept of an
-    earlier run.
-    """
-
-    items: Iterator[Any]
-    coder: ItemCoder
-    planned: Plan
-    total: int
-    progress: Progress
-
-    def build(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
-        """Return the plan with the shards that were cut, and these."""
-        planned, built = [], []
-        with self.progress.task("save", records=self.total, size=0):
-            done = 0
-            for number, items in enumerate(self._groups()):
-                job = self._job(work_folder, number, done, items)
-                planned.append(job.shard)
-                built.append(build_shard(job))
-                done += len(items)
-        order = np.arange(done, dtype=np.uint32)
-        return replace(self.planned, shards=tuple(planned), order=order), built
-
-    def _groups(self) -> Iterator[list[EncodedItem]]:
-        limit, size, done = self.planned.options.shard_size, 0, 0
-        group: list[EncodedItem] = []
-        for number, item in zip(count(), self.items, strict=False):
-            found = self.coder.encode(number, item)
-            more = found.size
-            if group and size + more > limit:
-                yield group
-                group, done, size = [], done + size, 0
-            group.append(found)
-            size += more
-            if not number % _ITEMS_PER_UPDATE:
-                self.progress.at(number, done + size)
-        if group:
-            yield group
-
-    def _job(self, work_folder: WorkFolder, number: int, first: int, items: list[EncodedItem]) -> ShardJob:
-        name = f"shard-{number:05d}{SUFFIXES[self.planned.options.container]}"
-        shard = PlannedShard(name, number, first, first + len(items), Extent(len(items), 0, 1))
-        ProgressCounters(work_folder.run, [shard])
-        plan = replace(self.planned, shards=(shard,))
-        (job,) = shard_jobs(plan, [shard], HeldItems(), work_folder)
-        return held_job(job, items, range(first, first + len(items)))
-
-
-ShardBuilding = NumberedShards | StreamedShards
 
 DEFAULT_SHARD_SIZE = 64 << 20
 START_S = 0.75  # until a worker process builds its first shard
@@ -238,16 +137,11 @@ def write_dataset(
         raise UsageError(
             "only items with numbers can be shuffled: give a sequence, or a flow over one, or shuffle the flow"
         )
+    if items.numbered is not None and workers is None and _is_soon_done(items, len(items.numbered)):
+        workers = 0
     prepared = _prepared(items, folder, split, options)
-    building: ShardBuilding
-    if items.numbered is None:
-        total = operator.length_hint(samples, 0)
-        building = StreamedShards(items.rest, items.coder, prepared.planned, total, progress)
-    else:
-        if workers is None and _is_soon_done(items, len(items.numbered)):
-            workers = 0
-        building = NumberedShards(items.numbered, items.coder, prepared.planned, workers, progress)
-    return _saved(prepared, building, progress, restart=restart)
+    total = operator.length_hint(samples, 0)
+    return _Saving(prepared, items, workers, total, progress, restart=restart).manifest()
 
 
 def _is_soon_done(items: OpenedItems, count: int) -> bool:
@@ -287,66 +181,126 @@ def _entries(count: int, items: OpenedItems) -> Entries:
     return entries
 
 
-def _saved(
-    prepared: PreparedSplit, building: ShardBuilding, progress: Progress, *, restart: bool
-) -> Manifest:
-    """Write the dataset, or verify a finished one."""
-    if not prepared.is_finished:
-        _check(prepared, building, restart=restart)
-        with (
-            noting_kept(partial(_kept, prepared, building), restarted=restart),
-            WorkFolder(prepared.output) as work_folder,
-        ):
-            if not prepared.is_finished:  # another run may have finished it since
-                if restart:
-                    work_folder.discard(OUTPUT_FILES)
-                work_folder.claim(prepared.guard())
-                if isinstance(building, StreamedShards):  # there is nothing to find the next item by
-                    work_folder.discard(OUTPUT_FILES)
-                    work_folder.claim(prepared.guard())
-                planned, built = building.build(work_folder)
-                planned, largest = _completed(planned, work_folder, built)
-                listing = replace(prepared.listing, labels=building.coder.labels(largest))
-                return finish(work_folder, replace(prepared, planned=planned, listing=listing), built)
-    return _already_there(prepared, progress)
+@dataclass(frozen=True)
+class _Saving:
+    """The saving of items, of which ``total`` are known, into one output.
 
-
-def _check(prepared: PreparedSplit, building: ShardBuilding, *, restart: bool) -> None:
-    check_output(prepared.output)
-    refuse_network(prepared.output, prepared.planned.options.container)
-    if not restart:
-        refuse_other_plan(prepared.output, prepared.guard())
-    if isinstance(building, NumberedShards):
-        check_room({prepared.output: prepared.bytes_to_write(prepared.shards)})
-
-
-def _kept(prepared: PreparedSplit, building: ShardBuilding) -> str:
-    """Return how many shards the next run keeps; empty if none."""
-    done = 0 if isinstance(building, StreamedShards) else len(finished_shards(prepared.output))
-    return f"{done} of {len(prepared.planned.shards)} shards are done" if done else ""
-
-
-def _completed(planned: Plan, work_folder: WorkFolder, built: list[BuiltShard]) -> tuple[Plan, int]:
-    """Return what only all items together show: the order of classes, the widest key, the largest label.
-
-    Raises BadItem for a key that occurs twice.
+    Of items with numbers each shard is a job, and finished ones are kept. They are fetched in the workers, or
+    here if they cannot be sent to another process. An iterator is drawn in this process, one shard after the
+    other, and nothing is kept of an earlier run.
     """
-    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
-    keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
-    for key in repeated_keys(keys):
-        first, second = sorted(planned.order[np.flatnonzero(keys == key)[:2]].tolist())
-        raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
-    width = min(keys.dtype.itemsize, MAX_KEY_BYTES)
-    return replace(planned, class_sorted=is_class_sorted(labels), key_bytes=width), int(labels.max())
+
+    prepared: PreparedSplit
+    items: OpenedItems
+    workers: int | None
+    total: int
+    progress: Progress
+    restart: bool
+
+    def manifest(self) -> Manifest:
+        """Write the dataset, or verify a finished one."""
+        prepared, numbered = self.prepared, self.items.numbered
+        if not prepared.is_finished:
+            check_output(prepared.output)
+            refuse_network(prepared.output, prepared.planned.options.container)
+            if not self.restart:
+                refuse_other_plan(prepared.output, prepared.guard())
+            if numbered is not None:
+                check_room({prepared.output: prepared.bytes_to_write(prepared.shards)})
+            with noting_kept(self._kept, restarted=self.restart), WorkFolder(prepared.output) as work_folder:
+                if not prepared.is_finished:  # another run may have finished it since
+                    if self.restart:
+                        work_folder.discard(OUTPUT_FILES)
+                    work_folder.claim(prepared.guard())
+                    if numbered is not None:
+                        return self._finished(
+                            work_folder, prepared.planned, self._built(numbered, work_folder)
+                        )
+                    work_folder.discard(OUTPUT_FILES)  # there is nothing to find the next item by
+                    work_folder.claim(prepared.guard())
+                    return self._finished(work_folder, *self._streamed(work_folder))
+        return self._already_there()
+
+    def _kept(self) -> str:
+        """Return how many shards the next run keeps; empty if none."""
+        done = 0 if self.items.numbered is None else len(finished_shards(self.prepared.output))
+        return f"{done} of {len(self.prepared.planned.shards)} shards are done" if done else ""
+
+    def _built(self, source: NumberedItems, work_folder: WorkFolder) -> list[BuiltShard]:
+        planned, coder = self.prepared.planned, self.items.coder
+        elsewhere = None if self.workers == 0 else source.elsewhere()
+        data = None if elsewhere is None else packed(elsewhere)
+        builder = None if data is None else FetchingBuilder(data, coder)
+        jobs = shard_jobs(planned, planned.shards, HeldItems(), work_folder, builder=builder)
+        if builder is None:
+            jobs = _held(list(jobs), source, coder)
+        runner = JobRunner(self.workers, progress=self.progress)
+        return runner.run("save", jobs, work_folder.run, planned.shards)
+
+    def _streamed(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
+        """Return the plan with the shards that were cut, and these."""
+        planned = self.prepared.planned
+        shards, built, done = [], [], 0
+        with self.progress.task("save", records=self.total, size=0):
+            for number, items in enumerate(self._groups(planned.options.shard_size)):
+                name, first = f"shard-{number:05d}{SUFFIXES[planned.options.container]}", done
+                done += len(items)
+                shard = PlannedShard(name, number, first, done, Extent(len(items), 0, 1))
+                ProgressCounters(work_folder.run, [shard])
+                plan = replace(planned, shards=(shard,))
+                (job,) = shard_jobs(plan, [shard], HeldItems(), work_folder)
+                built.append(build_shard(held_job(job, items, range(first, done))))
+                shards.append(shard)
+        return replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32)), built
+
+    def _groups(self, shard_size: int) -> Iterator[list[EncodedItem]]:
+        """Yield the items of each shard, which is cut before the item that would make it too large."""
+        size = done = 0
+        group: list[EncodedItem] = []
+        for number, item in zip(count(), self.items.rest, strict=False):
+            found = self.items.coder.encode(number, item)
+            if group and size + found.size > shard_size:
+                yield group
+                group, done, size = [], done + size, 0
+            group.append(found)
+            size += found.size
+            if not number % _ITEMS_PER_UPDATE:
+                self.progress.at(number, done + size)
+        if group:
+            yield group
+
+    def _finished(self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard]) -> Manifest:
+        """Finish with what only all items show: the order of classes, the widest key, the largest label.
+
+        Raises BadItem for a key that occurs twice.
+        """
+        found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
+        keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+        for key in repeated_keys(keys):
+            first, second = sorted(planned.order[np.flatnonzero(keys == key)[:2]].tolist())
+            raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
+        width = min(keys.dtype.itemsize, MAX_KEY_BYTES)
+        planned = replace(planned, class_sorted=is_class_sorted(labels), key_bytes=width)
+        listing = replace(self.prepared.listing, labels=self.items.coder.labels(int(labels.max())))
+        return finish(work_folder, replace(self.prepared, planned=planned, listing=listing), built)
+
+    def _already_there(self) -> Manifest:
+        """Verify a finished output. Raises PlanMismatch if it has other items, DataError if it is damaged."""
+        output, kept = self.prepared.output, self.prepared.listing.options
+        manifest = self.prepared.finished_manifest()
+        if {name: manifest.source.get(name) for name in kept} != kept:
+            raise PlanMismatch(
+                "holds a finished dataset of other items; choose another folder, or remove this one",
+                path=output,
+            )
+        verify_finished(output, self.progress)
+        return manifest
 
 
-def _already_there(prepared: PreparedSplit, progress: Progress) -> Manifest:
-    """Verify a finished output. Raises PlanMismatch if it has other items, DataError if it is damaged."""
-    output, kept = prepared.output, prepared.listing.options
-    manifest = prepared.finished_manifest()
-    if {name: manifest.source.get(name) for name in kept} != kept:
-        raise PlanMismatch(
-            "holds a finished dataset of other items; choose another folder, or remove this one", path=output
-        )
-    verify_finished(output, progress)
-    return manifest
+def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iterator[ShardJob]:
+    """Yield the jobs, each with its items; in one pass over the items of unfinished shards."""
+    numbers = [[] if trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
+    wanted = list(chain.from_iterable(numbers))
+    items = map(coder.encode, wanted, source.pick(iter(wanted)))
+    for job, own in zip(jobs, numbers, strict=True):
+        yield held_job(job, list(islice(items, len(own))), own) if own else job

@@ -87,9 +87,8 @@ class ItemCoder:
             values = tuple([self._part(name, parts[name], encode) for name, encode in self._columns])
         except BadValue as error:
             raise bad_item(number, error.message) from error
-        return EncodedItem(
-            own.get("key") or number_key(number), own.get("label", UNLABELLED), own.get("image", b""), values
-        )
+        key = own.get("key") or b"%0*d" % (KEY_DIGITS, number)
+        return EncodedItem(key, own.get("label", UNLABELLED), own.get("image", b""), values)
 
     def _part(self, name: str, value: Any, encode: Callable[[Any], Any]) -> Any:
         try:
@@ -132,11 +131,6 @@ class ItemCoder:
         return LabelSpace.of(self.classes or numbers)
 
 
-def number_key(number: int) -> bytes:
-    """Return the key of an item that has none."""
-    return b"%0*d" % (KEY_DIGITS, number)
-
-
 def key_of(value: Any) -> bytes:
     """Return a key's bytes. Raises BadValue for a value that is no key."""
     data = TextCodec().encode(value)
@@ -177,18 +171,13 @@ def bad_item(number: int, message: str) -> BadItem:
     return error
 
 
-def digest_of(items: Sequence[EncodedItem]) -> str:
-    """Return the SHA-256 of the first items, which tells other data from the same."""
+def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
+    """Return the manifest's ``source``: the form, and a digest of the first items, which tells other data."""
     digest = hashlib.sha256()
-    for item in items:
+    for item in first:
         for part in (item.key, str(item.label).encode(), item.image, *item.values):
             digest.update(len(part).to_bytes(8, "little") + part)
-    return f"sha256:{digest.hexdigest()}"
-
-
-def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
-    """Return the manifest's ``source`` for these items."""
-    return form.to_json() | {"first": digest_of(first)}
+    return form.to_json() | {"first": f"sha256:{digest.hexdigest()}"}
 
 
 class NumberedItems(ABC):
