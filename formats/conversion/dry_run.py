@@ -170,7 +170,9 @@ def plan_conversion(
             request.check_outputs(recognised)
         prepared = prepare(recognised, request, problems)
         note_untrained(prepared, progress)
-    return _Check(problems, count, progress).result(description, prepared)
+    check = _Check(problems, count, progress)
+    splits = tuple(check.split(one) for one in prepared)
+    return DryRun(description, splits, problems, check.skipped, count, *check.estimate())
 
 
 @dataclass
@@ -193,32 +195,27 @@ class _ShardFindings:
         self.hashed_bytes += other.hashed_bytes
 
 
+@dataclass
 class _Check:
     """The check of all images of the prepared splits."""
 
-    def __init__(self, problems: Problems, workers: int, progress: Progress) -> None:
-        self._problems = problems
-        self._workers = workers
-        self._progress = progress
-        self._skipped = Problems()
-        self._total = _ShardFindings()
-        self._bytes = 0
-        self._shards = 0
+    problems: Problems
+    workers: int
+    progress: Progress
+    skipped: Problems = field(default_factory=Problems)
+    total: _ShardFindings = field(default_factory=_ShardFindings)
+    bytes: int = 0
+    shards: int = 0
 
-    def result(self, source: str, prepared: Iterable[PreparedSplit]) -> DryRun:
-        splits = tuple(self._split(one) for one in prepared)
-        seconds, rate = self._estimate()
-        return DryRun(source, splits, self._problems, self._skipped, self._workers, seconds, rate)
-
-    def _split(self, one: PreparedSplit) -> PlannedSplit:
+    def split(self, one: PreparedSplit) -> PlannedSplit:
         planned, is_finished = one.planned, one.is_finished
         found = _ShardFindings() if is_finished else self._images(one)
         is_skipping = planned.options.on_bad_image == "skip"
-        self._problems.merge(found.problems)
-        (self._skipped if is_skipping else self._problems).merge(found.bad)
-        images = sum(shard.extent.records for shard in one.shards)
+        self.problems.merge(found.problems)
+        (self.skipped if is_skipping else self.problems).merge(found.bad)
+        images = sum(shard.records for shard in one.shards)
         if found.bad_images == images == len(planned.order):
-            self._problems.add(DataError("the source has no intact image", path=one.output))
+            self.problems.add(DataError("the source has no intact image", path=one.output))
         return PlannedSplit(
             split=planned.split,
             path=one.output,
@@ -241,40 +238,40 @@ class _Check:
     def _images(self, one: PreparedSplit) -> _ShardFindings:
         """Check the images of the shards that are still to be built."""
         shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
-        records, size = (sum(getattr(s.extent, n) for s in shards) for n in ("records", "payload_bytes"))
+        records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
         found, done = _ShardFindings(), np.zeros(2, np.int64)
-        with self._progress.task(f"check {one.planned.split}", records=records, size=size):
+        with self.progress.task(f"check {one.planned.split}", records=records, size=size):
             for shard, checked in zip(shards, self._checked(one, shards), strict=True):
                 found.add(checked)
-                done += (shard.extent.records, shard.extent.payload_bytes)
-                self._progress.at(*done.tolist())
-        self._bytes += size
-        self._shards += len(shards)
-        self._total.add(found)
+                done += (shard.records, shard.size)
+                self.progress.at(*done.tolist())
+        self.bytes += size
+        self.shards += len(shards)
+        self.total.add(found)
         return found
 
     def _checked(self, one: PreparedSplit, shards: Iterable[PlannedShard]) -> Iterator[_ShardFindings]:
         entries = map(one.planned.entries_of, shards)
         jobs = ((some, one.listing.reader.only(some), one.planned.has_images) for some in entries)
-        if not self._workers:
+        if not self.workers:
             yield from (check_images(*job) for job in jobs)
             return
-        with WorkerPool(self._workers) as pool:
+        with WorkerPool(self.workers) as pool:
             waiting: deque[Future[_ShardFindings]] = deque()
             for job in jobs:
                 waiting.append(pool.submit(check_images, *job))
-                if len(waiting) > self._workers:
+                if len(waiting) > self.workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
-    def _estimate(self) -> tuple[float | None, float | None]:
+    def estimate(self) -> tuple[float | None, float | None]:
         """Return the seconds that the conversion would take, and the bytes per second that were read."""
-        total, at_once = self._total, max(1, min(self._workers, self._shards))
+        total, at_once = self.total, max(1, min(self.workers, self.shards))
         if not total.hashed_bytes or not total.read:
             return None, None
-        hashing = total.hashed / total.hashed_bytes * self._bytes
-        return (total.read + hashing) / at_once, self._bytes * at_once / total.read
+        hashing = total.hashed / total.hashed_bytes * self.bytes
+        return (total.read + hashing) / at_once, self.bytes * at_once / total.read
 
 
 def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _ShardFindings:

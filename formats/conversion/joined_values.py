@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -272,7 +272,9 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     with ArchiveFile(path) as file:
         with _at(path, lambda: 1):
             form = TableForm.of(file)
-            key_at, at = _place_of_key(form), _place_of(form, header)
+            of_keys = "column of keys or paths (key, file_name, path, …); its columns are"
+            key_at = _place_of(form, KEY_NAMES, of_keys)
+            at = _place_of(form, [header], f"column {header!r}; name one as FILE#COLUMN, of")
         kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
         rows = _rows(path, file, form, key_at, at, kind)
         identity = file.identity
@@ -284,21 +286,12 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     return JoinedColumn(field, values, custody | ({"column": header} if header != choice.name else {}))
 
 
-def _place_of_key(form: TableForm) -> int:
-    name = next((name for name in KEY_NAMES if name in form.names), None)
-    if name is None:
-        there = ", ".join(form.names)[:200]
-        raise ValueError(
-            f"has no column of keys or paths (key, file_name, path, …); its columns are: {there}"
-        )
-    return form.names.index(name)
-
-
-def _place_of(form: TableForm, header: str) -> int:
-    if header not in form.names:
-        there = ", ".join(form.names)[:200]
-        raise ValueError(f"has no column {header!r}; name one as FILE#COLUMN, of: {there}")
-    return form.names.index(header)
+def _place_of(form: TableForm, names: Sequence[str], missing: str) -> int:
+    """Return the place of the first of the names in a row. Raises ValueError, which says what is missing."""
+    found = next((name for name in names if name in form.names), None)
+    if found is None:
+        raise ValueError(f"has no {missing}: {', '.join(form.names)[:200]}")
+    return form.names.index(found)
 
 
 def _rows(

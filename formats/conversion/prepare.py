@@ -359,6 +359,7 @@ class PreparedSplit:
             rows = planned.order[start : start + (1 << 16)]
             for column in (name for name in planned.entries.dtype.names or () if name not in IN_PLAN):
                 times.update(planned.entries[column][rows].tobytes())
+        writer = {"shardprep": version("shardprep"), **container(planned.options.container).library()}
         options = planned.options.to_json() | dict(self.listing.options)
         del options["on_bad_image"]  # it only concerns shards that are not built
         return options | {
@@ -366,13 +367,8 @@ class PreparedSplit:
             "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
             "images": planned.work_digest,
             "boxes": self.boxes.digest if self.boxes else None,
-            "writer": self._writer(),
+            "writer": ", ".join(f"{name} {value}" for name, value in writer.items()),
         }
-
-    def _writer(self) -> str:
-        """Return the versions and settings that decide the bytes of the shards besides plan and images."""
-        used = {"shardprep": version("shardprep"), **container(self.planned.options.container).library()}
-        return ", ".join(f"{name} {value}" for name, value in used.items())
 
 
 def prepare(source: Source, request: Request, problems: Problems) -> list[PreparedSplit]:
@@ -381,8 +377,13 @@ def prepare(source: Source, request: Request, problems: Problems) -> list[Prepar
     A problem with one split or output is added to ``problems``, and the others are prepared all the same.
     """
     outputs = request.outputs(source)
-    prepared = []
-    for listing in _listings(source, request, outputs, problems):
+    listings, prepared = [], []
+    for split, output in outputs.items():
+        with problems.collected():
+            listings.append(request.survey(source, split, output))
+    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
+        problems.merge(found)
+    for listing in listings:
         miscounted = Problems()
         with miscounted.collected():
             _check_count(listing, allow_partial=request.options.allow_partial)
@@ -418,18 +419,6 @@ def note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> Non
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         named = ", ".join(names[:MOST_NAMED])
         progress.note(f"classes of val without an image in train: {named}{more}")
-
-
-def _listings(
-    source: Source, request: Request, outputs: Mapping[str, Path], problems: Problems
-) -> list[Listing]:
-    listings = []
-    for split, output in outputs.items():
-        with problems.collected():
-            listings.append(request.survey(source, split, output))
-    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
-        problems.merge(found)
-    return listings
 
 
 def _check_output(one: PreparedSplit, source: Source, options: ConvertOptions, problems: Problems) -> None:

@@ -72,9 +72,13 @@ class LocalCopy:
         return self.remote.folder.place.url
 
     def check(self) -> None:
-        """Raise UsageError for another output than an empty one or this dataset's; OutputBusy; OSError."""
+        """Raise UsageError for shards that are not there, and for another output; OutputBusy; OSError."""
         self.remote.refuse_archive()
-        self._check_shards()
+        count = len(self.manifest.shards)
+        if wrong := [number for number in self.shards or () if not 0 <= number < count]:
+            raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=self.url)
+        if self.shards is not None and not len(self.shards):
+            raise UsageError("no shard is requested", path=self.url)
         refuse_busy(self.output)
         if not (self.output / MANIFEST_NAME).exists():
             check_output(self.output, work=WORK)
@@ -85,13 +89,6 @@ class LocalCopy:
                 "another folder, or remove this one",
                 path=self.output,
             )
-
-    def _check_shards(self) -> None:
-        count = len(self.manifest.shards)
-        if wrong := [number for number in self.shards or () if not 0 <= number < count]:
-            raise UsageError(f"has the shards 0 to {count - 1}, not {wrong[0]}", path=self.url)
-        if self.shards is not None and not len(self.shards):
-            raise UsageError("no shard is requested", path=self.url)
 
     @property
     def wanted(self) -> tuple[FileEntry, ...]:
