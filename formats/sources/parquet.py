@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,14 +195,27 @@ def layout_of(
     for name in names:
         kind = schema.field(name).type
         kinds[name] = str(kind.value_type if str(kind).startswith("dictionary<") else kind)
+    classes = {name: found for name in names if (found := _classes(features.get(name))) is not None}
     images = [name for name in names if _is_image(kinds[name], features.get(name))]
-    image = _image(kinds, images, options.image_column, first)
-    label = _label(kinds, features, options.label_column, image, first)
+    able = [*images, *(name for name in names if kinds[name] in _BINARY)]
+    if options.image_column is not None:
+        image = _able(kinds, options.image_column, "--image-column", able, "images are bytes")
+    else:
+        known = [name for name in _IMAGES if name in able]
+        image = next(iter((*known, *images)), "") or usual_image(able, first)
+    integers = [name for name in names if kinds[name] in _INTEGERS]
+    if options.label_column is not None:
+        texts = [name for name in names if kinds[name] in (*_TEXT, *_BINARY) and name != image]
+        able, needs = [*integers, *texts], "labels are integers or text"
+        label = _able(kinds, options.label_column, "--label-column", able, needs)
+    else:
+        known = [name for name in _LABELS if name in (*integers, *classes)]
+        label = next(iter((*known, *classes)), "") or usual_label(integers, first)
     return ParquetLayout(
         image=image,
         in_struct=image in images,
         label=label,
-        classes=_classes(features.get(label)) or (),
+        classes=classes.get(label, ()),
         fields={
             name: _field(name, schema.field(name).type, features.get(name), nullable)
             for name in names
@@ -211,36 +224,12 @@ def layout_of(
     )
 
 
-def _image(
-    kinds: Mapping[str, str], images: list[str], wanted: str | None, first: Callable[[str], Any]
-) -> str:
-    able = [*images, *(name for name, kind in kinds.items() if kind in _BINARY)]
-    if wanted is not None:
-        name = chosen(kinds, wanted, "--image-column")
-        if name and name not in able:
-            raise UsageError(f"the column {name} has {kinds[name]}, but images are bytes")
-        return name
-    known = [name for name in _IMAGES if name in able]
-    return next(iter((*known, *images)), "") or usual_image(able, first)
-
-
-def _label(
-    kinds: Mapping[str, str],
-    features: Mapping[str, Any],
-    wanted: str | None,
-    image: str,
-    first: Callable[[str], Any],
-) -> str:
-    integers = [name for name, kind in kinds.items() if kind in _INTEGERS]
-    if wanted is not None:
-        name = chosen(kinds, wanted, "--label-column")
-        is_text = kinds.get(name) in (*_TEXT, *_BINARY) and name != image
-        if name and name not in integers and not is_text:
-            raise UsageError(f"the column {name} has {kinds[name]}, but labels are integers or text")
-        return name
-    of_classes = [name for name in kinds if _classes(features.get(name)) is not None]
-    known = [name for name in _LABELS if name in (*integers, *of_classes)]
-    return next(iter((*known, *of_classes)), "") or usual_label(integers, first)
+def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[str], needs: str) -> str:
+    """Return the column that the user means. Raises UsageError for one that is not ``able``."""
+    name = chosen(kinds, wanted, option)
+    if name and name not in able:
+        raise UsageError(f"the column {name} has {kinds[name]}, but {needs}")
+    return name
 
 
 def _is_image(kind: str, feature: Any) -> bool:

@@ -88,17 +88,12 @@ def _dialect(files: SplitFiles, options: SourceOptions) -> Dialect:
             with ArchiveFile(files.top / name) as file:
                 frame = next(frames(file), None)
                 if frame is not None:
-                    return _dialect_in(file, frame, options)
+                    end = frame.data + frame.length
+                    found = features(ByteWindow(file.read_at, end), frame.data, end)
+                    return dialect_of(found, options)
         except (SourceDamaged, ValueError):  # said with all other problems
             continue
     return Dialect()
-
-
-def _dialect_in(file: ArchiveFile, frame: Frame, options: SourceOptions) -> Dialect:
-    end = frame.data + frame.length
-    window = ByteWindow(file.read_at, end)
-    found = features(window, frame.data, end)
-    return dialect_of(found, lambda name: found[name].only_value(HEAD_BYTES), options)
 
 
 @dataclass(frozen=True)
@@ -163,22 +158,22 @@ class Dialect:
         return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
 
 
-def dialect_of(names: Collection[str], value_of: Callable[[str], object], options: SourceOptions) -> Dialect:
-    """Return the dialect of a record with features of these names.
+def dialect_of(found: Features, options: SourceOptions) -> Dialect:
+    """Return the dialect of a record. Raises UsageError for features in the ``options`` that it lacks."""
 
-    ``value_of`` returns the value of a feature that has one. Raises UsageError for features in the
-    ``options`` that are not there.
-    """
-    known = _known(names)
+    def value_of(name: str) -> object:
+        return found[name].only_value(HEAD_BYTES)
+
+    known = _known(found)
     image, label = known.image, known.label
     if options.image_column is not None:
-        image = chosen(names, options.image_column, "--image-column")
+        image = chosen(found, options.image_column, "--image-column")
     elif not image or not isinstance(value_of(image), bytes):
-        image = usual_image(names, value_of) or image
+        image = usual_image(found, value_of) or image
     if options.label_column is not None:
-        label = chosen(names, options.label_column, "--label-column")
+        label = chosen(found, options.label_column, "--label-column")
     elif not label:
-        label = usual_label(names, value_of)
+        label = usual_label(found, value_of)
     if label != known.label:
         known = replace(known, class_name="", first_label=0)
     return replace(known, image=image, label=label, may_be_text=options.label_column is not None)

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.finish import build_column, build_tables, publish_tables
@@ -39,7 +38,7 @@ from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
 from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location
-from shardprep.formats.storage.transfer import Download, RemoteDataset, TransferRun, find_datasets
+from shardprep.formats.storage.transfer import RemoteDataset, TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.levels import verify_folder
 from shardprep.formats.verification.report import Report
@@ -134,10 +133,15 @@ def _fetch(
         remote = _same_dataset(loop.run(find_datasets(place, PATIENT)), manifest, place)
         copy = LocalCopy(remote, path, None)
         files = [file for file in manifest.files if file.name in damaged]
+        downloads = copy.downloads(files)
+
+        def kept() -> str:
+            done = sum(each.is_done for each in downloads)
+            return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
+
         check_room({path: sum(file.size for file in files)})
         with WorkFolder(path) as work_folder:
-            downloads = copy.downloads(files)
-            with noting_kept(partial(_fetched, downloads)):
+            with noting_kept(kept):
                 TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
             remove_unlisted_columns(path, {file.name for file in manifest.files})
             work_folder.remove()
@@ -149,12 +153,6 @@ def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Lo
         if remote.manifest.root == manifest.root:
             return remote
     raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
-
-
-def _fetched(downloads: Collection[Download]) -> str:
-    """Return how many files are fetched; empty if none is."""
-    done = sum(each.is_done for each in downloads)
-    return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
 
 
 def _rebuild(
