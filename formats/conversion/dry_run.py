@@ -194,6 +194,35 @@ class _ShardFindings:
         self.hashed += other.hashed
         self.hashed_bytes += other.hashed_bytes
 
+    def read_by(self, reader: ByteReader, entry: np.void, *, has_images: bool) -> tuple[bytes, ...] | None:
+        """Read an entry's image and columns, and check them; return their bytes, None for bad ones."""
+        start, image = perf_counter(), b""
+        try:
+            if has_images:
+                image = reader.read(entry)
+                read_image_header(image)
+            return image, *reader.values(entry)
+        except (BadImage, BadValue) as error:
+            self.bad_images += 1
+            advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
+            message = error.message + advice
+            bad = BadImage(message, path=reader.where(entry), key=entry["key"].decode())
+            self.bad.add(bad, _DETAILS.sub("", message))
+            return None
+        finally:
+            self.read += perf_counter() - start
+
+    def hash(self, entry: np.void, data: bytes) -> None:
+        """Hash the data of an entry as a conversion does with each image."""
+        start = perf_counter()
+        key, label = entry["key"].item(), int(entry["label"])
+        for _ in ("written", "read back"):
+            record_crc(key, label, data)
+        content_digest(key, label, data)
+        hashlib.sha256(data)
+        self.hashed += perf_counter() - start
+        self.hashed_bytes += len(data)
+
 
 @dataclass
 class _Check:
@@ -281,41 +310,7 @@ def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) 
         opened.expect(entries)
         for number, entry in enumerate(entries):
             with found.problems.collected():
-                is_sample = number % SAMPLE_EVERY == 0
-                _check_image(found, entry, opened, has_images=has_images, is_sample=is_sample)
+                parts = found.read_by(opened, entry, has_images=has_images)
+                if parts is not None and number % SAMPLE_EVERY == 0:
+                    found.hash(entry, b"".join(parts))
     return found
-
-
-def _check_image(
-    found: _ShardFindings, entry: np.void, reader: ByteReader, *, has_images: bool, is_sample: bool
-) -> None:
-    start, image = perf_counter(), b""
-    try:
-        if has_images:
-            image = reader.read(entry)
-            read_image_header(image)
-        values = reader.values(entry)
-    except (BadImage, BadValue) as error:
-        found.bad_images += 1
-        advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
-        message = error.message + advice
-        bad = BadImage(message, path=reader.where(entry), key=entry["key"].decode())
-        found.bad.add(bad, _DETAILS.sub("", message))
-        return
-    finally:
-        found.read += perf_counter() - start
-    if is_sample:
-        data = b"".join((image, *values))
-        found.hashed += _seconds_to_hash(entry, data)
-        found.hashed_bytes += len(data)
-
-
-def _seconds_to_hash(entry: np.void, image: bytes) -> float:
-    """Return how long hashing takes that a conversion does with each image."""
-    start = perf_counter()
-    key, label = entry["key"].item(), int(entry["label"])
-    for _ in ("written", "read back"):
-        record_crc(key, label, image)
-    content_digest(key, label, image)
-    hashlib.sha256(image)
-    return perf_counter() - start

@@ -6,10 +6,10 @@ The damaged files, and only these, are made again, with the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from shardprep.formats.conversion.finish import build_column, build_tables, publish_tables
@@ -38,7 +38,7 @@ from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
 from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location
-from shardprep.formats.storage.transfer import RemoteDataset, TransferRun, find_datasets
+from shardprep.formats.storage.transfer import TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.levels import verify_folder
 from shardprep.formats.verification.report import Report
@@ -93,10 +93,11 @@ def repair(
         damaged -= {file.name for name in manifest.joined for file in manifest.columns[name].files}
     if not damaged:
         return report
+    work = _Repair(path, manifest, damaged, runner)
     if place is None:
-        _rebuild(path, source, root, manifest, damaged, runner)
+        work.rebuild(user_path(source), root)
     else:
-        _fetch(path, place, manifest, damaged, runner.progress)
+        work.fetch(place)
     again = _verified(path, runner)
     again.rebuilt = tuple(sorted(damaged))
     return again
@@ -125,80 +126,102 @@ def _found_damaged(path: Path, runner: JobRunner) -> tuple[Manifest, Report]:
     return manifest, report
 
 
-def _fetch(
-    path: Path, place: Location, manifest: Manifest, damaged: Collection[str], progress: Progress
-) -> None:
-    """Fetch the damaged files from the copy of the dataset at a place."""
-    with LoopThread(threads=AT_ONCE) as loop:
-        remote = _same_dataset(loop.run(find_datasets(place, PATIENT)), manifest, place)
-        copy = LocalCopy(remote, path, None)
-        files = [file for file in manifest.files if file.name in damaged]
-        downloads = copy.downloads(files)
+@dataclass(frozen=True)
+class _Repair:
+    """The repair of the ``damaged`` files of a dataset."""
 
-        def kept() -> str:
-            done = sum(each.is_done for each in downloads)
-            return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
+    path: Path
+    manifest: Manifest
+    damaged: Collection[str]
+    runner: JobRunner
 
-        check_room({path: sum(file.size for file in files)})
-        with WorkFolder(path) as work_folder:
+    @contextmanager
+    def _work(self, kept: Callable[[], str]) -> Iterator[WorkFolder]:
+        with WorkFolder(self.path) as work_folder:
             with noting_kept(kept):
-                TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
-            remove_unlisted_columns(path, {file.name for file in manifest.files})
+                yield work_folder
+            remove_unlisted_columns(self.path, {file.name for file in self.manifest.files})
             work_folder.remove()
 
+    def fetch(self, place: Location) -> None:
+        """Fetch the files from the copy of the dataset at a place. Raises PlanMismatch without one."""
+        with LoopThread(threads=AT_ONCE) as loop:
+            found = loop.run(find_datasets(place, PATIENT)).values()
+            root = self.manifest.root
+            remote = next((remote for remote in found if remote.manifest.root == root), None)
+            if remote is None:
+                raise PlanMismatch(f"has no copy of this dataset, whose root is {root}", path=place.url)
+            files = [file for file in self.manifest.files if file.name in self.damaged]
+            downloads = LocalCopy(remote, self.path, None).downloads(files)
 
-def _same_dataset(found: dict[str, RemoteDataset], manifest: Manifest, place: Location) -> RemoteDataset:
-    """Return the copy of the dataset among those at the URL. Raises PlanMismatch."""
-    for remote in found.values():
-        if remote.manifest.root == manifest.root:
-            return remote
-    raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
+            def kept() -> str:
+                done = sum(each.is_done for each in downloads)
+                return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
 
+            check_room({self.path: sum(file.size for file in files)})
+            with self._work(kept):
+                TransferRun(loop, AT_ONCE, self.runner.progress).run("repair", self.manifest, downloads)
 
-def _rebuild(
-    path: Path,
-    source: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None,
-    manifest: Manifest,
-    damaged: set[str],
-    runner: JobRunner,
-) -> None:
-    """Rebuild the damaged files from the source of the dataset."""
-    recognised = recognise(
-        user_path(source),
-        split=manifest.split,
-        options=_options_of(manifest, root),
-        seed=manifest.plan["seed"],
-    )
-    listing = recognised.listing(manifest.split)
-    planned = _planned_again(listing, manifest, path)
-    boxes = gathered_boxes(recognised, manifest.split, listing)
-    files = [manifest.shards, *(column.shards for column in _columns_of(manifest))]
-    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
-    if damaged & {table.name for table in _tables_of(manifest)}:  # the rows come from all shards
-        needed = {shard.number for shard in planned.shards}
-    shards = [shard for shard in planned.shards if shard.number in needed]
-    names = {shard.name for shard in shards}
+    def rebuild(self, source: Path, root: str | os.PathLike[str] | None) -> None:
+        """Rebuild the files from the source of the dataset."""
+        split, seed = self.manifest.split, self.manifest.plan["seed"]
+        recognised = recognise(source, split=split, options=_options_of(self.manifest, root), seed=seed)
+        listing = recognised.listing(split)
+        planned = _planned_again(listing, self.manifest, self.path)
+        boxes = gathered_boxes(recognised, split, listing)
+        files = [self.manifest.shards, *(column.shards for column in self._columns)]
+        needed = {number for some in files for number, shard in enumerate(some) if shard.name in self.damaged}
+        if any(table.name in self.damaged for table in self._tables):  # the rows come from all shards
+            needed = {shard.number for shard in planned.shards}
+        shards = tuple(shard for shard in planned.shards if shard.number in needed)
+        names = {shard.name for shard in shards}
 
-    def kept() -> str:
-        done = len(names & finished_shards(path))
-        return f"{done} of {len(names)} shards are rebuilt" if done else ""
+        def kept() -> str:
+            done = len(names & finished_shards(self.path))
+            return f"{done} of {len(names)} shards are rebuilt" if done else ""
 
-    with WorkFolder(path) as work_folder:
-        jobs = shard_jobs(
-            planned,
-            shards,
-            listing.reader,
-            work_folder,
-            expected={file.name: file.sha256 for file in manifest.files},
-            wanted=frozenset(damaged),
-            home=versions_for(planned.options) if runner.executor else None,
-        )
-        with noting_kept(kept):
-            built = runner.run("repair", jobs, work_folder.run, shards)
-        _rebuild_tables(planned, manifest, damaged, built, boxes, work_folder)
-        remove_unlisted_columns(path, {file.name for file in manifest.files})
-        work_folder.remove()
+        with self._work(kept) as work_folder:
+            jobs = shard_jobs(
+                planned,
+                shards,
+                listing.reader,
+                work_folder,
+                expected={file.name: file.sha256 for file in self.manifest.files},
+                wanted=frozenset(self.damaged),
+                home=versions_for(planned.options) if self.runner.executor else None,
+            )
+            built = self.runner.run("repair", jobs, work_folder.run, shards)
+            self._rebuild_tables(work_folder, planned, built, boxes)
+
+    def _rebuild_tables(
+        self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard], boxes: GatheredBoxes | None
+    ) -> None:
+        """Rebuild the damaged tables; each must match the manifest before it is published."""
+        made: list[FileEntry] = []
+        offsets = self.manifest.offsets
+        if any(table.name in self.damaged for table in self.manifest.tables):
+            made += build_tables(work_folder, planned, built, boxes, offsets=offsets)
+        for column in self._columns:
+            if column.table.name in self.damaged:
+                made.append(
+                    build_column(work_folder, planned, column.field.name, built, offsets=offsets).table
+                )
+        wanted = [table for table in self._tables if table.name in self.damaged]
+        for table in wanted:
+            if table not in made:
+                raise PlanMismatch(
+                    "was made from another source: its bytes differ", path=self.path / table.name
+                )
+        publish_tables(work_folder, [table.name for table in wanted])
+
+    @property
+    def _columns(self) -> tuple[ColumnEntry, ...]:
+        return self.manifest.columns.entries if self.manifest.columns else ()
+
+    @property
+    def _tables(self) -> tuple[FileEntry, ...]:
+        """The dataset's tables, and those of its columns."""
+        return (*self.manifest.tables, *(column.table for column in self._columns))
 
 
 def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
@@ -228,38 +251,3 @@ def _planned_again(listing: Listing, manifest: Manifest, path: Path) -> Plan:
     if planned.digest != manifest.plan["sha256"]:
         raise PlanMismatch("was made from another source: keys, labels or sizes differ", path=path)
     return planned
-
-
-def _columns_of(manifest: Manifest) -> tuple[ColumnEntry, ...]:
-    return manifest.columns.entries if manifest.columns else ()
-
-
-def _tables_of(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the dataset's tables, and those of its columns."""
-    return (*manifest.tables, *(column.table for column in _columns_of(manifest)))
-
-
-def _rebuild_tables(
-    planned: Plan,
-    manifest: Manifest,
-    damaged: set[str],
-    built: list[BuiltShard],
-    boxes: GatheredBoxes | None,
-    work_folder: WorkFolder,
-) -> None:
-    """Rebuild the damaged tables; each must match the manifest before it is published."""
-    made: list[FileEntry] = []
-    if damaged & {table.name for table in manifest.tables}:
-        made += build_tables(work_folder, planned, built, boxes, offsets=manifest.offsets)
-    for column in _columns_of(manifest):
-        if column.table.name in damaged:
-            name = column.field.name
-            made.append(build_column(work_folder, planned, name, built, offsets=manifest.offsets).table)
-    rebuilt = {table.name: table for table in made}
-    wanted = [table for table in _tables_of(manifest) if table.name in damaged]
-    for table in wanted:
-        if rebuilt.get(table.name) != table:
-            raise PlanMismatch(
-                "was made from another source: its bytes differ", path=work_folder.output / table.name
-            )
-    publish_tables(work_folder, [table.name for table in wanted])
