@@ -58,48 +58,17 @@ def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 
 def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables of all shards; return the manifest, which is not published. Raises DataError."""
-    output, planned = work_folder.output, prepared.planned
+    output, planned, listing = work_folder.output, prepared.planned, prepared.listing
     if len(built) != len(planned.shards):
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
         raise DataError("the source has no intact image", path=output)
     tables = build_tables(work_folder, planned, built, prepared.boxes)
-    manifest = _manifest(work_folder, prepared, built, tables)
-    columns = manifest.columns.entries if manifest.columns else ()
-    names = [table.name for table in (*tables, *(column.table for column in columns))]
-    for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
-        (output / stale).unlink(missing_ok=True)
-    publish_tables(work_folder, names)
-    return manifest
-
-
-def verify_finished(output: Path, progress: Progress) -> None:
-    """Verify a dataset that was found finished, and remove a work folder that is left of it.
-
-    Raises DataError if it is damaged, OutputBusy, OSError.
-    """
-    progress.note(f"{output} is complete already; verifying it")
-    report = verify_folder(output, level="full", progress=progress)
-    report.raise_for_findings()
-    if (output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(output) as work_folder:
-            if report.manifest:
-                remove_unlisted_columns(output, {file.name for file in report.manifest.files})
-            work_folder.remove()
-
-
-def _manifest(
-    work_folder: WorkFolder,
-    prepared: PreparedSplit,
-    built: Sequence[BuiltShard],
-    tables: tuple[FileEntry, ...],
-) -> Manifest:
-    planned, listing = prepared.planned, prepared.listing
     digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
     records_root = content_root(digests)
     columns = build_columns(work_folder, planned, built, records_root)
     flags = [r["row"]["flags"] for r in shard_rows(work_folder, built)]
-    return Manifest(
+    manifest = Manifest(
         split=planned.split,
         records=sum(b.records for b in built),
         image_bytes=sum(b.image_bytes for b in built),
@@ -123,6 +92,27 @@ def _manifest(
         crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
         columns=columns,
     )
+    names = [table.name for table in tables]
+    names += [column.table.name for column in (columns.entries if columns else ())]
+    for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
+        (output / stale).unlink(missing_ok=True)
+    publish_tables(work_folder, names)
+    return manifest
+
+
+def verify_finished(output: Path, progress: Progress) -> None:
+    """Verify a dataset that was found finished, and remove a work folder that is left of it.
+
+    Raises DataError if it is damaged, OutputBusy, OSError.
+    """
+    progress.note(f"{output} is complete already; verifying it")
+    report = verify_folder(output, level="full", progress=progress)
+    report.raise_for_findings()
+    if (output / WORK_FOLDER_NAME).exists():
+        with WorkFolder(output) as work_folder:
+            if report.manifest:
+                remove_unlisted_columns(output, {file.name for file in report.manifest.files})
+            work_folder.remove()
 
 
 def _archive(planned: Plan, listing: Listing, built: Sequence[BuiltShard]) -> IndexedArchive | None:

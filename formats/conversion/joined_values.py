@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from shardprep.formats.shards.manifest import read_manifest
 from shardprep.formats.shards.tables import checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
-from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, TableRow, encoded_cell
+from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, encoded_cell
 
 
 class JoinedValues(ABC):
@@ -269,15 +268,26 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
 
     Raises SourceDamaged with the line of a row that cannot be used, SourceIncomplete, and UsageError.
     """
+    table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
+    line = 1  # 0 between two rows
     with ArchiveFile(path) as file:
-        with _at(path, lambda: 1):
+        lines = Lines(file, MAX_ROW_BYTES)
+        with foreign_file(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
             of_keys = "column of keys or paths (key, file_name, path, …); its columns are"
             key_at = _place_of(form, KEY_NAMES, of_keys)
             at = _place_of(form, [header], f"column {header!r}; name one as FILE#COLUMN, of")
-        kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
-        rows = _rows(path, file, form, key_at, at, kind)
+            kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
+            line = 0
+            for row in form.rows(lines):
+                if isinstance(row, ValueError):
+                    raise row
+                line = row.line
+                kind.add(row.cells[at])
+                table.append((_key(row.cells[key_at]), row.offset, row.length))
+                line = 0
         identity = file.identity
+    rows = table.finish()
     places = matched(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
     encoded = partial(_encoded_cell, field, form, at)
@@ -294,32 +304,11 @@ def _place_of(form: TableForm, names: Sequence[str], missing: str) -> int:
     return form.names.index(found)
 
 
-def _rows(
-    path: Path, file: ArchiveFile, form: TableForm, key_at: int, at: int, kind: CellKind
-) -> npt.NDArray[np.void]:
-    """Return the key and the place of each row; raise SourceDamaged for the first that is none."""
-    lines, first = Lines(file, MAX_ROW_BYTES), array("q")
-    table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
-    with _at(path, lambda: first[-1] if first else lines.number):
-        for row in form.rows(lines):
-            first.append(row.line if isinstance(row, TableRow) else lines.number)
-            if isinstance(row, ValueError):
-                raise row
-            kind.add(row.cells[at])
-            table.append((_key(row.cells[key_at]), row.offset, row.length))
-            first.pop()
-    return table.finish()
-
-
 def _key(cell: object) -> bytes:
     key = str(cell).encode() if isinstance(cell, str) or type(cell) is int else b""
     if not 0 < len(key) <= MAX_KEY_BYTES:
         raise ValueError("has no key")
     return key
-
-
-def _at(path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
-    return foreign_file(path, "correct the table", place=lambda: f"line {line()}: ")
 
 
 def _encoded_cell(field: Field, form: TableForm, at: int, row: bytes) -> bytes:
