@@ -33,7 +33,7 @@ from shardprep.formats.shards.in_place import ARCHIVE_NAME, is_linked, link_arch
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.source import Listing, Problems, Source, SourceOptions
+from shardprep.formats.sources.source import Problems, Source, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
 
@@ -194,7 +194,10 @@ def build_shards(
 ) -> list[BuiltShard]:
     """Build the missing shards of a split with the ``builder`` of their jobs, and return all of them."""
     planned, shards, progress = prepared.planned, prepared.shards, runner.progress
-    _keep_listing(prepared.listing, work_folder)
+    if prepared.listing.kept_by is not None:
+        stored = StoredEntries(work_folder.folder, prepared.listing.kept_by)
+        if stored.read() is None:
+            stored.write(prepared.listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
     jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home, builder=builder)
     finished = shards_done(prepared)
@@ -202,13 +205,6 @@ def build_shards(
         progress.note(f"{len(finished)} of {len(shards)} shards are done already")
     verb = "index" if planned.options.container == IN_PLACE else "convert"
     return runner.run(f"{verb} {planned.split}", jobs, work_folder.run, shards, finished)
-
-
-def _keep_listing(listing: Listing, work_folder: WorkFolder) -> None:
-    if listing.kept_by is not None:
-        stored = StoredEntries(work_folder.folder, listing.kept_by)
-        if stored.read() is None:
-            stored.write(listing.entries, work_folder.run)
 
 
 def shards_done(prepared: PreparedSplit) -> set[str]:

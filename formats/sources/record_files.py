@@ -224,21 +224,18 @@ class FilesReader(OpeningReader[OpenFiles]):
         files, path = self.opened.files, entry["path"].item()
         if path not in files:
             with ExitStack() as context:
-                files[path] = self._opened_in(context, entry), context.pop_all()
+                try:
+                    archive = context.enter_context(ArchiveFile(self.path_of(entry)))
+                except FileNotFoundError:
+                    raise self.changed(entry) from None
+                if wrapped(archive.identity.mtime_ns) != entry["mtime_ns"]:
+                    raise self.changed(entry)
+                archive.expect_random_reads()
+                files[path] = self.open_in(archive, context), context.pop_all()
             if len(files) > MAX_OPEN:
                 files.popitem(last=False)[1][1].close()
         files.move_to_end(path)
         return files[path][0]
-
-    def _opened_in(self, context: ExitStack, entry: np.void) -> Any:
-        try:
-            archive = context.enter_context(ArchiveFile(self.path_of(entry)))
-        except FileNotFoundError:
-            raise self.changed(entry) from None
-        if wrapped(archive.identity.mtime_ns) != entry["mtime_ns"]:
-            raise self.changed(entry)
-        archive.expect_random_reads()
-        return self.open_in(archive, context)
 
     def changed(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that is not the one that was listed."""

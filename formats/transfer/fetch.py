@@ -128,14 +128,22 @@ class LocalCopy:
         done = sum(not self._is_missing(file) for file in self.manifest.files)
         return f"{done} of {len(self.manifest.files)} files are fetched" if done else ""
 
-    def finish(self, work_folder: WorkFolder, fetched: Sequence[Download]) -> bool:
-        """Publish the manifest if all files are there and right; return whether they are."""
-        if len(fetched) < len(self.manifest.files):
-            return False
-        if not (self.output / MANIFEST_NAME).exists():
-            publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
-        work_folder.remove()
-        return True
+    def fetched(self, transfers: TransferRun) -> FetchedDataset:
+        """Fetch the wanted files, and publish the manifest if all files are there and right."""
+        with noting_kept(self.kept), WorkFolder(self.output) as work_folder:
+            work_folder.claim(self.guard, work="fetch")
+            if kept := self.kept():
+                transfers.progress.note(f"{self.output}: {kept} already; checking them")
+            downloads = self.downloads(self.wanted)
+            transfers.run("fetch", self.manifest, downloads)
+            is_complete = len(downloads) == len(self.manifest.files)
+            if is_complete:
+                if not (self.output / MANIFEST_NAME).exists():
+                    publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
+                work_folder.remove()
+        fetched = tuple(each.entry.name for each in downloads if not each.is_kept)
+        names = tuple(each.entry.name for each in downloads if each.is_kept)
+        return FetchedDataset(self.output, self.url, self.manifest, fetched, names, is_complete)
 
 
 def _size_of(path: Path) -> int:
@@ -159,19 +167,6 @@ def _check_splits(
         raise UsageError(
             f"holds one dataset, in which {', '.join(found)} would lie; choose another folder", path=target
         )
-
-
-def _fetched(copy: LocalCopy, transfers: TransferRun, progress: Progress) -> FetchedDataset:
-    with noting_kept(copy.kept), WorkFolder(copy.output) as work_folder:
-        work_folder.claim(copy.guard, work="fetch")
-        if kept := copy.kept():
-            progress.note(f"{copy.output}: {kept} already; checking them")
-        downloads = copy.downloads(copy.wanted)
-        transfers.run("fetch", copy.manifest, downloads)
-        complete = copy.finish(work_folder, downloads)
-    fetched = tuple(each.entry.name for each in downloads if not each.is_kept)
-    names = tuple(each.entry.name for each in downloads if each.is_kept)
-    return FetchedDataset(copy.output, copy.url, copy.manifest, fetched, names, complete)
 
 
 AT_ONCE = 8
@@ -228,4 +223,4 @@ def fetch(
             copy.check()
         check_room({copy.output: needed for copy in copies if (needed := copy.bytes_to_write())})
         transfers = TransferRun(loop, at_once, progress)
-        return [_fetched(copy, transfers, progress) for copy in copies]
+        return [copy.fetched(transfers) for copy in copies]
