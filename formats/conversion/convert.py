@@ -115,13 +115,8 @@ def convert(
         )
     prepared = prepared_splits(request, progress)
     runner = JobRunner(workers, executor, progress)
-    begun: list[PreparedSplit] = []
-
-    def kept() -> str:
-        return kept_of(begun, of_split=len(prepared) > 1)
-
-    with noting_kept(kept, restarted=request.options.restart):
-        return [_converted(one, request.options, runner, begun) for one in prepared]
+    with noting_kept(partial(kept_of, prepared), restarted=request.options.restart):
+        return [_converted(one, request.options, runner) for one in prepared]
 
 
 def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]:
@@ -142,17 +137,14 @@ def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]
     return prepared
 
 
-def _converted(
-    prepared: PreparedSplit, options: ConvertOptions, runner: JobRunner, begun: list[PreparedSplit]
-) -> Converted:
-    """Convert one split, which is then among those that were ``begun``, or verify the finished one."""
+def _converted(prepared: PreparedSplit, options: ConvertOptions, runner: JobRunner) -> Converted:
+    """Convert one split, or verify the finished one."""
     if not prepared.is_finished:
         with WorkFolder(prepared.output) as work_folder:
             if not prepared.is_finished:  # another run may have finished it since
                 if options.restart:
                     work_folder.discard(OUTPUT_FILES)
                 work_folder.claim(prepared.guard())
-                begun.append(prepared)
                 built = build_shards(prepared, work_folder, runner)
                 return Converted(
                     prepared.output,
@@ -213,11 +205,11 @@ def shards_done(prepared: PreparedSplit) -> set[str]:
     return names if prepared.is_finished else names & finished_shards(prepared.output)
 
 
-def kept_of(begun: Iterable[PreparedSplit], *, of_split: bool) -> str:
-    """Return how many of the shards of each split are done, named with ``of_split``; empty if none is."""
+def kept_of(prepared: Sequence[PreparedSplit]) -> str:
+    """Return how many of the shards of each split are done; empty if none is."""
     parts = [
-        f"{done} of {len(one.shards)} shards" + (f" of {one.planned.split}" if of_split else "")
-        for one in begun
+        f"{done} of {len(one.shards)} shards" + (f" of {one.planned.split}" if len(prepared) > 1 else "")
+        for one in prepared
         if (done := len(shards_done(one)))
     ]
     return f"{', '.join(parts)} are done" if parts else ""
@@ -326,7 +318,7 @@ def convert_part(
         )
     prepared = prepared_splits(request, progress)
     runner = JobRunner(workers, progress=progress)
-    with noting_kept(partial(kept_of, prepared, of_split=len(prepared) > 1)):
+    with noting_kept(partial(kept_of, prepared)):
         return [_built_part(one, part, runner) for one in prepared]
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of, prepared_splits, skipped_of
@@ -108,7 +109,7 @@ def convert_to_url(
     prepared = prepared_splits(request, progress)
     done = []
     with (
-        noting_kept(lambda: kept_of(prepared, of_split=len(prepared) > 1), restarted=request.options.restart),
+        noting_kept(partial(kept_of, prepared), restarted=request.options.restart),
         LoopThread(threads=TABLES_AT_ONCE) as loop,
     ):
         for one in prepared:
