@@ -305,9 +305,6 @@ class ConversionPart:
         if not 1 <= self.number <= self.of:
             raise UsageError(f"parts are numbered from 1 to {self.of}; there is no part {self.number}")
 
-    def __str__(self) -> str:
-        return f"part {self.number} of {self.of}"
-
     def shares(self, plans: Iterable[Plan]) -> Iterator[tuple[PlannedShard, ...]]:
         """Yield this part's shards of each plan.
 
