@@ -377,7 +377,7 @@ def _name(path: str | None) -> str:
 class RowReader(FilesReader):
     """Reader of the rows of Parquet files. An entry's offset is the number of its row."""
 
-    layout: ParquetLayout | None = None
+    layout: ParquetLayout
 
     def open_in(self, archive: ArchiveFile, context: ExitStack) -> RowGroups:
         with arrow_reads(archive.path):
@@ -387,22 +387,15 @@ class RowReader(FilesReader):
         return f"{self.path_of(entry)}, row {entry['offset']}"
 
     def read(self, entry: np.void) -> bytes:
-        layout = self._layout
-        if not layout.image:
+        if not self.layout.image:
             return b""
         with arrow_reads(self.where(entry), key=entry["key"].decode()):
             group, row = self.record(entry)
-            return image_of(group[layout.image][row].as_py())
+            return image_of(group[self.layout.image][row].as_py())
 
     def value(self, column: Field, record: tuple[Columns, int], entry: np.void) -> Any:
         group, row = record
-        return value_of(group[self._layout.name_of[column.name]][row].as_py(), column)
-
-    @property
-    def _layout(self) -> ParquetLayout:
-        if self.layout is None:
-            raise ValueError("the reader has no layout")
-        return self.layout
+        return value_of(group[self.layout.name_of[column.name]][row].as_py(), column)
 
     def record(self, entry: np.void) -> tuple[Columns, int]:
         """Return the row group of the entry, and its row in it; row groups are kept, and not the record."""
@@ -416,7 +409,7 @@ class RowReader(FilesReader):
         place = (entry["path"].item(), group)
         if place not in kept:
             with arrow_reads(self.path_of(entry)):
-                columns = [name for name in (self._layout.image, *self._layout.fields) if name]
+                columns = [name for name in (self.layout.image, *self.layout.fields) if name]
                 kept[place] = file.read(group, columns)
             while len(kept) > 1 and sum(map(_bytes_of, kept.values())) > MAX_KEPT_BYTES:
                 kept.popitem(last=False)

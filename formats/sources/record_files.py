@@ -166,7 +166,7 @@ class FilesReader(OpeningReader[OpenFiles]):
     """Reader of the records in files below ``top``, which must be unchanged since they were listed."""
 
     top: Path
-    schema: Schema = field(default_factory=Schema)
+    schema: Schema
 
     @contextmanager
     def opening(self) -> Iterator[OpenFiles]:

@@ -348,7 +348,7 @@ class ExampleReader(FilesReader):
     An entry's offset is that of its frame.
     """
 
-    image: str = ""
+    image: str
 
     def read(self, entry: np.void) -> bytes:
         if not self.image:

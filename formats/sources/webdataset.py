@@ -277,7 +277,7 @@ OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
 class SampleReader(FilesReader):
     """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
 
-    parts: SampleParts = field(default_factory=SampleParts)
+    parts: SampleParts
 
     def read(self, entry: np.void) -> bytes:
         archive, sample, _ = self.record(entry)
