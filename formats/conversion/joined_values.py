@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,36 +28,12 @@ from shardprep.formats.sources.lists import PATH_COLUMNS
 from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, encoded_cell
 
 
-class JoinedValues(ABC):
-    """The encoded values of a column for some records, in their stored order. Picklable."""
-
-    @abstractmethod
-    def only(self, first: int, last: int) -> Self:
-        """Return the values of the records from ``first`` to before ``last`` alone."""
-
-    @abstractmethod
-    def size(self) -> int:
-        """Return about how many bytes all values take."""
-
-    @abstractmethod
-    def opened(self) -> AbstractContextManager[Callable[[int], bytes]]:
-        """Open the values for this process; the context's function returns one, by its number.
-
-        The function raises BadValue, DataError and OSError. Entering raises SourceDamaged if the values
-        changed since the join was planned.
-        """
-
-    @abstractmethod
-    def where(self, number: int) -> str:
-        """Return the place of a value, for messages."""
-
-
 @dataclass(frozen=True)
 class JoinedColumn:
     """A column to join: its field, its values, and their source for the manifest."""
 
     field: Field
-    values: JoinedValues
+    values: FileValues | DatasetValues
     custody: Mapping[str, Any]
 
 
@@ -121,8 +96,11 @@ def _encoded_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], dat
 
 
 @dataclass(frozen=True)
-class FileValues(JoinedValues):
-    """Rows of a file, each with an offset and a length in bytes, of which ``encoded`` makes the value."""
+class FileValues:
+    """The values of a column for some records, in their stored order, ``encoded`` from rows of a file.
+
+    A row has an offset and a length in bytes. Picklable.
+    """
 
     path: Path
     identity: Identity
@@ -131,13 +109,20 @@ class FileValues(JoinedValues):
     encoded: Callable[[bytes], bytes]
 
     def only(self, first: int, last: int) -> FileValues:
+        """Return the values of the records from ``first`` to before ``last`` alone."""
         return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
 
     def size(self) -> int:
+        """Return about how many bytes all values take."""
         return int(self.lengths.sum())
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[int], bytes]]:
+        """Open the values for this process; the context's function returns one, by its number.
+
+        The function raises BadValue, DataError and OSError. Entering raises SourceDamaged if the values
+        changed since the join was planned.
+        """
         with ArchiveFile(self.path, self.identity) as file:
             yield partial(self._value, file)
 
@@ -150,6 +135,7 @@ class FileValues(JoinedValues):
             return self.encoded(data)
 
     def where(self, number: int) -> str:
+        """Return the place of a value, for messages."""
         return f"{self.path}, the row at byte {self.offsets[number]}"
 
 
@@ -227,8 +213,11 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
 
 
 @dataclass(frozen=True)
-class DatasetValues(JoinedValues):
-    """The values at ``places``, which are numbers of records of the dataset in ``folder``."""
+class DatasetValues:
+    """The values at ``places``, which are numbers of records of the dataset in ``folder``.
+
+    The methods are those of :class:`FileValues`.
+    """
 
     folder: Path
     root: str
