@@ -286,8 +286,8 @@ class RowContents(RecordContents):
     def columns(self) -> tuple[Schema, bool]:
         return Schema(self._layout.fields.values()), bool(self._layout.image)
 
-    def reader(self, schema: Schema) -> RowReader:
-        return RowReader(self.top, schema, self._layout)
+    def reader(self) -> RowReader:
+        return RowReader(self.top, self.schema, self._layout)
 
     def read(self, name: str) -> None:
         """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""

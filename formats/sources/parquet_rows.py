@@ -56,9 +56,9 @@ def parquet_module(path: Path) -> ModuleType:
 
 
 @contextmanager
-def arrow_reads(place: str | Path, *, key: str | None = None, column: str = "") -> Iterator[None]:
+def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
     """Raise SourceDamaged for what pyarrow raises over a file: its OSError without errno is one, too."""
-    with foreign_file(place, ADVICE, key=key, place=lambda: column and f"the column {column}: "):
+    with foreign_file(place, ADVICE, key=key):
         try:
             yield
         except OSError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -368,19 +368,6 @@ class _Search:
 
 
 @dataclass(frozen=True)
-class SplitScan:
-    """The contents of one split's files; ``boxes`` have the numbers of their entries, None for no boxes."""
-
-    entries: Entries
-    reader: ByteReader
-    problems: Problems
-    classes: RecordClasses
-    schema: Schema = field(default_factory=Schema)
-    has_images: bool = True
-    boxes: npt.NDArray[np.void] | None = None
-
-
-@dataclass(frozen=True)
 class RecordSource(Source):
     """Records in files; a label is the same in all splits, and so are the classes."""
 
@@ -425,7 +412,7 @@ class RecordSource(Source):
             layout=self.LAYOUT,
             entries=entries,
             labels=self.labels,
-            reader=found.reader,
+            reader=found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
             expected=0 if shortfall else None,
             shortfall=shortfall,
@@ -436,14 +423,14 @@ class RecordSource(Source):
             has_images=found.has_images,
         )
 
-    def scanned(self, split: str) -> SplitScan:
+    def scanned(self, split: str) -> RecordContents:
         """Return the contents of a split's files. Raises UsageError for a split that is not there."""
         if split not in self._scanned:
             raise no_such_split(split, self.splits)
         return self._scanned[split]
 
     @cached_property
-    def _scanned(self) -> dict[str, SplitScan]:
+    def _scanned(self) -> dict[str, RecordContents]:
         return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
 
     @property
@@ -470,6 +457,10 @@ class RecordContents(ABC):
     """
 
     may_number: ClassVar[bool] = True
+    entries: Entries
+    schema = Schema()
+    has_images = True
+    boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries; None for no boxes
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -486,29 +477,18 @@ class RecordContents(ABC):
         """Return the columns, and whether records have images. Raises UsageError for what is no column."""
 
     @abstractmethod
-    def reader(self, schema: Schema) -> ByteReader:
+    def reader(self) -> ByteReader:
         """Return the reader of the records."""
 
-    def boxes(self) -> npt.NDArray[np.void] | None:
-        """Return the boxes with the numbers of their records; None for no boxes."""
-        return None
-
-    def scan(self, names: Iterable[str]) -> SplitScan:
-        """Read all files, and return their contents, with the problems of those that cannot be listed."""
+    def scan(self, names: Iterable[str]) -> Self:
+        """Read all files; those that cannot be listed are among the problems."""
         for name in names:
             with self.problems.collected():
                 self.read(name)
         with naming_source(self.top):
-            schema, has_images = self.columns()
-        return SplitScan(
-            entries=self._entries(),
-            reader=self.reader(schema),
-            problems=self.problems,
-            classes=self.classes,
-            schema=schema,
-            has_images=has_images,
-            boxes=self.boxes(),
-        )
+            self.schema, self.has_images = self.columns()
+        self.entries = self._entries()
+        return self
 
     def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> bool:
         """Append a record that has that name of its own, "" for none; return whether it was not refused."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED
@@ -327,11 +326,14 @@ class ExampleContents(RecordContents):
             fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
         return Schema(fields), bool(self._dialect.image)
 
-    def reader(self, schema: Schema) -> ExampleReader:
-        return ExampleReader(self.top, schema, self._dialect.image)
+    def reader(self) -> ExampleReader:
+        return ExampleReader(self.top, self.schema, self._dialect.image)
 
-    def boxes(self) -> npt.NDArray[np.void] | None:
-        return self._boxes.finish() if self._dialect.boxes and self._records else None
+    def scan(self, names: Iterable[str]) -> Self:
+        super().scan(names)
+        if self._dialect.boxes and self._records:
+            self.boxes = self._boxes.finish()
+        return self
 
 
 def _text_in(feature: Feature) -> str:

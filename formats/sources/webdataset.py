@@ -248,8 +248,8 @@ class ShardContents(RecordContents):
             no_column.add(CLASS_NAME)
         return Schema(_fields(self._parts - no_column)), has_images
 
-    def reader(self, schema: Schema) -> SampleReader:
-        return SampleReader(self.top, schema, self._of)
+    def reader(self) -> SampleReader:
+        return SampleReader(self.top, self.schema, self._of)
 
 
 def _fields(extensions: set[str]) -> Iterator[Field]:
