@@ -7,36 +7,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support.datasets import prep, tree
 from support.faulty_proxy import Proxy
+from support.killing import killed
 
 pytestmark = pytest.mark.slow
-
-
-def ended(when: Callable[[], object], how: signal.Signals, *words: object) -> tuple[int, str]:
-    """Run ``prep fetch``, send it the signal when that is true, and return the exit code and stderr."""
-    command = [sys.executable, "-m", "shardprep.cli", "fetch", *map(str, words), "--quiet"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        while not when() and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(how)
-        _, complained = process.communicate(timeout=60)
-    return process.returncode, complained
 
 
 def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     proxy.fault = lambda path, count: "stall" if path.endswith("shard-00003.h5") else None
-    words = ("s3://bucket/shards/train", copy, "--timeout", 3600)
+    command = [sys.executable, "-m", "shardprep.cli", "fetch", "s3://bucket/shards/train", str(copy)]
+    with subprocess.Popen(
+        [*command, "--timeout", "3600", "--quiet"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (copy / "shard-00004.h5").exists() and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, complained = process.communicate(timeout=60)
 
-    code, complained = ended(lambda: (copy / "shard-00004.h5").exists(), signal.SIGINT, *words)
-
-    assert code == 130
+    assert process.returncode == 130
     assert re.fullmatch(
         r"prep: interrupted; \d+ of \d+ files are fetched; run it again to continue\n", complained
     )
@@ -61,15 +55,12 @@ def test_killed_at_random_moments_it_finishes_with_the_same_bytes(
     bucket: Path, proxy: Proxy, tmp_path: Path, url: str, kills: int
 ) -> None:
     copy, faults, chosen = tmp_path / "copy", ["slow", "slow", "cut", "flip", "long", "503"], random.Random(0)
-    rounds = 0
     for _ in range(kills):
         proxy.fault = lambda path, count: (
             chosen.choice(faults) if path[-4:] in ("mdb", ".h5", ".npy") else None
         )
-        until = time.monotonic() + chosen.uniform(0.25, 1.2)
-        ended(lambda until=until: time.monotonic() > until, signal.SIGKILL, f"s3://bucket/{url}", copy)
+        killed(chosen.uniform(0.25, 1.2), "fetch", f"s3://bucket/{url}", copy)
         for manifest in copy.rglob("manifest.json"):
-            rounds += 1
             assert (
                 tree(manifest.parent).items()
                 >= tree(bucket / url / manifest.parent.relative_to(copy)).items()
