@@ -19,7 +19,7 @@ import os
 import statistics
 import subprocess
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,9 @@ from measuring.conditions import conditions
 from shardprep.loaders.measuring.disk_files import (
     COLD,
     RECORD_BYTES,
-    Cursor,
-    Forward,
     OpenFiles,
-    RandomPasses,
-    ReadPlan,
+    Pattern,
+    Pieces,
     drop,
     read,
 )
@@ -69,34 +67,33 @@ def by_package(path: Path, case: Case) -> float:
     """Bytes per second, by this package's reading."""
     with ExitStack() as stack:
         files = OpenFiles.of([path], stack)
-        plan = plan_of(files, case)
-        lay(files, plan, cold=case.cold)
+        pattern = pattern_of(case)
+        pieces = pattern.pieces(files)
+        lay(files, pieces, pattern, cold=case.cold)
         if case.cold:
-            return read(files.descriptors, plan, seconds=UNLIMITED).rate
-        times = -(-WARM_BYTES // (len(plan.pieces) * plan.block))
-        again = replace(plan, pieces=plan.pieces * times)
-        return read(files.descriptors, again, seconds=WARM_SECONDS).rate
+            return read(files.descriptors, pieces, pattern, seconds=UNLIMITED)[0]
+        again = np.tile(pieces, (-(-WARM_BYTES // (len(pieces) * pattern.block)), 1))
+        return read(files.descriptors, again, pattern, seconds=WARM_SECONDS)[0]
 
 
-def plan_of(files: OpenFiles, case: Case) -> ReadPlan:
+def pattern_of(case: Case) -> Pattern:
     """The whole file forward, or record-sized blocks of it."""
-    if case.random:
-        return RandomPasses(files.sizes, case.block, depth=case.depth).next()
-    return Forward(files.sizes, case.block, Cursor()).next()
+    return Pattern.of_records(case.block, depth=case.depth) if case.random else Pattern(case.block)
 
 
 def by_fio(path: Path, case: Case) -> float:
     """Bytes per second, by fio."""
     with ExitStack() as stack:
         files = OpenFiles.of([path], stack)
-        plan = plan_of(files, case)
-        lay(files, plan, cold=case.cold)
-    reads = max(1, len(plan.pieces) // case.depth)
-    region = max(1, os.path.getsize(path) // plan.block // case.depth) * plan.block  # noqa: PTH202
-    size = reads * plan.block if case.random else region
+        pattern = pattern_of(case)
+        pieces = pattern.pieces(files)
+        lay(files, pieces, pattern, cold=case.cold)
+    reads = max(1, len(pieces) // case.depth)
+    region = max(1, os.path.getsize(path) // pattern.block // case.depth) * pattern.block  # noqa: PTH202
+    size = reads * pattern.block if case.random else region
     command = [
         *("fio", "--name=peer", f"--filename={path}", "--readonly", "--ioengine=psync", "--thread"),
-        *(f"--rw={'randread' if case.random else 'read'}", f"--bs={plan.block}", f"--size={region}"),
+        *(f"--rw={'randread' if case.random else 'read'}", f"--bs={pattern.block}", f"--size={region}"),
         *(f"--numjobs={case.depth}", f"--offset_increment={region if case.depth > 1 else 0}"),
         *([f"--io_size={size}"] if case.cold else ["--time_based", f"--runtime={WARM_SECONDS}"]),
         *("--group_reporting", "--invalidate=0", "--randrepeat=0", "--output-format=json"),
@@ -105,12 +102,12 @@ def by_fio(path: Path, case: Case) -> float:
     return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"])
 
 
-def lay(files: OpenFiles, plan: ReadPlan, *, cold: bool) -> None:
+def lay(files: OpenFiles, pieces: Pieces, pattern: Pattern, *, cold: bool) -> None:
     """Read the file into memory, or drop it from there. Raises OSError where the kernel keeps it."""
     if not cold:
-        whole = Forward(files.sizes, 1 << 20, Cursor()).next()
-        read(files.descriptors, whole, seconds=UNLIMITED)
-    elif (kept := drop(files.descriptors, plan.pieces, plan.block)) > COLD:
+        whole = Pattern(1 << 20)
+        read(files.descriptors, whole.pieces(files), whole, seconds=UNLIMITED)
+    elif (kept := drop(files.descriptors, pieces, pattern.block)) > COLD:
         raise OSError(f"cannot read cold: {kept:.0%} of the pages stayed in memory")
 
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+
+import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
     COLD,
     DIRECT,
-    FADVISE,
     PAGE,
     ColdWay,
-    Cursor,
-    Forward,
     OpenFiles,
-    Piece,
-    RandomPasses,
-    ReadPlan,
+    Pattern,
+    Pieces,
     buffer,
     cold_way,
     drop,
@@ -112,47 +108,38 @@ def measure_disk(
         raise UsageError(f"cannot measure for {seconds:g} seconds")
     if record_bytes is not None and not 1 <= record_bytes <= LARGEST_RECORD:
         raise UsageError(f"records of {record_bytes} bytes: give 1 to {LARGEST_RECORD}")
-    clock, report = Clock(seconds), progress or (lambda title, share: None)
+    began, report = time.monotonic(), progress or (lambda title, share: None)
     report("opening", 0.0)
     with ExitStack() as stack:
         target = open_target(
             user_path(path), stack, seconds=seconds * SCRATCH_SHARE, record_bytes=record_bytes
         )
-        files, sizes, cursor = target.files, target.files.sizes, Cursor()
+        files, sizes, record = target.files, target.files.sizes, target.record_bytes
         way = cold_way(files, target.filesystem)
-        stream = ColdAndWarm(
-            files, way, Forward(sizes, CHUNK_BYTES, cursor, ahead=AHEAD), "the loader's pattern"
-        )
+        stream = ColdAndWarm(files, way, Pattern(CHUNK_BYTES, ahead=AHEAD), "the loader's pattern")
         blocks = [
-            ColdAndWarm(files, way, Forward(sizes, size, cursor), f"sequential, {size >> 10} KiB")
-            for size in BLOCKS
+            ColdAndWarm(files, way, Pattern(block), f"sequential, {block >> 10} KiB") for block in BLOCKS
         ]
         depths = [
-            ColdAndWarm(
-                files, way, RandomPasses(sizes, target.record_bytes, depth=depth), f"random, {depth} at once"
-            )
+            ColdAndWarm(files, way, Pattern.of_records(record, depth=depth), f"random, {depth} at once")
             for depth in DEPTHS
         ]
-        small_files = stack.enter_context(SmallFiles(target.place, target.record_bytes, way))
+        small_files = SmallFiles(target.place, record, way, stack.enter_context(ExitStack()))
         writing = WriteMeasurement(target.place)
-        run([stream, *blocks, *depths, small_files, writing], clock, report)
-        reads = stream.reads
+        run([stream, *blocks, *depths, small_files, writing], began, seconds, report)
+        reads = Reads(*stream.rates)
         return DiskProfile(
             path=str(target.path),
             kind=target.kind,
             filesystem=target.filesystem,
             files=len(sizes),
             bytes=sum(sizes),
-            record_bytes=target.record_bytes,
-            seconds=clock.taken,
+            record_bytes=record,
+            seconds=time.monotonic() - began,
             cold_method=way.method if reads.cold else None,
             stream=reads,
-            sequential=tuple(BlockReads(r.cold, r.warm, step.block) for step in blocks for r in [step.reads]),
-            random=tuple(
-                DepthReads(r.cold, r.warm, depth, step.block)
-                for depth, step in zip(DEPTHS, depths, strict=True)
-                for r in [step.reads]
-            ),
+            sequential=tuple(BlockReads(*step.rates, step.pattern.block) for step in blocks),
+            random=tuple(DepthReads(*step.rates, step.pattern.depth, step.pattern.block) for step in depths),
             small_files=small_files.reads,
             writing=writing.rate,
             missing=Missing(
@@ -162,28 +149,27 @@ def measure_disk(
         )
 
 
-class Clock:
-    """The total time of a measurement."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._began = time.monotonic()
-
-    @property
-    def taken(self) -> float:
-        return time.monotonic() - self._began
-
-    @property
-    def left(self) -> float:
-        return self._seconds - self.taken
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self.taken / max(self._seconds, 1e-9))
+ROUNDS = 3  # the intended minimum for a median
+MAX_ROUNDS = 25
+READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
 
 
-class Stage(Protocol):
-    """A step of a measurement, done once per round.
+def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress) -> None:
+    """Run every step once, then again while there is as much time left as it took before."""
+    end = began + seconds
+    each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * sum(step.weight for step in steps))
+    took = dict.fromkeys(steps, -math.inf)
+    for _ in range(MAX_ROUNDS):
+        for step in steps:
+            now = time.monotonic()
+            if took[step] <= end - now:
+                progress(step.title, min(1.0, (now - began) / max(seconds, 1e-9)))
+                step.round(each)
+                took[step] = time.monotonic() - now
+
+
+class Step:
+    """A step of a measurement, done once per round, and the rates of its cold and warm passes so far.
 
     ``title`` is its name in the progress bar; ``weight`` is how many times the given seconds a round takes.
     """
@@ -191,111 +177,68 @@ class Stage(Protocol):
     title: str
     weight: int
 
+    def __init__(self, how: str, way: ColdWay) -> None:
+        self._how = how
+        self._way = way
+        self._cold: list[float] = []
+        self._warm: list[float] = []
+
     def round(self, seconds: float) -> None:
         """Measure once, for about ``seconds``."""
+        raise NotImplementedError
 
-
-ROUNDS = 3  # the intended minimum for a median
-MAX_ROUNDS = 25
-READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
-
-
-def run(steps: Sequence[Stage], clock: Clock, progress: Progress) -> None:
-    """Run every step once, then again while there is as much time left as it took before."""
-    seconds = READING_SHARE * max(0.0, clock.left) / (ROUNDS * sum(step.weight for step in steps))
-    took: dict[Stage, float] = {}
-    for number in range(MAX_ROUNDS):
-        is_over = True
-        for step in steps:
-            if number and took[step] > clock.left:
-                continue
-            is_over = False
-            progress(step.title, clock.share)
-            began = clock.taken
-            step.round(seconds)
-            took[step] = clock.taken - began
-        if is_over:
-            return
+    @property
+    def rates(self) -> tuple[Measurement | None, Measurement | None]:
+        """Medians over the rounds, cold and warm."""
+        direct, dropped = ", O_DIRECT", ", pages dropped by posix_fadvise, checked by mincore"
+        cold = self._how + (direct if self._way.method == DIRECT else dropped)
+        return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self._how}, from memory")
 
 
 WARM = 0.99  # the least share of pages in memory that counts as warm
 WARM_BYTES = 64 << 20  # shorter passes are repeated up to this, because they are too short to time
 
 
-class ColdAndWarm:
+class ColdAndWarm(Step):
     """The step that measures one pattern of reads, cold and warm. Not thread-safe."""
 
     weight = 2
 
-    def __init__(
-        self, files: OpenFiles, way: ColdWay, plans: Forward | RandomPasses, title: str = ""
-    ) -> None:
+    def __init__(self, files: OpenFiles, way: ColdWay, pattern: Pattern, title: str = "") -> None:
+        super().__init__(str(pattern), way)
         self.title = title
-        self.block = plans.block
+        self.pattern = pattern
         self._files = files
-        self._way = way
-        self._plans = plans
-        self._cold: list[float] = []
-        self._warm: list[float] = []
-        self._how = ""
 
     def round(self, seconds: float) -> None:
         """Measure a cold pass of at most ``seconds``, and a warm one of half as many. Raises OSError."""
-        plan = self._plans.next()
-        self._how = described(plan)
-        pieces = self._read_cold(plan, seconds)
-        if not pieces or self._way.method != FADVISE:
-            pieces = read(self._files.descriptors, plan, seconds=seconds).pieces
-        if self._in_memory(pieces):
-            times = max(1, WARM_BYTES // (len(pieces) * plan.block))
-            again = replace(plan, pieces=pieces * times)
-            self._warm.append(read(self._files.descriptors, again, seconds=seconds / 2).rate)
-        self._plans.passed(len(pieces) * plan.block)
+        files, block, is_direct = self._files, self.pattern.block, self._way.method == DIRECT
+        pieces = self.pattern.pieces(files)
+        is_cold = self._way.method and (is_direct or drop(files.descriptors, pieces, block) <= COLD)
+        descriptors = files.direct if is_direct else files.descriptors
+        rate, done = read(descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
+        if is_cold:
+            self._cold.append(rate)
+        if is_direct:
+            _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
+        if self._in_memory(done):
+            again = np.tile(done, (max(1, WARM_BYTES // (len(done) * block)), 1))
+            self._warm.append(read(files.descriptors, again, self.pattern, seconds=seconds / 2)[0])
+        if not self.pattern.random:
+            files.passed = (files.passed + len(done) * block / sum(files.sizes)) % 1.0
 
-    def _read_cold(self, plan: ReadPlan, seconds: float) -> list[Piece]:
-        """Read cold and return the pieces read; none where they would not have been cold."""
-        if self._way.method == DIRECT:
-            done = read(self._files.direct, replace(plan, ahead=0), seconds=seconds, direct=True)
-        elif self._way.method and drop(self._files.descriptors, plan.pieces, plan.block) <= COLD:
-            done = read(self._files.descriptors, plan, seconds=seconds)
-        else:
-            return []
-        self._cold.append(done.rate)
-        return done.pieces
-
-    def _in_memory(self, pieces: Sequence[Piece]) -> bool:
+    def _in_memory(self, pieces: Pieces) -> bool:
         try:
-            return resident_part(self._files.descriptors, pieces, self.block) >= WARM
+            return resident_part(self._files.descriptors, pieces, self.pattern.block) >= WARM
         except OSError:  # files that cannot be mapped cannot be checked, and were just read
             return True
 
-    @property
-    def reads(self) -> Reads:
-        """Medians over the rounds."""
-        cold = self._how + cold_method(self._way.method)
-        return Reads(
-            Measurement.of(self._cold, cold), Measurement.of(self._warm, self._how + ", from memory")
-        )
 
-
-def described(plan: ReadPlan) -> str:
-    """Describe how a plan is read."""
-    block = f"{plan.block >> 10} KiB" if plan.block >= 1024 else f"{plan.block} bytes"
-    order = "at random places" if plan.random else "forward"
-    ahead = f", requested {plan.ahead} pieces ahead" if plan.ahead else ""
-    processes = f" by {plan.depth} processes" if plan.depth > 1 else ""
-    return f"preadv of {block} {order}{processes}{ahead}"
-
-
-def cold_method(method: str | None) -> str:
-    """Describe the method of cold reads."""
-    return ", O_DIRECT" if method == DIRECT else ", pages dropped by posix_fadvise, checked by mincore"
-
-
-class _WriteStep:
+class _WriteStep(Step):
     """A step that writes to ``place``. ``missing`` is why there is no rate; None while there may be one."""
 
-    def __init__(self, place: Path | None) -> None:
+    def __init__(self, place: Path | None, how: str, way: ColdWay) -> None:
+        super().__init__(how, way)
         self.missing = None if place else "no folder beside it is writable"
         self._place = place
 
@@ -316,11 +259,10 @@ MAX_COUNT = 500
 MIN_COUNT = 16
 MAX_BYTES = 64 << 20
 SHARD_BLOCK = 1 << 20
-HOW = "open, preadv and close of each in random order"
 
 
-class SmallFiles(_WriteStep, Owned, AbstractContextManager["SmallFiles"]):
-    """The step that measures small files; the first round makes them, leaving the context removes them.
+class SmallFiles(_WriteStep):
+    """The step that measures small files; the first round makes them, leaving the ``stack`` removes them.
 
     Files and shard are read in each round, each cold and warm, for at most its seconds each. Not thread-safe.
     """
@@ -328,15 +270,12 @@ class SmallFiles(_WriteStep, Owned, AbstractContextManager["SmallFiles"]):
     title = "small files"
     weight = 4
 
-    def __init__(self, place: Path | None, record_bytes: int, way: ColdWay) -> None:
-        super().__init__(place)
+    def __init__(self, place: Path | None, record_bytes: int, way: ColdWay, stack: ExitStack) -> None:
+        super().__init__(place, "open, preadv and close of each in random order", way)
         self._size = record_bytes
-        self._way = way
-        self._stack = ExitStack()
+        self._stack = stack
         self._paths: list[Path] = []
         self._shard: ColdAndWarm | None = None
-        self._cold: list[float] = []
-        self._warm: list[float] = []
         self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, direct=way.method == DIRECT)
 
     def _measure(self, place: Path, seconds: float) -> None:
@@ -367,7 +306,7 @@ class SmallFiles(_WriteStep, Owned, AbstractContextManager["SmallFiles"]):
         files = OpenFiles.of([folder / "shard"], self._stack)
         if self._way.method == DIRECT:
             files.open_direct()
-        return ColdAndWarm(files, self._way, Forward(files.sizes, SHARD_BLOCK, Cursor()))
+        return ColdAndWarm(files, self._way, Pattern(SHARD_BLOCK))
 
     def _forgotten(self) -> bool:
         for path in self._paths:
@@ -394,12 +333,7 @@ class SmallFiles(_WriteStep, Owned, AbstractContextManager["SmallFiles"]):
         """Medians over the rounds; None where there are none."""
         if self.missing or self._shard is None:
             return None
-        cold = Measurement.of(self._cold, HOW + cold_method(self._way.method))
-        files = Reads(cold, Measurement.of(self._warm, f"{HOW}, from memory"))
-        return SmallFileReads(len(self._paths), self._size, files, self._shard.reads)
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
+        return SmallFileReads(len(self._paths), self._size, Reads(*self.rates), Reads(*self._shard.rates))
 
 
 def _write(path: Path, data: memoryview, times: int) -> None:
@@ -425,7 +359,8 @@ class WriteMeasurement(_WriteStep):
     weight = 1
 
     def __init__(self, place: Path | None) -> None:
-        super().__init__(place)
+        how = "write of 1 MiB blocks to a new file, then fsync, both timed"
+        super().__init__(place, how, ColdWay(None))
         self._rates: list[float] = []
         self._data = noise(BLOCK)
 
@@ -443,4 +378,4 @@ class WriteMeasurement(_WriteStep):
     def rate(self) -> Measurement | None:
         """The median over the rounds; None where there is none."""
         rates = [] if self.missing else self._rates
-        return Measurement.of(rates, "write of 1 MiB blocks to a new file, then fsync, both timed")
+        return Measurement.of(rates, self._how)

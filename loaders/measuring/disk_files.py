@@ -1,12 +1,11 @@
 """Reading files for a measurement: which bytes, in which order, and cold where that is possible.
 
-A plan's pieces are read with preadv(2), one at a time or by ``depth`` processes. Processes, because sixteen
-threads that share the GIL read a third less from memory than the same number of threads of a C program.
+Pieces are read with preadv(2) by ``depth`` processes. Processes, because sixteen threads that share the GIL
+read a third less from memory than the same number of threads of a C program.
 """
 
 from __future__ import annotations
 
-import array
 import ctypes
 import mmap
 import os
@@ -18,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -42,13 +40,17 @@ MAX_FILES = 128  # far below any limit on a process's descriptors
 RECORD_BYTES = 110_000  # the mean size of an ImageNet JPEG
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OpenFiles(Owned):
-    """Descriptors that the stack closes; :meth:`open_direct` fills ``direct``."""
+    """Descriptors that the stack closes; :meth:`open_direct` fills ``direct``.
+
+    ``passed`` is the share of the bytes, 0 to 1, after which the next pass forward begins.
+    """
 
     stack: ExitStack
     descriptors: tuple[int, ...]
     direct: list[int] = field(default_factory=list)
+    passed: float = 0.0
 
     @classmethod
     def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
@@ -221,86 +223,6 @@ def _remove(folder: Path) -> None:
 MAX_SPAN = min(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 MAX_READS = 4096  # of a random pass, so that checking that they are cold is quick
 
-Numbers = npt.NDArray[np.int64]
-
-Piece = tuple[int, int]
-"""The number of a file, and an offset in it."""
-
-
-@dataclass(frozen=True, eq=False)
-class ReadPlan:
-    """Pieces of ``block`` bytes, or of the rest of their file, to be read by ``depth`` processes at once.
-
-    ``ahead`` is how many pieces are requested before they are read.
-    """
-
-    pieces: list[Piece]
-    block: int
-    depth: int = 1
-    random: bool = False
-    ahead: int = 0
-
-
-@dataclass
-class Cursor:
-    """The share of the files before the next pass, 0 to 1."""
-
-    share: float = 0.0
-
-
-class Forward:
-    """Sequential passes that continue where the last one ended.
-
-    So a disk does not read from its own cache. ``cursor`` may be shared by several block sizes. Not
-    thread-safe.
-    """
-
-    def __init__(self, sizes: Sequence[int], block: int, cursor: Cursor, *, ahead: int = 0) -> None:
-        self.block = block
-        self._total = sum(sizes)
-        self._ends = np.cumsum(-(-np.array(sizes, np.int64) // block))
-        self._cursor = cursor
-        self._ahead = ahead
-
-    def next(self) -> ReadPlan:
-        """Return the blocks in stored order from the cursor on, cyclically; at most MAX_SPAN bytes."""
-        total = int(self._ends[-1])
-        count = max(1, min(total, MAX_SPAN // self.block))
-        numbers = (int(self._cursor.share * total) + np.arange(count)) % total
-        return ReadPlan(_pieces(self._ends, numbers, self.block), self.block, ahead=self._ahead)
-
-    def passed(self, read: int) -> None:
-        """Move the cursor by the ``read`` bytes that were read of the plan."""
-        self._cursor.share = (self._cursor.share + read / self._total) % 1.0
-
-
-class RandomPasses:
-    """Random passes: blocks of one size, each at most once, anywhere in the files, in a new order."""
-
-    def __init__(self, sizes: Sequence[int], record_bytes: int, *, depth: int) -> None:
-        self.block = -(-record_bytes // PAGE) * PAGE
-        self._ends = np.cumsum(np.maximum(1, np.array(sizes, np.int64) // self.block))
-        self._depth = depth
-        self._rng = np.random.default_rng()
-
-    def next(self) -> ReadPlan:
-        """Return a plan of at most :data:`MAX_READS` reads and :data:`MAX_SPAN` bytes."""
-        total = int(self._ends[-1])
-        count = max(1, min(total, MAX_READS, MAX_SPAN // self.block))
-        numbers = self._rng.choice(total, count, replace=False)
-        return ReadPlan(_pieces(self._ends, numbers, self.block), self.block, depth=self._depth, random=True)
-
-    def passed(self, read: int) -> None:
-        """Do nothing: the next pass has new places."""
-
-
-def _pieces(ends: Numbers, numbers: Numbers, block: int) -> list[Piece]:
-    """The pieces of the blocks with these numbers; ``ends`` counts the blocks up to each file's end."""
-    files = np.searchsorted(ends, numbers, side="right")
-    starts = np.concatenate((np.zeros(1, np.int64), ends))[files]
-    return list(zip(files.tolist(), ((numbers - starts) * block).tolist(), strict=True))
-
-
 # A copy to the start of a page is up to a tenth slower on some processors (source and target then share their
 # low address bits), a copy to 16 bytes past a page, as from malloc, on others; only O_DIRECT needs whole
 # pages.
@@ -308,65 +230,77 @@ CACHE_LINE = 64
 
 CAN_ADVISE = hasattr(os, "posix_fadvise")
 
+Pieces = npt.NDArray[np.int64]
+"""[N, 2]: the number of a file, and an offset in it."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Reads of ``block`` bytes, or of the rest of a file, by ``depth`` processes at once.
+
+    ``ahead`` is how many pieces are requested before they are read.
+    """
+
+    block: int
+    depth: int = 1
+    random: bool = False
+    ahead: int = 0
+
+    @classmethod
+    def of_records(cls, record_bytes: int, *, depth: int) -> Pattern:
+        """Return the pattern of records at random places, of whole pages each."""
+        return cls(-(-record_bytes // PAGE) * PAGE, depth, random=True)
+
+    def pieces(self, files: OpenFiles) -> Pieces:
+        """Return the pieces of a pass, each once, of at most MAX_SPAN bytes.
+
+        At random places they are at most MAX_READS whole blocks in a new order. Forward they go on, in stored
+        order and cyclically, where the last pass ended, so that a disk does not read from its own cache.
+        """
+        sizes = np.array(files.sizes, np.int64)
+        blocks = np.maximum(1, sizes // self.block) if self.random else -(-sizes // self.block)
+        ends = np.cumsum(blocks)
+        total = int(ends[-1])
+        count = max(1, min(total, MAX_SPAN // self.block))
+        if self.random:
+            numbers = np.random.default_rng().choice(total, min(count, MAX_READS), replace=False)
+        else:
+            numbers = (int(files.passed * total) + np.arange(count)) % total
+        owners = np.searchsorted(ends, numbers, side="right")
+        return np.column_stack((owners, (numbers - (ends - blocks)[owners]) * self.block))
+
+    def __str__(self) -> str:
+        block = f"{self.block >> 10} KiB" if self.block >= 1024 else f"{self.block} bytes"
+        order = "at random places" if self.random else "forward"
+        ahead = f", requested {self.ahead} pieces ahead" if self.ahead else ""
+        processes = f" by {self.depth} processes" if self.depth > 1 else ""
+        return f"preadv of {block} {order}{processes}{ahead}"
+
 
 def buffer(size: int, *, direct: bool) -> memoryview:
     """Return a buffer at a fast alignment, or at the one that O_DIRECT needs."""
     return reader_buffer(size, 0 if direct else CACHE_LINE)
 
 
-class Reading(NamedTuple):
-    """The bytes read, the seconds that took, and the pieces."""
+def read(
+    files: Sequence[int], pieces: Pieces, pattern: Pattern, *, seconds: float, direct: bool = False
+) -> tuple[float, Pieces]:
+    """Read the pieces in order for at most ``seconds``, each process every ``depth``-th and at least one.
 
-    size: int
-    seconds: float
-    pieces: list[Piece]
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return self.size / max(self.seconds, 1e-9)
-
-
-def read(files: Sequence[int], plan: ReadPlan, *, seconds: float, direct: bool = False) -> Reading:
-    """Read the pieces in order for at most ``seconds``; each process reads at least one.
-
-    ``files`` are descriptors, opened with O_DIRECT if ``direct``. Raises OSError, and WorkerDied where a
-    reading process is killed, or takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C)
-    ends the processes.
+    ``files`` are descriptors, opened with O_DIRECT if ``direct``. Returns the bytes per second until the last
+    process ended, and the pieces read. Raises OSError, and WorkerDied where a reading process is killed, or
+    takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C) ends the processes.
     """
     for file in files if CAN_ADVISE else ():
-        advice = os.POSIX_FADV_RANDOM if plan.random else os.POSIX_FADV_SEQUENTIAL
+        advice = os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL
         os.posix_fadvise(file, 0, 0, advice)
-    if plan.depth > 1:
-        return _read_at_once(files, plan, seconds, direct=direct)
-    into, size, count = [buffer(plan.block, direct=direct)], 0, 0
-    began = time.perf_counter()
-    deadline = began + seconds
-    _request(files, plan, 0, plan.ahead)
-    for file, offset in plan.pieces:
-        count += 1
-        if plan.ahead:
-            _request(files, plan, count - 1 + plan.ahead, 1)
-        size += os.preadv(files[file], into, offset)
-        if time.perf_counter() >= deadline:
-            break
-    return Reading(size, time.perf_counter() - began, plan.pieces[:count])
-
-
-def _request(files: Sequence[int], plan: ReadPlan, first: int, count: int) -> None:
-    for file, offset in plan.pieces[first : first + count] if CAN_ADVISE else ():
-        os.posix_fadvise(files[file], offset, plan.block, os.POSIX_FADV_WILLNEED)
-
-
-def _read_at_once(files: Sequence[int], plan: ReadPlan, seconds: float, *, direct: bool) -> Reading:
-    """Read every ``depth``-th piece in each process, timed until the last process ends."""
-    depth = min(plan.depth, len(plan.pieces))
-    order = ORDER.pack(depth, plan.block, 0 if direct else CACHE_LINE, seconds)
-    flat = array.array("q", [part for file, offset in plan.pieces for part in (files[file], offset)])
+    depth, ahead = min(pattern.depth, len(pieces)), 0 if direct or not CAN_ADVISE else pattern.ahead
+    order = ORDER.pack(depth, pattern.block, 0 if direct else CACHE_LINE, ahead, seconds)
+    opened = np.column_stack((np.array(files, np.int64)[pieces[:, 0]], pieces[:, 1]))
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", str(Path(reader_process.__file__))],
-            input=order + flat.tobytes(),
+            input=order + opened.tobytes(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=files,
@@ -385,8 +319,8 @@ def _read_at_once(files: Sequence[int], plan: ReadPlan, seconds: float, *, direc
         if error:
             raise OSError(error, os.strerror(error))
         size, ended = size + read_bytes, max(ended, at)
-        passed += plan.pieces[number::depth][:count]
-    return Reading(size, ended - began, passed)
+        passed.append(pieces[number::depth][:count])
+    return size / max(ended - began, 1e-9), np.concatenate(passed)
 
 
 COLD = 0.01  # the greatest share of pages in memory that still counts as cold
@@ -415,7 +349,7 @@ def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
             return ColdWay(
                 None, f"{filesystem or 'the file system'} has its own cache, which cannot be checked"
             )
-        kept = drop([first], [(0, 0)], min(files.sizes[0], MAX_SPAN))
+        kept = drop([first], np.zeros((1, 2), np.int64), min(files.sizes[0], MAX_SPAN))
         if kept <= COLD:
             return ColdWay(FADVISE)
         why_not = f"{kept:.0%} of the pages stayed in memory"
@@ -433,7 +367,7 @@ def server_remarks(filesystem: str) -> tuple[str, ...]:
     return ()
 
 
-def drop(files: Sequence[int], pieces: Sequence[Piece], block: int) -> float:
+def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """Drop all pages of the files from the page cache; return the share of the pieces' pages that stayed."""
     for _ in range(TRIES if CAN_ADVISE else 1):
         for file in files:
@@ -445,18 +379,18 @@ def drop(files: Sequence[int], pieces: Sequence[Piece], block: int) -> float:
     return kept
 
 
-def resident_part(files: Sequence[int], pieces: Sequence[Piece], block: int) -> float:
+def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """The share of the pieces' pages that are in memory.
 
     Adjacent pieces are joined: a call of mincore for each would take longer than reading them.
     """
-    spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for file, offset in sorted(pieces):
-        parts = spans[file]
-        begin = parts.pop()[0] if parts and parts[-1][1] == offset else offset
-        parts.append((begin, offset + block))
-    counts = [resident(files[file], parts) for file, parts in spans.items()]
-    return sum(found for found, _ in counts) / max(1, sum(asked for _, asked in counts))
+    found = asked = 0
+    for file in np.unique(pieces[:, 0]).tolist():
+        begins = np.sort(pieces[pieces[:, 0] == file, 1])
+        parts = np.split(begins, np.flatnonzero(np.diff(begins) != block) + 1)
+        in_memory, checked = resident(files[file], [(int(p[0]), int(p[-1]) + block) for p in parts])
+        found, asked = found + in_memory, asked + checked
+    return found / max(1, asked)
 
 
 def forget(descriptor: int) -> None:

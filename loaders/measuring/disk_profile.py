@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from os import PathLike
-from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -18,7 +15,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.images.opencv import cv2
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.sources.listing import read_small_file
 
 FORMAT = "shardprep disk profile"
@@ -191,16 +188,8 @@ class DiskProfile:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a file atomically, replacing an existing one. Raises OSError."""
-        final = user_path(path)
-        descriptor, name = tempfile.mkstemp(prefix=f".{final.name}.", dir=final.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(json.dumps(self.to_json(), indent=2) + "\n")
-                os.fchmod(file.fileno(), 0o644)
-            Path(name).replace(final)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        data = json.dumps(self.to_json(), indent=2) + "\n"
+        save_bytes(user_path(path), data.encode("ascii"), mode=0o644)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> DiskProfile:

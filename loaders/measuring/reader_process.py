@@ -1,4 +1,4 @@
-"""A script, run by disk_files.py, that reads pieces of files in several processes at once.
+"""A script, run by disk_files.py, that reads pieces of files in one or more processes at once.
 
 Its standard input says what to read, its standard output is the result. It imports almost nothing and has one
 thread and little memory, so that it can fork quickly and safely, which the calling process cannot.
@@ -12,22 +12,25 @@ import os
 import struct
 import sys
 import time
+from itertools import islice
 
-ORDER = struct.Struct("<qqqd")  # processes, bytes of a piece, offset of the buffer in its page, seconds
+ORDER = struct.Struct(
+    "<qqqqd"
+)  # processes, bytes of a piece, buffer's offset in a page, pieces ahead, seconds
 REPORT = struct.Struct("<qqqqd")  # number, pieces, bytes, errno, time of the end
 ANSWER = struct.Struct("<d")  # time of the start; then each process's report
 
 
 def main() -> None:
     """Fork the readers, start them at once, and write their reports. Exits with 1 where one ended early."""
-    depth, block, offset, seconds = ORDER.unpack(sys.stdin.buffer.read(ORDER.size))
+    depth, block, offset, ahead, seconds = ORDER.unpack(sys.stdin.buffer.read(ORDER.size))
     pieces = array.array("q", sys.stdin.buffer.read())
     (ready, ready_writer), (start, start_writer), (reports, report_writer) = os.pipe(), os.pipe(), os.pipe()
     for number in range(depth):
         if not os.fork():
             os.close(start_writer)
-            own = (pieces[2 * number :: 2 * depth], pieces[2 * number + 1 :: 2 * depth])
-            _read(number, *own, buffer(block, offset), seconds, (ready_writer, start, report_writer))
+            own = list(zip(pieces[2 * number :: 2 * depth], pieces[2 * number + 1 :: 2 * depth]))  # noqa: B905
+            _read(number, own, buffer(block, offset), ahead, seconds, (ready_writer, start, report_writer))
     for descriptor in (ready_writer, start, report_writer):
         os.close(descriptor)
     _all_of(ready, depth)
@@ -41,9 +44,9 @@ def main() -> None:
 
 def _read(
     number: int,
-    files: array.array[int],
-    offsets: array.array[int],
+    pieces: list[tuple[int, int]],
     into: memoryview,
+    ahead: int,
     seconds: float,
     pipes: tuple[int, int, int],
 ) -> None:
@@ -60,8 +63,11 @@ def _read(
     if not os.read(start, 1):
         os._exit(1)
     deadline = time.perf_counter() + seconds
+    requests = iter(pieces)
     try:
-        for file, offset in zip(files, offsets):  # noqa: B905 - they are slices of one array
+        for file, offset in pieces:
+            for wanted in islice(requests, 1 if count else 1 + ahead) if ahead else ():
+                os.posix_fadvise(*wanted, len(into), os.POSIX_FADV_WILLNEED)
             size += os.preadv(file, [into], offset)
             count += 1
             if time.perf_counter() >= deadline or os.getppid() != parent:

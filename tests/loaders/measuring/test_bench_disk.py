@@ -25,11 +25,8 @@ from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
     ColdWay,
-    Cursor,
-    Forward,
     OpenFiles,
-    RandomPasses,
-    ReadPlan,
+    Pattern,
     cold_way,
     read,
     temporary_folder,
@@ -41,6 +38,7 @@ from support.repository import ROOT
 
 FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)
+AT_START = np.zeros((8, 2), np.int64)
 needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs to mount")
 needs_fio = pytest.mark.skipif(not shutil.which("fio"), reason="needs fio")
 
@@ -70,30 +68,32 @@ def needs_dropping(files: OpenFiles, folder: Path) -> None:
 @pytest.mark.slow
 def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> None:
     needs_dropping(files, tmp_path)
-    rates = ColdAndWarm(files, ColdWay(FADVISE), Forward(SIZES, 65536, Cursor()))
+    reading = ColdAndWarm(files, ColdWay(FADVISE), Pattern(65536))
     with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[:: mmap.PAGESIZE]) > 0
-        rates.round(1)
+        reading.round(1)
         way = cold_way(files, filesystem_type(tmp_path))
-    assert rates.reads.cold is None
-    assert rates.reads.warm is not None
+    cold, warm = reading.rates
+    assert cold is None
+    assert warm is not None
     assert way.method in (DIRECT, None)
     assert way.reason is not None
     assert "stayed in memory" in way.reason
 
-    rates.round(1)
-    assert rates.reads.cold is not None
+    reading.round(1)
+    assert reading.rates[0] is not None
 
 
 def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
     if not files.open_direct():
         pytest.skip("no O_DIRECT here")
-    for plans in (Forward(SIZES, 65536, Cursor()), RandomPasses(SIZES, 5000, depth=3)):
-        rates = ColdAndWarm(files, ColdWay(DIRECT), plans)
-        rates.round(1)
-        assert rates.reads.cold is not None
-        assert rates.reads.cold.method.endswith("O_DIRECT")
-        assert rates.reads.warm is not None
+    for pattern in (Pattern(65536), Pattern.of_records(5000, depth=3)):
+        reading = ColdAndWarm(files, ColdWay(DIRECT), pattern)
+        reading.round(1)
+        cold, warm = reading.rates
+        assert cold is not None
+        assert cold.method.endswith("O_DIRECT")
+        assert warm is not None
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -102,11 +102,11 @@ def test_what_cannot_be_read_is_the_systems_error(tmp_path: Path, stack: ExitSta
     stack.callback(os.close, folder)
 
     with pytest.raises(IsADirectoryError):
-        read([folder], ReadPlan([(0, 0)] * 8, 4096, depth=depth), seconds=FOREVER)
+        read([folder], AT_START, Pattern(4096, depth), seconds=FOREVER)
 
 
 def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(files: OpenFiles) -> None:
-    before, plan = children(), ReadPlan([(0, 0)] * 8, 64 << 20, depth=4)
+    before = children()
 
     def kill() -> None:
         while not (reading := children_of(children() - before)):
@@ -116,7 +116,7 @@ def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(WorkerDied, match="ended early"):
-        read(files.descriptors, plan, seconds=0.1)
+        read(files.descriptors, AT_START, Pattern(64 << 20, depth=4), seconds=0.1)
     killer.join()
 
 
