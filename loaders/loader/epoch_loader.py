@@ -41,7 +41,6 @@ from shardprep.loaders.loader.run_card import (
     TransformCard,
     decoder_of,
     digest_of,
-    installed_versions,
     kept_transform,
     refuse_another,
 )
@@ -350,23 +349,17 @@ class ReplayableLoader(EpochLoader, ABC):
     def _card(self, identity: str | None) -> RunCard:
         plan, chosen, transform = self._plan, self._subset.chosen, self.transform
         omission, omitted = self._subset.omission, self._subset.omitted
-        return RunCard(
+        return RunCard.of(
+            plan,
             dataset=self.dataset.root,
             split=self.dataset.split,
             records=None if chosen is None else ChosenRecords.of(chosen, digest_of(chosen)),
             labels=self.dataset.label_space,
             columns=self._columns,
             weights=self._weights,
-            shuffle=plan.shuffle,
-            seed=plan.seed,
-            batch_size=plan.batch_size,
-            rank=plan.rank,
-            world_size=plan.world_size,
-            drop_last=plan.drop_last,
             on_bad_record="skip" if self._work.skip_bad else "raise",
             with_numbers=self._with_numbers,
             transform=None if transform is None else TransformCard.of(transform, identity),
-            versions=installed_versions(),
             without=None if omitted is None else ChosenRecords.of(omitted, digest_of(omitted)),
             gaps=None if omission is None else "close" if omission.closes else "keep",
         )

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import resources
 from time import perf_counter
@@ -26,16 +25,17 @@ from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.stack import BatchSpec
+from shardprep.loaders.engine.engine import Meter
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.replay import Replayed, ReplayedRecord, RunOrder
-from shardprep.loaders.loader.run_card import RunCard, digest_of, installed_versions
-from shardprep.loaders.loader.stats import LoaderStats, Verdict
+from shardprep.loaders.loader.run_card import RunCard, digest_of
+from shardprep.loaders.loader.stats import LoaderStats, PipelineTimes
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 
 
-class FakeDataset(AbstractContextManager["FakeDataset"]):
+class FakeDataset:
     """The records of a FakeData by number, in the place of a Dataset: ``len``, iteration and ``classes``.
 
     ``made_by(number)`` returns a record's image and label. Pixels become PNG files, which decode to them.
@@ -43,23 +43,20 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
 
     def __init__(self, made_by: Callable[[int], tuple[Any, int]], *, records: int, classes: int) -> None:
         self._made_by = made_by
-        self._records = records
+        self._numbers = range(records)
         self._classes = classes
 
     def __len__(self) -> int:
-        return self._records
+        return len(self._numbers)
 
     def __getitem__(self, number: int) -> Record:
-        number = operator.index(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)}")
-        number %= len(self)
+        number = self._numbers[operator.index(number)]
         image, label = self._made_by(number)
         encoded = bytes(image) if isinstance(image, memoryview) else png_of(image)
-        return Record(self.key(number), label, encoded)
+        return Record(key_of(number), label, encoded)
 
     def __iter__(self) -> Iterator[Record]:
-        return (self[number] for number in range(len(self)))
+        return map(self.__getitem__, self._numbers)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -67,18 +64,13 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
         digits = len(str(self._classes - 1))
         return tuple(f"class{number:0{digits}}" for number in range(self._classes))
 
-    def key(self, number: int) -> str:
-        """Return the key of the record with this number."""
-        return f"fake/{number}"
-
     def __repr__(self) -> str:
         return f"<FakeDataset: {len(self):,} records of {self._classes:,} classes>"
 
-    def close(self) -> None:
-        """Does nothing: no file is open."""
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+def key_of(number: int) -> str:
+    """Return the key of the record with this number."""
+    return f"fake/{number}"
 
 
 PER_PHOTOGRAPH = 2
@@ -91,14 +83,17 @@ ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 Pixels = npt.NDArray[np.uint8]
 
 
-def fake_files(seed: int) -> list[bytes]:
+def fake_files(seed: int) -> list[memoryview]:
     """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
     rng = np.random.default_rng(seed)
     photographs = _photographs()
     count = PER_PHOTOGRAPH * len(photographs)
     sizes = np.exp(SPREAD * rng.standard_normal(count))
     pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
-    return [_file(photographs[n % len(photographs)], area, rng) for n, area in enumerate(pixels.tolist())]
+    return [
+        memoryview(_file(photographs[n % len(photographs)], area, rng))
+        for n, area in enumerate(pixels.tolist())
+    ]
 
 
 def _photographs() -> list[Pixels]:
@@ -125,7 +120,7 @@ def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
     return photograph[y : y + height, x : x + width]
 
 
-DELAY = "delay"
+COUNTS = ("rows", "timed", "batches", "elapsed", "warming", "starved", "handing")
 ADVICE = "FakeData itself takes this time, with seconds= for each record"
 
 
@@ -133,63 +128,8 @@ ADVICE = "FakeData itself takes this time, with seconds= for each record"
 class FakeStats(LoaderStats):
     """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """The stage that limits; None before the second batch."""
-        return _with_own_advice(super().verdict)
-
-    def of_workers(self) -> Verdict | None:
-        """Return what limits the batches, also where the consumer is slower."""
-        return _with_own_advice(super().of_workers())
-
-
-def _with_own_advice(verdict: Verdict | None) -> Verdict | None:
-    return replace(verdict, advice=ADVICE) if verdict and verdict.limit in (DELAY, "transport") else verdict
-
-
-class FakeMeter:
-    """Counts of all iterations. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._making = 0.0
-        counts = ("rows", "timed", "batches")
-        times = ("elapsed", "warming", "starved", "handing")
-        self._counts: dict[str, Any] = dict.fromkeys(counts, 0) | dict.fromkeys(times, 0.0)
-
-    def delivered(self, rows: int, *, last: float | None, began: float, ready: float, handed: float) -> None:
-        """Count a batch: when its making began, when it was ready, and when it was handed over.
-
-        ``last`` is when the batch before was ready. As a Loader's, times count from the first batch on.
-        """
-        making = ready - began
-        counted: dict[str, Any] = {"batches": 1, "rows": rows, "handing": handed - ready}
-        if last is None:
-            counted["warming"] = making
-        else:
-            counted |= {"timed": rows, "starved": making, "elapsed": ready - last}
-        with self._lock:
-            self._making += making
-            for name, count in counted.items():
-                self._counts[name] += count
-
-    def read(self, *, image_bytes: float) -> FakeStats:
-        with self._lock:
-            return FakeStats(
-                **self._counts,
-                blocked=0.0,
-                filling=(self._making,),
-                waiting=(0.0,),
-                cpu=(0.0,),
-                queued=(0.0,),
-                stages={DELAY: self._making},
-                copied=0,
-                restarts=0,
-                workers=0,
-                cpus=usable_cpus(),
-                image_bytes=image_bytes,
-                crop_ready=0.0,
-            )
+    def _flowing(self) -> PipelineTimes:
+        return replace(super()._flowing(), alone=ADVICE)
 
 
 Labels = npt.NDArray[np.int64]
@@ -259,8 +199,9 @@ class FakeData(EpochLoader):
         super().__init__(self._plan_of(batches, batch_size, seed))
         rng = np.random.default_rng(seed)
         self._labels = rng.integers(0, classes, 2 * batch_size)
-        self._pool: Any = _files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
-        self._meter = FakeMeter()
+        self._pool: Any = fake_files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
+        self._meter = Meter()
+        self._lock = threading.Lock()
 
     def _plan_of(self, batches: int, batch_size: int, seed: int) -> EpochPlan:
         made_of = {**self._options, "seconds": 0, "batches": batches}
@@ -281,16 +222,17 @@ class FakeData(EpochLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
-        last = None
-        for numbers in epoch.batches():
-            self._check_open()
-            began = perf_counter()
-            batch = self.batch(int(numbers[0]) // self._rows)
-            ready = perf_counter()
-            epoch.delivered(numbers, [])
-            self._meter.delivered(self._rows, last=last, began=began, ready=ready, handed=perf_counter())
-            last = ready
-            yield batch
+        with self._meter.run():
+            for numbers in epoch.batches():
+                self._check_open()
+                began = perf_counter()
+                batch = self.batch(int(numbers[0]) // self._rows)
+                ready = perf_counter()
+                epoch.delivered(numbers, [])
+                with self._lock:
+                    self._meter.waited(ready - began)
+                    self._meter.handed(self._rows, perf_counter() - ready)
+                yield batch
         epoch.end()
 
     def _check_open(self) -> None:
@@ -393,24 +335,17 @@ class FakeData(EpochLoader):
 
     def card(self) -> RunCard:
         """Return what decides the batches; a Loader cannot be made of it."""
-        plan = self._plan
-        return RunCard(
-            dataset=plan.dataset,
+        return RunCard.of(
+            self._plan,
+            dataset=self._plan.dataset,
             split="",
             records=None,
             labels=SPACES[0],
             columns=None,
             weights=None,
-            shuffle=plan.shuffle,
-            seed=plan.seed,
-            batch_size=plan.batch_size,
-            rank=plan.rank,
-            world_size=plan.world_size,
-            drop_last=plan.drop_last,
             on_bad_record="raise",
             with_numbers=False,
             transform=None,
-            versions=installed_versions(),
         )
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
@@ -422,7 +357,7 @@ class FakeData(EpochLoader):
 
     def key(self, number: int) -> str:
         """Return the key of the record with this number."""
-        return self.dataset.key(number)
+        return key_of(number)
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -432,7 +367,24 @@ class FakeData(EpochLoader):
     def stats(self) -> FakeStats:
         """Return the counts and times since this was made, to be printed. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
-        return self._meter.read(image_bytes=float(size))
+        with self._lock:
+            counts: dict[str, Any] = {name: getattr(self._meter, name) for name in COUNTS}
+            making = self._meter.waiting
+        return FakeStats(
+            **counts,
+            blocked=0.0,
+            filling=(making,),
+            waiting=(0.0,),
+            cpu=(0.0,),
+            queued=(0.0,),
+            stages={"delay": making},
+            copied=0,
+            restarts=0,
+            workers=0,
+            cpus=usable_cpus(),
+            image_bytes=float(size),
+            crop_ready=0.0,
+        )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Return how well the batches of an epoch are mixed: every epoch has the same."""
@@ -455,7 +407,3 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.u
 
 def _rebuilt(batches: int, options: dict[str, Any]) -> FakeData:
     return FakeData(batches, **options)
-
-
-def _files(seed: int) -> list[memoryview]:
-    return [memoryview(file) for file in fake_files(seed)]

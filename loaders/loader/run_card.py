@@ -197,6 +197,7 @@ FORMAT = "shardprep run card"
 VERSION = 1
 LARGEST = 1 << 20  # bytes of a file
 ADVICE = "write it with loader.card().save(path)"
+PLANNED = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
 
 
 @dataclass(frozen=True)
@@ -244,24 +245,20 @@ class RunCard:
     without: ChosenRecords | None = None
     gaps: str | None = None
 
+    @classmethod
+    def of(cls, plan: EpochPlan, **others: Any) -> Self:
+        """Return the card of a run in the order of ``plan``, with the installed versions and other fields."""
+        ordered = {name: getattr(plan, name) for name in PLANNED}
+        return cls(**ordered, versions=installed_versions(), **others)
+
     def options(self) -> dict[str, Any]:
         """Return the arguments of a Loader of this run, beside the path of the dataset.
 
         Raises UsageError for a transform that is not this package's own, and for chosen records that the
         card does not list: replace these with None, and give the Loader the same ones.
         """
-        plain = (
-            "labels",
-            "columns",
-            "weights",
-            "shuffle",
-            "seed",
-            "batch_size",
-            "rank",
-            "world_size",
-            "drop_last",
-        )
-        options = {name: getattr(self, name) for name in (*plain, "on_bad_record", "with_numbers")}
+        plain = ("labels", "columns", "weights", *PLANNED, "on_bad_record", "with_numbers")
+        options = {name: getattr(self, name) for name in plain}
         options["transform"] = self.transform.made() if self.transform else None
         options["records"] = self.records.given() if self.records else None
         if self.without:
@@ -533,10 +530,7 @@ Differences = dict[str, tuple[str, str]]
 
 DECIDING: dict[str, tuple[str, ...]] = {
     "dataset": ("dataset",),
-    "order": (
-        *("records", "without", "gaps", "weights", "shuffle"),
-        *("seed", "batch_size", "rank", "world_size", "drop_last"),
-    ),
+    "order": ("records", "without", "gaps", "weights", *PLANNED),
     "labels": ("labels",),
     "columns": ("columns", "with_numbers"),
     "augmentation": ("transform", "seed"),

@@ -67,6 +67,7 @@ class PipelineTimes:
     ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
     ``unit`` is the word for images. ``crop_ready`` is the share of the images that are crop-ready, None where
     that is unknown. ``storage`` is how long no batch could be begun because its shards were not downloaded.
+    ``alone`` is the advice without workers.
     """
 
     images: int
@@ -85,6 +86,7 @@ class PipelineTimes:
     unit: str = "images"
     crop_ready: float | None = None
     storage: float = 0.0
+    alone: str = "everything runs in the thread that draws batches; set workers to 1 or more"
 
     def loads(self) -> tuple[StageLoad, ...]:
         """Return the stages in an image's order. Empty before a second batch."""
@@ -163,7 +165,7 @@ class PipelineTimes:
     def advice(self, slowest: StageLoad, rate: float) -> str:
         """Return what helps where this stage of the workers limits, at that rate."""
         if not self.workers:
-            return "everything runs in the thread that draws batches; set workers to 1 or more"
+            return self.alone
         asleep = self.filling - self.cpu - self.queued
         if asleep > max(self.cpu, self.queued):
             if slowest.name == "read":
