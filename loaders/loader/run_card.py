@@ -29,6 +29,7 @@ from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.shards.columns import ColumnEntry
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_parts import built_fields
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
 from shardprep.loaders.order.omission import Ranges
@@ -52,6 +53,12 @@ class ChosenRecords:
     digest: str
     numbers: tuple[int, ...] | None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that no card lists."""
+        numbers = self.numbers or ()
+        if len(numbers) > MOST_LISTED or max(numbers, default=0) >= MAX_RECORDS:
+            raise ValueError("it lists too many records, or too large numbers")
+
     @classmethod
     def of(cls, numbers: Records, digest: str) -> Self:
         """Return the choice of these record numbers; more than MOST_LISTED are not listed."""
@@ -68,19 +75,7 @@ class ChosenRecords:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
-        numbers = None if self.numbers is None else list(self.numbers)
-        return {"count": self.count, "digest": self.digest, "numbers": numbers}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Return the choice that ``to_json`` described. Raises KeyError, TypeError or ValueError."""
-        numbers, digest = value["numbers"], value["digest"]
-        if not isinstance(digest, str):
-            raise ValueError(f"{digest!r} is no digest")
-        listed = None if numbers is None else tuple(map(natural, numbers))
-        if listed is not None and (len(listed) > MOST_LISTED or max(listed, default=0) >= MAX_RECORDS):
-            raise ValueError("it lists too many records, or too large numbers")
-        return cls(natural(value["count"]), digest, listed)
+        return asdict(self) | {"numbers": None if self.numbers is None else list(self.numbers)}
 
 
 OWN: dict[str, Callable[..., Transform]] = {
@@ -273,6 +268,7 @@ class RunCard:
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["columns"] = None if self.columns is None else list(self.columns)
         if self.without is None:  # releases before 0.4 do not know these
             del values["without"], values["gaps"]
         return {"format": FORMAT, "version": VERSION} | {
@@ -290,7 +286,10 @@ class RunCard:
         if value.get("version") != VERSION:
             raise UnknownVersion(f"run card version {value.get('version')!r}; this release knows {VERSION}")
         try:
-            card = cls(**_checked(value))
+            parts = built_fields(cls, value, without=("shuffle",))
+            card = cls(**parts, shuffle=shuffle_from_json(value["shuffle"]))
+            if card.gaps not in ((None,) if card.without is None else ("close", "keep")):
+                raise ValueError(f"its gaps are {card.gaps!r}")
             same = canonical_json(card.to_json()) == canonical_json(value)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             raise DataError(f"is a damaged run card ({error}); {ADVICE}") from error
@@ -329,40 +328,6 @@ def decoder_of(state: Mapping[str, Any]) -> str | None:
     except (KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None
-
-
-def _checked(value: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a card. Raises KeyError, TypeError or ValueError."""
-    texts = {name: _of(str, value[name], name) for name in ("dataset", "split", "labels", "on_bad_record")}
-    counts = {name: natural(value[name]) for name in ("seed", "batch_size", "rank", "world_size")}
-    flags = {name: _of(bool, value[name], name) for name in ("drop_last", "with_numbers")}
-    columns, records, transform = (value[name] for name in ("columns", "records", "transform"))
-    without, gaps = value.get("without"), value.get("gaps")
-    if gaps not in ((None,) if without is None else ("close", "keep")):
-        raise ValueError(f"its gaps are {gaps!r}")
-    weights = value["weights"]
-    versions = _of(dict, value["versions"], "versions")
-    return {
-        **texts,
-        **counts,
-        **flags,
-        "records": None if records is None else ChosenRecords.from_json(records),
-        "without": None if without is None else ChosenRecords.from_json(without),
-        "gaps": gaps,
-        "columns": None if columns is None else tuple(_of(str, name, "columns") for name in columns),
-        "weights": None
-        if weights is None
-        else {name: _of(float, weight, "weights") for name, weight in weights.items()},
-        "shuffle": shuffle_from_json(value["shuffle"]),
-        "transform": None if transform is None else TransformCard.from_json(transform),
-        "versions": {name: _of(str, text, "versions") for name, text in versions.items()},
-    }
-
-
-def _of(kind: type, value: Any, name: str) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"its {name} is {json.dumps(value)[:100]}")
-    return value
 
 
 DIGEST_BYTES = 16

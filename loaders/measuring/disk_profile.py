@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
-from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_parts import built_fields
 
 FORMAT = "shardprep disk profile"
 VERSION = 1
@@ -176,7 +176,7 @@ class DiskProfile:
                 f"profile version {value.get('version')}; this release knows {VERSION}; {ADVICE}"
             )
         try:
-            profile: DiskProfile = _built(cls, value)
+            profile = cls(**built_fields(cls, value))
             same = json.dumps(profile.to_json(), sort_keys=True) == json.dumps(value, sort_keys=True)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
@@ -210,19 +210,6 @@ def _rate(reads: Reads, name: str) -> float | None:
 
 def _over(rate: float | None, other: float | None) -> float | None:
     return rate / other if rate is not None and other else None
-
-
-def _built(kind: Any, value: Any) -> Any:
-    """Parse a value from its JSON: a dataclass, a tuple of one kind, a plain value, or None if allowed."""
-    if isinstance(kind, UnionType):
-        return None if value is None else _built(get_args(kind)[0], value)
-    if get_origin(kind) is tuple:
-        return tuple(_built(get_args(kind)[0], part) for part in value)
-    if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**{name: _built(hint, value[name]) for name, hint in get_type_hints(kind).items()})
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"{value!r} has the wrong type")
-    return value
 
 
 WIDTH, LEFT, RIGHT, ROW, MARGIN = 900, 300, 150, 26, 20  # pixels

@@ -37,9 +37,11 @@ def train(path: Path, log: Path, *, world: int = 1, epochs: int = 1, **options: 
                 loader.log_epoch(log)
 
 
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_a_whole_run_of_several_ranks_is_proven(drop_last: bool, lmdb_shards: Path, tmp_path: Path) -> None:
-    train(lmdb_shards, tmp_path / "log", world=2, epochs=3, drop_last=drop_last)
+@pytest.mark.parametrize(("drop_last", "columns"), [(True, None), (False, ["image"])])
+def test_a_whole_run_of_several_ranks_is_proven(
+    drop_last: bool, columns: list[str] | None, lmdb_shards: Path, tmp_path: Path
+) -> None:
+    train(lmdb_shards, tmp_path / "log", world=2, epochs=3, drop_last=drop_last, columns=columns)
 
     found = prove(lmdb_shards, [tmp_path / "log"])
 
