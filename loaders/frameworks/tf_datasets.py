@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from time import perf_counter
+from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,20 @@ from shardprep.loaders.frameworks.tensors import (
     signature_of,
     tf,
 )
-from shardprep.loaders.frameworks.tf_feeding import original_errors
-from shardprep.loaders.frameworks.tf_graph import Status, batch_or_end, end_epoch, raw_session, shaped, weak
-from shardprep.loaders.frameworks.tf_inputs import FeederInput, Input, fed_queue
-from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
+from shardprep.loaders.frameworks.tf_graph import (
+    Status,
+    batch_of_element,
+    batch_or_end,
+    end_epoch,
+    raw_session,
+    weak,
+)
+from shardprep.loaders.frameworks.tf_inputs import DirectInput, FeederInput, fed_queue
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.frames import FrameReceiver
 
 
-class DatasetInput(Input):
+class DatasetInput(DirectInput):
     """The elements of ``dataset``, a ``tf.data.Dataset``, as batches; each iteration of it is an epoch.
 
     It waits within TensorFlow, so Ctrl-C takes effect only between batches. An infinite dataset has one
@@ -39,11 +43,10 @@ class DatasetInput(Input):
     def __init__(self, dataset: Any) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise UsageError(f"a DatasetInput takes a tf.data.Dataset, not {type(dataset).__name__}")
+        super().__init__()
         self._dataset = dataset
         self.element_spec = dataset.element_spec
         self._in_session = not tf.executing_eagerly()
-        self._occupancy = Occupancy()
-        self._closed = False
         self._endless: Any = None  # the iterator that a graph draws from
 
     def __iter__(self) -> Iterator[Any]:
@@ -51,28 +54,6 @@ class DatasetInput(Input):
         if self._in_session:
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
         return self._epoch(iter(self._dataset))
-
-    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while held := self._next_of(batches):
-            yield held.pop()
-        self._occupancy.epoch()
-
-    def _next_of(self, batches: Iterator[Any]) -> list[Any]:
-        """Return a list with the next batch, for the caller to empty; an empty list at the end."""
-        self._check_open()
-        began = perf_counter()
-        with original_errors():
-            held = list(islice(batches, 1))
-        self._check_open()
-        if held:
-            took = perf_counter() - began
-            self._occupancy.taken(waited=took)
-            self._occupancy.drew(took, 0.0)
-        return held
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this input is closed; make a new one")
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -87,9 +68,7 @@ class DatasetInput(Input):
         self._check_open()
         if self._endless is None:
             self._endless = self._endless_iterator()
-        status, *leaves = self._endless.get_next()
-        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
-            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+        return self.packed(batch_of_element(self._endless.get_next(), self.specs))
 
     def _endless_iterator(self) -> Any:
         """Return one iterator over all epochs, with an element of empty tensors after each."""
@@ -115,12 +94,9 @@ class DatasetInput(Input):
     def to_dataset(self, *, prefetch: int = 1) -> Any:
         return self._dataset.prefetch(prefetch) if prefetch else self._dataset
 
-    def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
-
     def close(self) -> None:
-        self._closed = True
-        self._drawing = self._endless = None
+        super().close()
+        self._endless = None
 
 
 def _is_plain_tuple(spec: Any) -> bool:
@@ -128,7 +104,7 @@ def _is_plain_tuple(spec: Any) -> bool:
     return isinstance(spec, tuple) and not hasattr(spec, "_fields")
 
 
-class TensorInput(Input):
+class TensorInput(DirectInput):
     """Input of the tensors that ``make()`` returns, called for each batch in eager code, once for each graph.
 
     Args:
@@ -146,36 +122,16 @@ class TensorInput(Input):
             raise UsageError(
                 f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
             )
+        super().__init__()
         self._make = make
         self._length = length
         self.element_spec = signature if signature is not None else _spec_of(make)
-        self._occupancy = Occupancy()
         self._left = length  # batches of the epoch that a graph is in
-        self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
         self._check_open()
-        return self._epoch()
-
-    def _epoch(self) -> Iterator[Any]:
-        made = 0
-        while self._length is None or made < self._length:
-            self._check_open()
-            yield self._timed()
-            made += 1
-        self._occupancy.epoch()
-
-    def _timed(self) -> Any:
-        began = perf_counter()
-        batch = self._make()
-        took = perf_counter() - began
-        self._occupancy.taken(waited=took)
-        self._occupancy.drew(took, 0.0)
-        return batch
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this input is closed; make a new one")
+        calls = repeat(()) if self._length is None else repeat((), self._length)
+        return self._epoch(starmap(self._make, calls))
 
     def __len__(self) -> int:
         if self._length is None:
@@ -200,13 +156,6 @@ class TensorInput(Input):
         is_batch = bool(self._left) and not self._closed
         self._left = self._left - 1 if self._left and is_batch else self._length
         return np.uint8(Status.BATCH if is_batch else Status.END)
-
-    def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__, capacity=0, level=0)
-
-    def close(self) -> None:
-        self._closed = True
-        self._drawing = None
 
 
 class DummyConstantInput(TensorInput):

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from itertools import takewhile
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -355,39 +355,78 @@ class Feeder(Owned):
 class PulledPasses(Owned):
     """Passes; one at a time is current, and its batches are pulled by its number.
 
-    Beginning a pass ends the one before. Thread-safe. Closed when it is dropped and when the interpreter
-    ends, so that no thread of TensorFlow's runs Python code then.
+    Beginning a pass ends the one before. Thread-safe.
     """
 
     def __init__(self, passes: Passes) -> None:
-        self._current = _CurrentPass(passes)
-        self.close = Finalize(self, self._current.close, exitpriority=15)
+        self._passes = passes
         self._failures: deque[SourceFailure] = deque(maxlen=2)
+        self._changed = threading.Condition()
+        self._number = 0
+        self._batches: Iterator[Any] = iter(())
+        self._pulling = 0
+        self._closed = False
 
     @property
     def batches_never_change(self) -> bool:
         """Whether the source never changes its batches after it has delivered them."""
-        return self._current.passes.batches_never_change
+        return self._passes.batches_never_change
+
+    def closed_with(self, owner: object) -> Finalize:
+        """Have :meth:`close` called when the owner is dropped, and when the interpreter ends.
+
+        So no thread of TensorFlow's runs Python code then.
+        """
+        return Finalize(owner, self.close, exitpriority=15)
 
     def begin(self) -> int:
         """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
-        return self._current.begin()
+        with self._changed:
+            self._check_open()
+            self._number += 1
+            number = self._number
+            before, self._batches = self._batches, iter(())
+            if not self._pulling:  # otherwise the pulling thread ends it
+                end(before)
+        batches = self._passes.begin()
+        with self._changed:
+            if number == self._number:
+                self._batches = batches
+        return number
 
     def next(self, number: int) -> Any:
         """Return the next batch of that pass, None at its end. Raises UsageError once another was begun."""
-        return self._current.next(number)
+        with self._changed:
+            self._check(number)
+            self._pulling += 1
+            batches = self._batches
+        try:
+            batch = next(batches, None)
+        finally:
+            with self._changed:
+                if number != self._number or self._closed:
+                    end(batches)
+                self._pulling -= 1
+                self._changed.notify_all()
+        self._check(number)
+        return batch
+
+    def batches(self, number: int) -> Iterator[Any]:
+        """Return the batches of that pass, without a reference to those that were taken."""
+        return takewhile(lambda batch: batch is not None, map(self.next, itertools.repeat(number)))
 
     def begin_for_tensorflow(self) -> int:
         """As :meth:`begin`, with errors for :func:`original_errors`."""
-        return int(self._reporting(self._current.begin))
+        return int(self._reporting(self.begin))
 
     def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
         """Return ``made_of`` of the next batch, None at the end, with errors for :func:`original_errors`."""
-        return self._reporting(partial(self._made, number, made_of))
 
-    def _made(self, number: int, made_of: Callable[[Any], Any]) -> Any:
-        batch = self._current.next(number)
-        return None if batch is None else made_of(batch)
+        def made() -> Any:
+            batch = self.next(number)
+            return None if batch is None else made_of(batch)
+
+        return self._reporting(made)
 
     def _reporting(self, call: Callable[[], Any]) -> Any:
         try:
@@ -396,54 +435,6 @@ class PulledPasses(Owned):
             failure = SourceFailure(original_of(error) or error)
             self._failures.append(failure)
             raise failure.as_input_failed() from error
-
-
-class _CurrentPass(Owned):
-    """The current pass, which the finalizer closes."""
-
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
-        self._changed = threading.Condition()
-        self._number = 0
-        self._batches: Iterator[Any] = iter(())
-        self._pulling = 0
-        self._closed = False
-
-    def is_current(self, number: int) -> bool:
-        return number == self._number and not self._closed
-
-    def begin(self) -> int:
-        with self._changed:
-            self._check_open()
-            self._number += 1
-            number = self._number
-            before, self._batches = self._batches, iter(())
-            if not self._pulling:  # otherwise the pulling thread ends it
-                end(before)
-        batches = self.passes.begin()
-        with self._changed:
-            if number == self._number:
-                self._batches = batches
-        return number
-
-    def next(self, number: int) -> Any:
-        batches = self._enter(number)
-        try:
-            batch = next(batches, None)
-        finally:
-            with self._changed:
-                if not self.is_current(number):
-                    end(batches)
-                self._pulling -= 1
-                self._changed.notify_all()
-        self._check(number)
-        return batch
-
-    def _enter(self, number: int) -> Iterator[Any]:
-        with self._changed:
-            self._check(number)
-            self._pulling += 1
-            return self._batches
 
     def _check(self, number: int) -> None:
         self._check_open()
@@ -462,4 +453,4 @@ class _CurrentPass(Owned):
             self._closed = True
             if is_held and self._changed.wait_for(lambda: not self._pulling, CLOSE_TIMEOUT_S):
                 end(self._batches)
-                self.passes.close()
+                self._passes.close()

@@ -14,7 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol
@@ -130,52 +130,13 @@ def end_epoch(status: int) -> None:
     raise StopIteration
 
 
-class TensorQueue(Owned):
-    """A sink of ``capacity`` elements, for eager code and graphs. They share memory with the put arrays."""
-
-    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
-        self.capacity = capacity
-        self._specs = specs
-        self._closed = False
-        self._empty_leaves = empty_tensors(specs)
-        with tf.device("CPU:0"):
-            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
-
-    def put(self, status: Status, leaves: Leaves) -> None:
-        if self._closed:
-            raise SinkClosed
-        element = [tf.constant(status, tf.uint8), *(leaves if status == Status.BATCH else self._empty_leaves)]
-        try:
-            self._queue.enqueue(element)
-        except tf.errors.OpError as error:
-            raise SinkClosed from error
-
-    def level(self) -> int:
-        with tf.init_scope():  # a garbage collection may call this while a graph is being built
-            return int(self._queue.size())
-
-    def take(self) -> tuple[Status, Leaves]:
-        with tf.init_scope():
-            status, *leaves = self._queue.dequeue()
-            return Status(int(status)), leaves
-
-    def empty(self) -> None:
-        while self.level():
-            self.take()
-
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        """The next batch within a graph; the graph calls ``ended`` for an element that is no batch."""
-        status, *tensors = self._queue.dequeue()
-        with tf.control_dependencies([batch_or_end(status, ended)]):
-            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            with tf.init_scope():
-                self._queue.close(cancel_pending_enqueues=True)
-            with suppress(tf.errors.OutOfRangeError):  # another thread took the last
-                self.empty()
+def batch_of_element(
+    element: Sequence[Any], specs: Sequence[Any], ended: Callable[[int], None] = end_epoch
+) -> list[Any]:
+    """Return the tensors of an element, its status first; the graph calls ``ended`` if it is no batch."""
+    status, *tensors = element
+    with tf.control_dependencies([batch_or_end(status, ended)]):
+        return shaped([tf.identity(tensor) for tensor in tensors], specs)
 
 
 BATCH = int(Status.BATCH)
@@ -190,10 +151,11 @@ def raw_session(session: Any) -> Any:
     return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
 
 
-class SessionSink(Owned, ABC):
-    """The common part of sinks in a v1 graph: operations that a session runs, after :meth:`attach`."""
+class OperatedSink(Owned, ABC):
+    """The common part of sinks that have operations: of eager mode, or of a session after :meth:`attach`."""
 
     capacity: int
+    _made: dict[str, tuple[Any, list[Any]]]  # the operations by name, as fetches and the placeholders to feed
 
     def __init__(self) -> None:
         self._runs: dict[str, Callable[..., Any]] = {}
@@ -204,11 +166,7 @@ class SessionSink(Owned, ABC):
         if self._runs:
             raise UsageError("this input was started in another session; make a new one for each session")
         raw = raw_session(session)
-        self._runs = {name: raw.make_callable(*op) for name, op in self._operations().items()}
-
-    @abstractmethod
-    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
-        """The operations by name, as fetches and the placeholders to feed."""
+        self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
     @abstractmethod
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
@@ -233,7 +191,7 @@ class SessionSink(Owned, ABC):
             self._run("close")
             self.empty()
         except (SinkClosed, tf.errors.OpError):
-            return  # there was no session, or it is closed together with its elements
+            return  # there was no session, it is closed with its elements, or another thread took the last
         finally:
             self._closed = True
 
@@ -246,8 +204,8 @@ class SessionSink(Owned, ABC):
             raise SinkClosed from error  # RuntimeError: the session was closed
 
 
-class SessionQueue(SessionSink):
-    """A ``FIFOQueue`` fed with arrays.
+class TensorQueue(OperatedSink):
+    """A ``FIFOQueue`` of ``capacity`` elements, of eager mode or of the v1 graph that is being built.
 
     An array that is aligned to 64 bytes is not copied; TensorFlow keeps its memory until the last use.
     """
@@ -256,19 +214,25 @@ class SessionQueue(SessionSink):
         super().__init__()
         self.capacity = capacity
         self._specs = specs
-        self._empty_leaves = empty_arrays(specs)
         with tf.device("CPU:0"):
-            self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
-            self._placeholders = [tf.compat.v1.placeholder(t) for t in self._queue.dtypes]
-            self._made = {
-                "put": (self._queue.enqueue(self._placeholders), self._placeholders),
-                "take": (list(self._queue.dequeue()), []),
-                "size": (self._queue.size(), []),
-                "close": (self._queue.close(cancel_pending_enqueues=True), []),
-            }
-
-    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
-        return self._made
+            queue = self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
+            if tf.executing_eagerly():
+                self._empty_leaves = empty_tensors(specs)
+                self._runs = {
+                    "put": lambda *fed: queue.enqueue(fed),
+                    "take": _outside_graphs(queue.dequeue),
+                    "size": _outside_graphs(queue.size),
+                    "close": _outside_graphs(partial(queue.close, cancel_pending_enqueues=True)),
+                }
+            else:
+                self._empty_leaves = empty_arrays(specs)
+                fed = [tf.compat.v1.placeholder(dtype) for dtype in queue.dtypes]
+                self._made = {
+                    "put": (queue.enqueue(fed), fed),
+                    "take": (list(queue.dequeue()), []),
+                    "size": (queue.size(), []),
+                    "close": (queue.close(cancel_pending_enqueues=True), []),
+                }
 
     def put(self, status: Status, leaves: Leaves) -> None:
         self._run("put", int(status), *(leaves if status == Status.BATCH else self._empty_leaves))
@@ -278,12 +242,20 @@ class SessionQueue(SessionSink):
         return Status(int(status)), leaves
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        status, *tensors = self._queue.dequeue()
-        with tf.control_dependencies([batch_or_end(status, ended)]):
-            return shaped([tf.identity(tensor) for tensor in tensors], self._specs)
+        return batch_of_element(self._queue.dequeue(), self._specs, ended)
 
 
-class SessionStage(SessionSink):
+def _outside_graphs(operate: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function for eager mode that a garbage collection may call while a graph is being built."""
+
+    def run() -> Any:
+        with tf.init_scope():
+            return operate()
+
+    return run
+
+
+class SessionStage(OperatedSink):
     """A staging area on ``device`` for ``batch``, the tensors of another input, without Python between.
 
     A queue of permits counts the free places: waiting in ``Stage`` itself would block one of the session's
@@ -325,9 +297,6 @@ class SessionStage(SessionSink):
         super().attach(session)
         for _ in range(self.capacity):
             self._run("permit")
-
-    def _operations(self) -> dict[str, tuple[Any, list[Any]]]:
-        return self._made
 
     def put(self, status: Status, leaves: Leaves) -> None:
         if status != Status.BATCH:

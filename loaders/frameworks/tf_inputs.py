@@ -6,6 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any, Self
@@ -26,18 +27,14 @@ from shardprep.loaders.frameworks.tensors import (
     tensors_of,
     tf,
 )
-from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses
+from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, original_errors
 from shardprep.loaders.frameworks.tf_graph import (
-    SessionQueue,
-    SessionSink,
     SessionStage,
     Sink,
     StagingAreas,
     Status,
     TensorQueue,
-    batch_or_end,
-    end_epoch,
-    shaped,
+    batch_of_element,
     weak,
 )
 from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
@@ -104,6 +101,7 @@ def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
 
     started = tf.data.Dataset.from_tensors(0).map(lambda x: tf.numpy_function(begin, [x], tf.int64))
     started.shardprep_passes = passes  # datasets that are made from this one keep it alive
+    passes.closed_with(started)
     return started.flat_map(batches)
 
 
@@ -216,6 +214,43 @@ class SourceInput(Input):
         return self._passes.steady_length
 
 
+class DirectInput(Input):
+    """An input without a thread: each step waits while its batch is made, and so counts as starved."""
+
+    def __init__(self) -> None:
+        self._occupancy = Occupancy()
+        self._closed = False
+
+    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while held := self._next_of(batches):
+            yield held.pop()  # a reference in this frame would hold the slot during the next wait
+        self._occupancy.epoch()
+
+    def _next_of(self, batches: Iterator[Any]) -> list[Any]:
+        """Return a list with the next batch, for the caller to empty; an empty list at the end."""
+        self._check_open()
+        began = perf_counter()
+        with original_errors():
+            held = list(islice(batches, 1))
+        self._check_open()
+        if held:
+            took = perf_counter() - began
+            self._occupancy.taken(waited=took)
+            self._occupancy.drew(took, 0.0)
+        return held
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this input is closed; make a new one")
+
+    def stats(self) -> InputStats:
+        return self._occupancy.read(type(self).__name__)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drawing = None
+
+
 class FeederInput(SourceInput):
     """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
 
@@ -226,13 +261,14 @@ class FeederInput(SourceInput):
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
         super().__init__(passes, element_spec)
-        self._sink = sink
+        self._sink: Any = sink  # some have operations of their own
         self._feeder = feeder
+        self._in_session = not tf.executing_eagerly()
         # multiprocessing's finalizer runs before an engine ends its workers, while threads can be joined
         self._finalizer = Finalize(self, feeder.close, exitpriority=20)
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self._sink, SessionSink):
+        if self._in_session:
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
         if not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
@@ -248,7 +284,7 @@ class FeederInput(SourceInput):
             self._feeder.leave(epoch_number)
 
     def _dequeue_in_graph(self) -> Any:
-        if isinstance(self._sink, SessionSink):
+        if self._in_session:
             self._feeder.check_open()
             self._feeder.unseen = True
         else:
@@ -256,7 +292,7 @@ class FeederInput(SourceInput):
         return self.packed(self._dequeue_op(weak(self._feeder.ended)))
 
     def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
-        leaves: Leaves = self._sink.dequeue(ended)  # type: ignore[attr-defined]
+        leaves: Leaves = self._sink.dequeue(ended)
         return leaves
 
     def _form(self, leaves: Leaves) -> Any:
@@ -264,7 +300,7 @@ class FeederInput(SourceInput):
         return self.packed(leaves)
 
     def start(self, session: Any) -> None:
-        if isinstance(self._sink, SessionSink):
+        if self._in_session:
             self._sink.attach(session)
             self._feeder.take_unseen()
 
@@ -294,7 +330,7 @@ class FeederInput(SourceInput):
         self._finalizer()
 
 
-class FeedInput(SourceInput):
+class FeedInput(DirectInput, SourceInput):
     """Draws each batch from ``source`` when the step asks for it: for debugging, and for small data.
 
     ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` returns
@@ -309,55 +345,30 @@ class FeedInput(SourceInput):
 
     def __init__(self, source: Source, *, signature: Any = None) -> None:
         passes = Passes(source)
-        super().__init__(passes, signature_of(passes, signature))
-        self._occupancy = Occupancy()
+        DirectInput.__init__(self)
+        SourceInput.__init__(self, passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes)
+        self._finalizer = self._pulled.closed_with(self)
         self._number: int | None = None  # the number of the pass that a graph dequeues from
         self._placeholders = None if tf.executing_eagerly() else _placeholders_for(self.specs)
 
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
-        return self._epoch(self._pulled.begin())
-
-    def _epoch(self, number: int) -> Iterator[Any]:
-        while (batch := self._counted(number)) is not None:
-            made = [self._fed(batch)]
-            del batch
-            yield made.pop()
+        return self._epoch(map(self._fed, self._pulled.batches(self._pulled.begin())))
 
     def _fed(self, batch: Any) -> Any:
+        convert = tensors_of if self._placeholders is None else arrays_of
+        leaves = convert(self.element_spec, batch, zero_copy=self._passes.batches_never_change)
         if self._placeholders is None:
-            return self.packed(
-                tensors_of(self.element_spec, batch, zero_copy=self._passes.batches_never_change)
-            )
-        return dict(
-            zip(
-                self._placeholders,
-                arrays_of(self.element_spec, batch, zero_copy=self._passes.batches_never_change),
-                strict=True,
-            )
-        )
-
-    def _counted(self, number: int) -> Any:
-        began = perf_counter()
-        batch = self._pulled.next(number)
-        if batch is None:
-            self._occupancy.epoch()
-        else:
-            took = perf_counter() - began
-            self._occupancy.taken(waited=took)
-            self._occupancy.drew(took, 0.0)
-        return batch
+            return self.packed(leaves)
+        return dict(zip(self._placeholders, leaves, strict=True))
 
     def _dequeue_in_graph(self) -> Any:
         if self._placeholders is not None:
             return self.packed(list(self._placeholders))
-        status, *leaves = tf.py_function(
-            weak(self._pull), [], [tf.uint8, *(spec.dtype for spec in self.specs)]
-        )
-        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
-            return self.packed(shaped([tf.identity(leaf) for leaf in leaves], self.specs))
+        dtypes = [tf.uint8, *(spec.dtype for spec in self.specs)]
+        return self.packed(batch_of_element(tf.py_function(weak(self._pull), [], dtypes), self.specs))
 
     def _pull(self) -> list[Any]:
         if self._number is None:
@@ -384,11 +395,11 @@ class FeedInput(SourceInput):
         self._drawing = self._number = None
 
     def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__, capacity=0, level=0, source=self._passes.source)
+        return self._occupancy.read(type(self).__name__, source=self._passes.source)
 
     def close(self) -> None:
-        self._drawing = None
-        self._pulled.close()
+        super().close()
+        self._finalizer()
 
 
 def _placeholders_for(specs: list[Any]) -> list[Any]:
@@ -457,7 +468,7 @@ def fed_queue(
 ) -> tuple[Sink, Feeder]:
     """Return a queue, of eager mode or of the v1 graph that is being built, and its feeder."""
     specs, eager = flat(element_spec), tf.executing_eagerly()
-    queue: Sink = TensorQueue(specs, capacity) if eager else SessionQueue(specs, capacity)
+    queue = TensorQueue(specs, capacity)
     made_of = partial(tensors_of if eager else arrays_of, element_spec, zero_copy=passes.batches_never_change)
     return queue, Feeder(passes, queue, made_of, on_close=on_close)
 
@@ -503,7 +514,7 @@ class StagingInput(FeederInput):
         passes = Passes(source)
         element_spec = signature_of(passes, signature)
         devices = list(strategy.extended.worker_devices) if strategy else [device or _first_device()]
-        make = self._eager if tf.executing_eagerly() else self._in_session
+        make = self._eager if tf.executing_eagerly() else self._of_graph
         sink, feeder = make(passes, element_spec, devices, depth)
         super().__init__(passes, element_spec, sink, feeder)
 
@@ -513,7 +524,7 @@ class StagingInput(FeederInput):
         split = partial(_split, element_spec, len(devices), passes.batches_never_change)
         return areas, Feeder(passes, areas, split, on_close=self._closing())
 
-    def _in_session(
+    def _of_graph(
         self, passes: Passes, element_spec: Any, devices: list[str], depth: int
     ) -> tuple[Any, Feeder]:
         if self._wrapped is None or len(devices) > 1:
@@ -533,10 +544,10 @@ class StagingInput(FeederInput):
         return renamed(self.element_spec, [_per_replica(self._strategy, column) for column in columns])
 
     def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
-        if isinstance(self._sink, SessionSink):
+        if self._in_session:
             return super()._dequeue_op(ended)
-        areas: StagingAreas = self._sink  # type: ignore[assignment]
-        return areas.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
+        leaves: Leaves = self._sink.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
+        return leaves
 
     def start(self, session: Any) -> None:
         if self._wrapped is not None:

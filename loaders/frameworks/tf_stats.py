@@ -26,10 +26,8 @@ STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a g
 SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
 STAGES = {"StagingInput": "staging"}
 QUEUE = "TensorFlow queue"
-COUNTS = (
-    *("fed", "batches", "timed", "epochs", "starved_seconds", "blocked_seconds"),
-    *("elapsed", "waited", "fetching", "converting"),
-)
+COUNTS = ("fed", "batches", "timed", "epochs")
+SECONDS = ("starved_seconds", "blocked_seconds", "elapsed", "waited", "fetching", "converting")
 MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
 PARTS = ("source", "loader", "upstream")  # of InputStats: about the source
 
@@ -37,39 +35,6 @@ PARTS = ("source", "loader", "upstream")  # of InputStats: about the source
 def stage_of(stats: InputStats) -> str:
     """The name of an input as a stage."""
     return STAGES.get(stats.name, QUEUE)
-
-
-def load_of(stats: InputStats) -> StageLoad | None:
-    """The load of the input's thread, per batch: its work, its waits for the source, its waits for room."""
-    if not stats.batches or stats.elapsed <= 0:
-        return None
-    seconds = stats.converting / _drawn(stats)
-    return StageLoad(
-        stage_of(stats),
-        "thread",
-        seconds=seconds,
-        utilisation=min(1.0, stats.converting / stats.elapsed),
-        starved=min(1.0, stats.fetching / stats.elapsed),
-        blocked=min(1.0, stats.blocked_seconds / stats.elapsed),
-        limit=rate_of(seconds),
-    )
-
-
-def verdict_of(stats: InputStats) -> Verdict | None:
-    """The verdict on everything up to the step that draws from this input."""
-    if not stats.timed or stats.elapsed <= 0:
-        return None
-    images = _rows(stats)
-    rate = stats.timed * (images or 1) / stats.elapsed
-    unit = "images" if images else "batches"
-    name, next_rate, advice = _limit_of(stats, images or 1.0)
-    if not _starved(stats):
-        return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
-    if stats.unseen:  # the step's own time was not measured
-        return Verdict(name, rate, "", math.inf, advice, unit)
-    step = max(0.0, stats.elapsed - stats.waited)
-    alone = rate_of(step / stats.timed / (images or 1))
-    return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
 
 
 def _starved(stats: InputStats) -> bool:
@@ -153,20 +118,47 @@ class InputStats(ShownStats):
 
     @property
     def load(self) -> StageLoad | None:
-        """This input as a stage, per batch; None before its first batch."""
-        return load_of(self)
+        """This input as a stage, per batch: its thread's work, its waits for the source and for room.
+
+        None before its first batch.
+        """
+        if not self.batches or self.elapsed <= 0:
+            return None
+        seconds = self.converting / _drawn(self)
+        return StageLoad(
+            stage_of(self),
+            "thread",
+            seconds=seconds,
+            utilisation=min(1.0, self.converting / self.elapsed),
+            starved=min(1.0, self.fetching / self.elapsed),
+            blocked=min(1.0, self.blocked_seconds / self.elapsed),
+            limit=rate_of(seconds),
+        )
 
     @property
     def verdict(self) -> Verdict | None:
         """Limit of the rate: a Loader's stage, an input or the step; None before the second batch."""
-        return verdict_of(self)
+        if not self.timed or self.elapsed <= 0:
+            return None
+        images = _rows(self)
+        rate = self.timed * (images or 1) / self.elapsed
+        unit = "images" if images else "batches"
+        name, next_rate, advice = _limit_of(self, images or 1.0)
+        if not _starved(self):
+            return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
+        if self.unseen:  # the step's own time was not measured
+            return Verdict(name, rate, "", math.inf, advice, unit)
+        step = max(0.0, self.elapsed - self.waited)
+        alone = rate_of(step / self.timed / (images or 1))
+        return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
 
     def since(self, previous: Self) -> Self:
         """Return the counts since ``previous``, earlier stats of the same input: of an epoch, say.
 
         ``level`` and ``upstream`` stay those of now.
         """
-        changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in COUNTS}
+        counted = (*COUNTS, *SECONDS)
+        changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in counted}
         for name, count in MEANS.items():
             before, after = ((getattr(each, name), getattr(each, count)) for each in (previous, self))
             changed[name] = _mean_between(before, after)
@@ -217,27 +209,26 @@ class Occupancy:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._fed = self._taken = self._levels = self._found_full = self._found_empty = self._epochs = 0
-        self._starved = self._blocked = self._waited = self._elapsed = 0.0
-        self._fetching = self._converting = 0.0
+        # the counts and seconds of InputStats, and in place of its means the sums that these are made of
+        self._totals: dict[str, Any] = dict.fromkeys((*COUNTS, *MEANS), 0) | dict.fromkeys(SECONDS, 0.0)
         self._since: float | None = None  # when the timed part of the current epoch began
         self._unseen = False
 
     def drew(self, fetching: float, converting: float) -> None:
         """Count a batch: the seconds that the thread waited for it, and worked on it."""
         with self._lock:
-            self._fetching += fetching
-            self._converting += converting
+            self._totals["fetching"] += fetching
+            self._totals["converting"] += converting
 
     def fed(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
         """Count a batch that was put at ``level``; it waited ``seconds`` if the queue was ``full``.
         Steps that are ``unseen`` cannot be measured; a level of 0 counts as a step that waited.
         """
         with self._lock:
-            self._fed += 1
-            self._levels += level
-            self._found_full += full
-            self._blocked += seconds if full else 0.0
+            self._totals["fed"] += 1
+            self._totals["mean_level"] += level
+            self._totals["blocked"] += full
+            self._totals["blocked_seconds"] += seconds if full else 0.0
             if unseen:
                 self._unseen = True
                 self._count_step(waited=0.0 if level == 0 else None)
@@ -248,54 +239,34 @@ class Occupancy:
             self._count_step(waited=waited)
 
     def _count_step(self, waited: float | None) -> None:
-        timed = (waited or 0.0) if self._taken else 0.0  # the wait for the first batch of all is not typical
-        self._taken += 1
-        self._found_empty += waited is not None
-        self._starved += waited or 0.0
-        self._waited += timed
+        is_timed = self._totals["batches"] > 0  # the wait for the first batch of all is not typical
+        timed = (waited or 0.0) if is_timed else 0.0
+        self._totals["batches"] += 1
+        self._totals["timed"] += is_timed
+        self._totals["starved"] += waited is not None
+        self._totals["starved_seconds"] += waited or 0.0
+        self._totals["waited"] += timed
         if self._since is None:
             self._since = perf_counter() - timed
 
     def epoch(self) -> None:
         """Count an epoch that has ended."""
         with self._lock:
-            self._epochs += 1
-            self._elapsed, self._since = self._elapsed_now(), None
+            self._totals["epochs"] += 1
+            self._totals["elapsed"], self._since = self._elapsed_now(), None
 
     def _elapsed_now(self) -> float:
-        return self._elapsed if self._since is None else self._elapsed + perf_counter() - self._since
+        elapsed: float = self._totals["elapsed"]
+        return elapsed if self._since is None else elapsed + perf_counter() - self._since
 
-    def read(
-        self,
-        name: str,
-        *,
-        capacity: int,
-        level: int,
-        source: object = None,
-    ) -> InputStats:
+    def read(self, name: str, *, capacity: int = 0, level: int = 0, source: object = None) -> InputStats:
         """Return the stats of the input ``name``, which draws from ``source``."""
         inner = of_source(source)
         with self._lock:
-            return InputStats(
-                name=name,
-                capacity=capacity,
-                level=level,
-                mean_level=self._levels / max(1, self._fed),
-                fed=self._fed,
-                batches=self._taken,
-                timed=max(0, self._taken - 1),
-                epochs=self._epochs,
-                starved=self._found_empty / max(1, self._taken),
-                blocked=self._found_full / max(1, self._fed),
-                starved_seconds=self._starved,
-                blocked_seconds=self._blocked,
-                elapsed=self._elapsed_now(),
-                waited=self._waited,
-                fetching=self._fetching,
-                converting=self._converting,
-                unseen=self._unseen,
-                **inner,
-            )
+            found = self._totals | {"elapsed": self._elapsed_now()}
+            unseen = self._unseen
+        found |= {mean: found[mean] / max(1, found[count]) for mean, count in MEANS.items()}
+        return InputStats(name, capacity, level, unseen=unseen, **found, **inner)
 
 
 def occupancy_of(stats: InputStats) -> dict[str, float]:
