@@ -308,7 +308,7 @@ class Dispatcher(Owned):
         self.trace: Trace | None = None
         self._start = start
         self._leases = leases
-        self._ring = ring
+        self.ring = ring
         self._status_table = status_table
         self._deadline = deadline
         self._locate = locate
@@ -367,8 +367,8 @@ class Dispatcher(Owned):
         if self._is_polling or monotonic() >= self._next_poll:
             self._next_poll = monotonic() + SLOW_ROW_S / 4
             self._poll_workers()
-        while self._ring.returned:
-            self._leases.release(self._ring.returned.popleft())
+        while self.ring.returned:
+            self._leases.release(self.ring.returned.popleft())
 
     def _longest_wait(self, now: float) -> float:
         """Seconds until the workers must be checked."""
@@ -498,7 +498,7 @@ class Dispatcher(Owned):
         plans = self._served.plans
         while self._leases.run and self._leases.wants_batch and self._leases.has_slot and plans:
             plan = plans.popleft()
-            self._ring.load(self._leases.open(plan.items, plan.written, plan.filled), plan.inputs)
+            self.ring.load(self._leases.open(plan.items, plan.written, plan.filled), plan.inputs)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)
@@ -513,7 +513,7 @@ class Dispatcher(Owned):
                 self._leases.release(batch.slot)
                 self._served.results.put(BatchFailure(batch, batch.failure))
             else:
-                memory = self._ring.lend(batch.slot, self.bell.ring)
+                memory = self.ring.lend(batch.slot, self.bell.ring)
                 self._served.results.put(FinishedBatch(batch, memory))
             if (trace := self.trace) is not None:
                 trace.delivered(self._served.results.qsize())
@@ -532,7 +532,7 @@ class Dispatcher(Owned):
         for worker in list(self._workers.values()):
             self._end_worker(worker, 0)
         self._selector.close()
-        self._ring.close()
+        self.ring.close()
         self._status_table.close()
 
     def _drain(self, key: selectors.SelectorKey) -> None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import zip_longest
 from multiprocessing.util import Finalize
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from shardprep.formats.errors import OperationError, UsageError, printable
 from shardprep.formats.runtime.owned import Owned
@@ -134,24 +135,18 @@ class Meter:
     handing: float = 0.0
     _elapsed: float = 0.0
     _since: float | None = None  # when the timed part of the current run began
-    _is_first: bool = False
 
-    def waited(self, seconds: float) -> None:
-        """Count the seconds that the consumer waited for the batch that it now has."""
-        self._is_first = not self.batches
-        if self._is_first:
-            self.warming += seconds
-        else:
-            self.starved += seconds
-        if self._since is None:
-            self._since = perf_counter() - (0.0 if self._is_first else seconds)
-
-    def handed(self, rows: int, seconds: float) -> None:
-        """Count a batch that was handed over, and the seconds which that took."""
+    def count(self, batch: BatchWait) -> None:
+        """Count a batch that the consumer has."""
+        is_first, waited = not self.batches, batch.got - batch.began
         self.batches += 1
-        self.rows += rows
-        self.timed += 0 if self._is_first else rows
-        self.handing += seconds
+        self.rows += batch.rows
+        self.timed += 0 if is_first else batch.rows
+        self.warming += waited if is_first else 0.0
+        self.starved += 0.0 if is_first else waited
+        self.handing += batch.ended - batch.got
+        if self._since is None:
+            self._since = batch.got if is_first else batch.began
 
     @property
     def waiting(self) -> float:
@@ -170,32 +165,6 @@ class Meter:
     def elapsed(self) -> float:
         since = self._since
         return self._elapsed if since is None else self._elapsed + perf_counter() - since
-
-    def read(
-        self,
-        status_table: StatusTable,
-        stages: tuple[str, ...],
-        *,
-        dispatcher: Dispatcher | None,
-        copied: int,
-    ) -> EngineStats:
-        return EngineStats(
-            rows=self.rows,
-            timed=self.timed,
-            batches=self.batches,
-            elapsed=self.elapsed,
-            warming=self.warming,
-            starved=self.starved,
-            handing=self.handing,
-            blocked=dispatcher.blocked if dispatcher else 0.0,
-            filling=tuple(status_table.filling.tolist()),
-            waiting=tuple(status_table.waiting.tolist()),
-            cpu=tuple(status_table.cpu[:, 0].tolist()),
-            queued=tuple(status_table.cpu[:, 1].tolist()),
-            stages=dict(zip(stages, status_table.clock.sum(axis=0).tolist(), strict=True)),
-            copied=copied,
-            restarts=dispatcher.restarts if dispatcher else 0,
-        )
 
 
 MOST_BINS = 240
@@ -218,28 +187,13 @@ class CoursePoint:
     waited: float
 
 
-@dataclass
-class _Bin:
-    batches: int = 0
-    rows: int = 0
-    ready: int = 0
-    waited: float = 0.0
-
-    def plus(self, other: _Bin) -> _Bin:
-        return _Bin(
-            self.batches + other.batches,
-            self.rows + other.rows,
-            self.ready + other.ready,
-            self.waited + other.waited,
-        )
-
-
 class Course:
     """The batches of a consumer in bins of equal width. One thread adds, any thread may read."""
 
     def __init__(self) -> None:
         self._began: float | None = None
-        self._state: tuple[float, list[_Bin]] = FIRST_WIDTH_S, []  # replaced together
+        # the width, and of each bin the sums of batches, rows, ready and waited; replaced together
+        self._state = FIRST_WIDTH_S, np.zeros((MOST_BINS, 4))
 
     def add(self, rows: int, *, ready: int, waited: float) -> None:
         """Count a batch that came now."""
@@ -249,29 +203,19 @@ class Course:
         width, bins = self._state
         place = int((now - self._began) / width)
         while place >= MOST_BINS:
-            width, bins, place = width * 2, _in_pairs(bins), place // 2
+            pairs = bins.reshape(-1, 2, bins.shape[1]).sum(axis=1)
+            width, bins, place = width * 2, np.concatenate([pairs, np.zeros_like(pairs)]), place // 2
             self._state = width, bins
-        while len(bins) <= place:
-            bins.append(_Bin())
-        at = bins[place]
-        at.batches += 1
-        at.rows += rows
-        at.ready += ready
-        at.waited += waited
+        bins[place] += (1, rows, ready, waited)
 
     def points(self) -> tuple[CoursePoint, ...]:
         """Return the counts until now; the last point may cover less time."""
         width, bins = self._state
+        used = len(np.trim_zeros(bins[:, 0], "b"))
         return tuple(
-            CoursePoint(
-                place * width, width, each.batches, each.rows, each.ready / max(1, each.batches), each.waited
-            )
-            for place, each in enumerate(list(bins))
+            CoursePoint(place * width, width, int(batches), int(rows), ready / max(1, batches), waited)
+            for place, (batches, rows, ready, waited) in enumerate(bins[:used].tolist())
         )
-
-
-def _in_pairs(bins: list[_Bin]) -> list[_Bin]:
-    return [a.plus(b) for a, b in zip_longest(bins[::2], bins[1::2], fillvalue=_Bin())]
 
 
 def _number(item: Any) -> str:
@@ -334,7 +278,6 @@ class Engine(Owned):
         self._closed = False
         self._status_table = StatusTable(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
-        self._ring: SlotRing | None = None
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
         if workers:
@@ -359,7 +302,7 @@ class Engine(Owned):
             # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children
             Finalize(self, dispatcher.close, exitpriority=10)
             dispatcher.launch(workers)
-            self._ring, self._dispatcher = ring, dispatcher
+            self._dispatcher = dispatcher
 
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
@@ -373,10 +316,10 @@ class Engine(Owned):
         drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self._layout.rows)
         self.refuse_closed()
         self._refuse_copy()
-        if self._dispatcher is None or self._ring is None:
+        if self._dispatcher is None:
             yield from self._run_here(drawn)
         else:
-            yield from self._run_there(drawn, self._dispatcher, self._ring)
+            yield from self._run_there(drawn, self._dispatcher)
 
     def refuse_closed(self) -> None:
         """Raise UsageError after :meth:`close`."""
@@ -398,22 +341,25 @@ class Engine(Owned):
         before = cpu.read()
         batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
         request.filled()
-        took = perf_counter() - began
-        self._status_table.filling[0] += took
+        ended = perf_counter()
+        self._status_table.filling[0] += ended - began
         self._status_table.cpu[0] += cpu.read() - before
-        self.meter.waited(took)
-        self.meter.handed(len(items), 0.0)
-        self.course.add(len(items), ready=0, waited=took)
+        wait = BatchWait(run, number, len(items), began, ended, ended)
+        self._count(wait, ready=0)
         if (trace := self._trace) is not None:
-            trace.filled_here(run, number, len(items), began)
+            trace.filled_here(wait)
         return batch
 
-    def _run_there(self, plans: BatchPlans, dispatcher: Dispatcher, ring: SlotRing) -> Iterator[EngineBatch]:
+    def _count(self, wait: BatchWait, *, ready: int) -> None:
+        self.meter.count(wait)
+        self.course.add(wait.rows, ready=ready, waited=wait.got - wait.began)
+
+    def _run_there(self, plans: BatchPlans, dispatcher: Dispatcher) -> Iterator[EngineBatch]:
         run = self._begin(dispatcher)
         try:
             with self.meter.run():
                 while self._top_up(run, plans, dispatcher):
-                    yield self._receive(run, dispatcher, ring)
+                    yield self._receive(run, dispatcher)
         finally:
             run.stop()
             dispatcher.bell.ring()
@@ -440,7 +386,7 @@ class Engine(Owned):
                 break
         return plans.claim()
 
-    def _receive(self, run: EngineRun, dispatcher: Dispatcher, ring: SlotRing) -> EngineBatch:
+    def _receive(self, run: EngineRun, dispatcher: Dispatcher) -> EngineBatch:
         began = perf_counter()
         result = run.results.get()
         got = perf_counter()
@@ -449,7 +395,6 @@ class Engine(Owned):
         leased = result.batch
         if isinstance(result, BatchFailure):
             raise self._error_of(leased, result.failure)
-        self.meter.waited(got - began)
         batch = EngineBatch.assemble(
             leased.number,
             leased.items,
@@ -457,14 +402,12 @@ class Engine(Owned):
             memory=result.memory,
             lease_outcomes=leased.outcomes,
             written=leased.written,
-            copied=not ring.may_keep(leased.slot),
+            copied=not dispatcher.ring.may_keep(leased.slot),
         )
-        ended = perf_counter()
-        self.meter.handed(len(leased.items), ended - got)
-        self.course.add(len(leased.items), ready=run.results.qsize(), waited=got - began)
+        wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
+        self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
-            reception = BatchWait(run.number, leased.number, len(leased.items), began, got, ended)
-            trace.received(reception, run.results.qsize())
+            trace.received(wait, run.results.qsize())
         return batch
 
     def _why_ended(self, dispatcher: Dispatcher) -> BaseException:
@@ -486,8 +429,24 @@ class Engine(Owned):
 
     def stats(self) -> EngineStats:
         """Return the counts until now. Thread-safe."""
-        stages, copied = self._work.stages, self._ring.copied if self._ring else 0
-        return self.meter.read(self._status_table, stages, dispatcher=self._dispatcher, copied=copied)
+        meter, table, dispatcher = self.meter, self._status_table, self._dispatcher
+        return EngineStats(
+            rows=meter.rows,
+            timed=meter.timed,
+            batches=meter.batches,
+            elapsed=meter.elapsed,
+            warming=meter.warming,
+            starved=meter.starved,
+            handing=meter.handing,
+            blocked=dispatcher.blocked if dispatcher else 0.0,
+            filling=tuple(table.filling.tolist()),
+            waiting=tuple(table.waiting.tolist()),
+            cpu=tuple(table.cpu[:, 0].tolist()),
+            queued=tuple(table.cpu[:, 1].tolist()),
+            stages=dict(zip(self._work.stages, table.clock.sum(axis=0).tolist(), strict=True)),
+            copied=dispatcher.ring.copied if dispatcher else 0,
+            restarts=dispatcher.restarts if dispatcher else 0,
+        )
 
     @property
     def ready(self) -> int:
@@ -507,12 +466,12 @@ class Engine(Owned):
     @property
     def most_held(self) -> int:
         """Number of batches that may be held before further ones are copied."""
-        return self._ring.most_held if self._ring else sys.maxsize
+        return self._dispatcher.ring.most_held if self._dispatcher else sys.maxsize
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of memory shared with the workers, of sparse slots the written part; 0 without workers."""
-        return self._ring.nbytes if self._ring else 0
+        return self._dispatcher.ring.nbytes if self._dispatcher else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:
         """Begin a new trace, of what happens until :meth:`stop_recording`."""

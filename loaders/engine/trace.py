@@ -95,11 +95,11 @@ class Trace:
                 self.leases.append(LeaseSpan(*place, max(sent, began), now, stages))
                 return
 
-    def filled_here(self, run: int, batch: int, rows: int, began: float) -> None:
+    def filled_here(self, wait: BatchWait) -> None:
         """Note that the consumer's thread has filled the batch."""
-        now = perf_counter()
-        self.leases.append(LeaseSpan(0, run, batch, 0, rows, began, now, self._spent(0)))
-        self.receptions.append(BatchWait(run, batch, rows, began, now, now))
+        place = 0, wait.run, wait.batch, 0, wait.rows
+        self.leases.append(LeaseSpan(*place, wait.began, wait.ended, self._spent(0)))
+        self.receptions.append(wait)
 
     def received(self, reception: BatchWait, ready: int) -> None:
         """Note that the consumer has the batch, and how many more are ready."""
