@@ -142,10 +142,9 @@ class SlotRing(Inheritable):
 
     _file = Descriptor(-1)
 
-    def __init__(self, layout: SlotLayout, slots: int) -> None:
-        self._attach(layout, slots, _allocate(layout, slots))
-
-    def _attach(self, layout: SlotLayout, slots: int, fd: int) -> None:
+    def __init__(self, layout: SlotLayout, slots: int, inherited: Any = None) -> None:
+        """``inherited`` is multiprocessing's handle of the memory, in a child."""
+        fd = _allocate(layout, slots) if inherited is None else inherited.detach()
         self.layout = layout
         self.slots = slots
         self.returned: deque[int] = deque()
@@ -217,16 +216,10 @@ class SlotRing(Inheritable):
         self._file.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
+        return type(self), (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
 
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers a ring runs at 80 %
-
-
-def _attached(layout: SlotLayout, slots: int, handle: Any) -> SlotRing:
-    ring = SlotRing.__new__(SlotRing)
-    ring._attach(layout, slots, handle.detach())
-    return ring
 
 
 def _allocate(layout: SlotLayout, slots: int) -> int:

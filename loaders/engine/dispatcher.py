@@ -29,7 +29,6 @@ from shardprep.loaders.engine.leases import (
     Answer,
     LeasedBatch,
     Leases,
-    RowFailure,
     pack_lease,
     unpack_answer,
 )
@@ -237,32 +236,18 @@ class BatchPlans:
         return items.astype(self._dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class FinishedBatch:
-    """A batch and the memory that it lies in; its slot is free again when that memory is dropped."""
-
-    batch: LeasedBatch
-    memory: Memory
-
-
-@dataclass(frozen=True, eq=False)
-class BatchFailure:
-    """A batch that cannot be delivered, and why; its slot is free already."""
-
-    batch: LeasedBatch
-    failure: RowFailure
-
-
 @dataclass(eq=False)
 class EngineRun:
     """The queues of a run: plans to the dispatcher, results to the consumer, in order, without locks.
 
-    None as a result means that no more follow: the run was stopped, or the dispatcher has ended.
+    A result is a batch and the memory that it lies in, whose slot is free again when that is dropped; a batch
+    with a failure has none, and its slot is free already. None as a result means that no more follow: the run
+    was stopped, or the dispatcher has ended.
     """
 
     number: int
     plans: deque[BatchRequest] = field(default_factory=deque)
-    results: SimpleQueue[FinishedBatch | BatchFailure | None] = field(default_factory=SimpleQueue)
+    results: SimpleQueue[tuple[LeasedBatch, Memory] | None] = field(default_factory=SimpleQueue)
     stopped: bool = False
 
     def stop(self) -> None:
@@ -511,10 +496,11 @@ class Dispatcher(Owned):
                 batch.filled()
             if batch.failure:
                 self._leases.release(batch.slot)
-                self._served.results.put(BatchFailure(batch, batch.failure))
+                lent = np.empty(0, np.uint8)
             else:
-                memory = self.ring.lend(batch.slot, self.bell.ring)
-                self._served.results.put(FinishedBatch(batch, memory))
+                lent = self.ring.lend(batch.slot, self.bell.ring)
+            self._served.results.put((batch, lent))
+            del lent  # this frame would keep the slot
             if (trace := self.trace) is not None:
                 trace.delivered(self._served.results.qsize())
 

@@ -25,7 +25,6 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
-    BatchFailure,
     BatchPlans,
     BatchRequest,
     CrashPolicy,
@@ -276,7 +275,7 @@ class Engine(Owned):
         self.meter = Meter()
         self.course = Course()
         self._closed = False
-        self._status_table = StatusTable(max(1, workers), len(work.stages))
+        self._status_table = StatusTable.of(max(1, workers), len(work.stages))
         self._sent: SentWork | None = None
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
@@ -392,14 +391,14 @@ class Engine(Owned):
         got = perf_counter()
         if result is None:
             raise self._why_ended(dispatcher)
-        leased = result.batch
-        if isinstance(result, BatchFailure):
-            raise self._error_of(leased, result.failure)
+        leased, memory = result
+        if leased.failure:
+            raise self._error_of(leased, leased.failure)
         batch = EngineBatch.assemble(
             leased.number,
             leased.items,
             layout=self._layout,
-            memory=result.memory,
+            memory=memory,
             lease_outcomes=leased.outcomes,
             written=leased.written,
             copied=not dispatcher.ring.may_keep(leased.slot),

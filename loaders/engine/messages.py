@@ -405,14 +405,7 @@ class StatusTable(Inheritable):
     reads while filling.
     """
 
-    def __init__(self, workers: int, stages: int) -> None:
-        counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
-        seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
-        pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
-        layout = SlotLayout(workers, (*counters, *seconds, *pairs))
-        self._attach(SlotRing(layout, slots=1))
-
-    def _attach(self, ring: SlotRing) -> None:
+    def __init__(self, ring: SlotRing) -> None:
         columns = ring.layout.arrays(ring.memory(0), ring.layout.rows)
         self._ring = ring
         self.run: npt.NDArray[np.int64] = columns["run"]
@@ -423,6 +416,14 @@ class StatusTable(Inheritable):
         self.cpu: npt.NDArray[np.float64] = columns["cpu"]
         self.clock: npt.NDArray[np.float64] = columns["clock"]
 
+    @classmethod
+    def of(cls, workers: int, stages: int) -> Self:
+        """Return a new table with a row for each worker, of work with so many stages."""
+        counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
+        seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
+        pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
+        return cls(SlotRing(SlotLayout(workers, (*counters, *seconds, *pairs)), slots=1))
+
     def place(self, worker: int) -> tuple[int, int]:
         """The worker's current lease and the row in it; (IDLE, 0) between leases."""
         return int(self.lease[worker]), int(self.row[worker])
@@ -431,13 +432,7 @@ class StatusTable(Inheritable):
         self._ring.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._ring,)
-
-
-def _attached(ring: SlotRing) -> StatusTable:
-    status_table = StatusTable.__new__(StatusTable)
-    status_table._attach(ring)
-    return status_table
+        return type(self), (self._ring,)
 
 
 class CpuClock(Owned):
