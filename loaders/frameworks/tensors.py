@@ -59,17 +59,6 @@ def _leaves(signature: Any, batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def packed(signature: Any, leaves: Iterator[Any]) -> Any:
-    """Return the leaves in the form of the signature: the inverse of :func:`leaves_of`."""
-    if isinstance(signature, Mapping):
-        return {name: packed(part, leaves) for name, part in signature.items()}
-    if isinstance(signature, tuple) and hasattr(signature, "_fields"):
-        return type(signature)(*(packed(part, leaves) for part in signature))
-    if isinstance(signature, tuple | list):
-        return tuple(packed(part, leaves) for part in signature)
-    return next(leaves)
-
-
 def _form(batch: Any) -> str:
     if isinstance(batch, Mapping):
         return f"a dict of {sorted(map(str, batch))}"
@@ -85,14 +74,17 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
     Raises UsageError where the signature cannot be found.
     """
     if given is not None:
-        return _checked_part(given)
+        for spec in flat(given):
+            if not isinstance(spec, tf.TensorSpec):
+                raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
+        return given
     element_spec = getattr(passes.source, "element_spec", None)
     if element_spec is not None:
         return element_spec
     specs = getattr(passes.source, "batch_specs", None)
     if specs is not None:
         return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
-    return _inferred(_first_batch(passes))
+    return _mapped(_spec_of, _first_batch(passes))
 
 
 def _first_batch(passes: Passes) -> Any:
@@ -124,18 +116,8 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
         )
 
 
-def _checked_part(given: Any) -> Any:
-    for spec in flat(given):
-        if not isinstance(spec, tf.TensorSpec):
-            raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
-    return given
-
-
-def _inferred(batch: Any) -> Any:
-    return _mapped(_spec_of, batch)
-
-
 def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
+    """Return the batch with ``make(part)`` for each part, and with tuples for lists of parts."""
     if isinstance(batch, Mapping):
         return {name: _mapped(make, part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -183,8 +165,9 @@ def flat(signature: Any) -> list[Any]:
 
 
 def renamed(signature: Any, values: list[Any]) -> Any:
-    """``values`` in the signature's form."""
-    return packed(signature, iter(values))
+    """``values`` in the signature's form: the inverse of :func:`leaves_of`."""
+    remaining = iter(values)
+    return _mapped(lambda _: next(remaining), signature)
 
 
 def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
@@ -331,15 +314,15 @@ def tensors_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
 
     ``zero_copy`` shares the memory of arrays where TensorFlow can use it.
     """
-    return _converted(tensor_of, element_spec, batch, zero_copy=zero_copy)
+    return _converted(tensor_of, element_spec, batch, zero_copy)
 
 
 def arrays_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
     """Return a batch's parts as arrays that TensorFlow can use without a copy."""
-    return _converted(array_of, element_spec, batch, zero_copy=zero_copy)
+    return _converted(array_of, element_spec, batch, zero_copy)
 
 
-def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, zero_copy: bool) -> Leaves:
     parts, specs = leaves_of(element_spec, batch), flat(element_spec)
     made = []
     for part, spec, name in zip(parts, specs, names_of(element_spec), strict=True):

@@ -1,8 +1,8 @@
 """TensorFlow's queues and staging areas, with an end of each pass that the step can see.
 
-There is a staging area on each device, each with a queue of tokens, because a wait in ``Unstage`` cannot be
-interrupted: a step waits for a token, which is put after its element, and that wait ends when the queue is
-closed.
+A wait in ``Stage`` or ``Unstage`` cannot be interrupted. So there are two queues beside each staging area,
+and a wait for them ends when they are closed: whoever stages an element waits for a permit, of which there is
+one for each free place; a step waits for a token, which is put after its element.
 """
 
 from __future__ import annotations
@@ -255,42 +255,72 @@ def _outside_graphs(operate: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-class SessionStage(OperatedSink):
-    """A staging area on ``device`` for ``batch``, the tensors of another input, without Python between.
+class _Area:
+    """A staging area on ``device``, with its tokens and permits."""
 
-    A queue of permits counts the free places: waiting in ``Stage`` itself would block one of the session's
-    few threads.
-    """
+    def __init__(self, specs: Sequence[Any], device: str, token: Any) -> None:
+        self.device = device
+        self._dtypes = [spec.dtype for spec in specs]
+        self._name = f"shardprep-stage-{os.getpid()}-{next(_numbers)}"
+        with tf.device("CPU:0"):  # of no limited size: after a failed step there may be one more than places
+            self.tokens = tf.queue.FIFOQueue(-1, [token])
+            self.permits = tf.queue.FIFOQueue(-1, [tf.uint8], shapes=[[]])
+
+    def stage(self, leaves: Sequence[Any]) -> Any:
+        with tf.device(self.device):
+            return tf.raw_ops.Stage(values=leaves, shared_name=self._name)
+
+    def unstage(self) -> Leaves:
+        """Take out an element that has a token, which was taken before; then its place is free."""
+        with tf.device(self.device):
+            parts = tf.raw_ops.Unstage(dtypes=self._dtypes, shared_name=self._name)
+        with tf.control_dependencies(parts), tf.device("CPU:0"):
+            permit = self.permits.enqueue(PERMIT)
+        with tf.control_dependencies([permit]), tf.device(self.device):
+            return [tf.identity(part) for part in parts]
+
+    def clear(self, places: int) -> None:
+        """Drop all elements, in eager mode, and give as many permits as there are places.
+
+        A thread that waits for a permit gets one of these; then there is one more place until the next call.
+        """
+        while int(self.tokens.size()):
+            self.tokens.dequeue()
+        with tf.device(self.device):
+            tf.raw_ops.StageClear(dtypes=self._dtypes, shared_name=self._name)
+        while int(self.permits.size()) < places:
+            self.permits.enqueue(PERMIT)
+        while int(self.permits.size()) > places:
+            self.permits.dequeue()
+
+    def close(self) -> list[Any]:
+        return [queue.close(cancel_pending_enqueues=True) for queue in (self.tokens, self.permits)]
+
+
+class SessionStage(OperatedSink):
+    """A staging area on ``device`` for ``batch``, the tensors of another input, without Python between."""
 
     def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
         super().__init__()
         self.capacity = depth
         self._specs = specs
-        self._device = device
         self.is_within = False  # within a pass of the other input
-        self._area = {
-            "capacity": depth,
-            "shared_name": f"shardprep-session-stage-{os.getpid()}-{next(_numbers)}",
-        }
-        self._dtypes = [spec.dtype for spec in specs]
-        with tf.device("CPU:0"):  # one more place, for the end of a pass
-            self._tokens = tf.queue.FIFOQueue(depth + 1, [tf.uint8])
-            self._permits = tf.queue.FIFOQueue(depth, [tf.uint8], shapes=[[]])
-            status = tf.compat.v1.placeholder(tf.uint8, [])
+        area = self._area = _Area(specs, device, tf.uint8)
         with tf.device(device):
-            staged = tf.raw_ops.Stage(values=[tf.identity(leaf) for leaf in batch], **self._area)
+            staged = area.stage([tf.identity(leaf) for leaf in batch])
+        with tf.device("CPU:0"):
+            status = tf.compat.v1.placeholder(tf.uint8, [])
         with tf.control_dependencies([staged]):
-            stage = self._tokens.enqueue(tf.constant(BATCH, tf.uint8))
-        queues = self._tokens, self._permits
+            stage = area.tokens.enqueue(tf.constant(BATCH, tf.uint8))
         self._made = {
-            "permit": (self._permits.enqueue(PERMIT), []),
-            "room": (self._permits.dequeue(), []),
+            "permit": (area.permits.enqueue(PERMIT), []),
+            "room": (area.permits.dequeue(), []),
             "stage": (stage, []),
-            "end": (self._tokens.enqueue(status), [status]),
-            "token": (self._tokens.dequeue(), []),
-            "unstage": (self._unstage(), []),
-            "size": (self._tokens.size(), []),
-            "close": ([queue.close(cancel_pending_enqueues=True) for queue in queues], []),
+            "end": (area.tokens.enqueue(status), [status]),
+            "token": (area.tokens.dequeue(), []),
+            "unstage": (area.unstage(), []),
+            "size": (area.tokens.size(), []),
+            "close": (area.close(), []),
         }
 
     def attach(self, session: Any) -> None:
@@ -324,21 +354,11 @@ class SessionStage(OperatedSink):
         return status, self._run("unstage") if status == Status.BATCH else []
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        with tf.control_dependencies([batch_or_end(self._tokens.dequeue(), ended)]):
-            return shaped(self._unstage(), self._specs)
-
-    def _unstage(self) -> Leaves:
-        with tf.device(self._device):
-            parts = tf.raw_ops.Unstage(dtypes=self._dtypes, **self._area)
-        with tf.control_dependencies(parts), tf.device("CPU:0"):
-            permit = self._permits.enqueue(PERMIT)
-        with tf.control_dependencies([permit]), tf.device(self._device):
-            return [tf.identity(part) for part in parts]
+        with tf.control_dependencies([batch_or_end(self._area.tokens.dequeue(), ended)]):
+            return shaped(self._area.unstage(), self._specs)
 
 
 REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may have no thread
-
-STAGING_TIMEOUT_S = 1.0  # the longest wait for a thread in ``Stage``, after a place was freed
 
 
 class ReplicaEnds:
@@ -365,9 +385,6 @@ class ReplicaEnds:
         report()
 
 
-_stage_numbers = itertools.count(1)
-
-
 class StagingAreas(Owned):
     """A sink that puts one part of each element on each device; ``depth`` is its capacity in elements.
 
@@ -377,107 +394,75 @@ class StagingAreas(Owned):
     def __init__(self, specs: Sequence[Any], devices: Sequence[str], depth: int) -> None:
         self.capacity = depth
         self._specs = specs
-        self._devices = devices
-        self._name = f"shardprep-stage-{os.getpid()}-{next(_stage_numbers)}"
         self._ends = ReplicaEnds(self._all_taken)
         self._changed = threading.Condition()
         self._closed = False
-        self._staging = False
-        self._putting = False
-        self._emptied = 0  # how often the areas were emptied
         self._pass = 1
-        self._is_over = False  # whether the element that was put last was the end of a pass
-        with tf.device("CPU:0"):  # one more place, for the end of a pass
-            self._tokens = [tf.queue.FIFOQueue(depth + 1, [tf.int64]) for _ in devices]
+        self._is_over = True  # whether the element that was put last was the end of a pass
+        self._areas = [_Area(specs, device, tf.int64) for device in devices]
 
     def put(self, status: Status, leaves: Leaves) -> None:
         if self._is_over:
             self.empty()  # a step that failed may have left elements
-        with self._changed:  # not while another thread empties
-            emptied = self._emptied
-        parts = leaves if status == Status.BATCH else [None] * len(self._devices)
-        token = _token(status, self._pass)
+        token = tf.constant(_token(status, self._pass), tf.int64)
         self._is_over = status != Status.BATCH
         self._pass += self._is_over
-        self._putting = True
+        parts: list[Any] = [None] * len(self._areas)
+        if status == Status.BATCH:
+            parts = [self._on_device(*each) for each in zip(self._areas, leaves, strict=True)]
+            self._await_room()
+        with self._changed:  # not while another thread empties
+            for area, part in zip(self._areas, parts, strict=True):
+                self._put_part(area, part, token)
+
+    def _on_device(self, area: _Area, part: Leaves) -> Leaves:
+        with tf.device(area.device):
+            return [tf.identity(value) for value in part]
+
+    def _await_room(self) -> None:
         try:
-            self._put_all(parts, token, emptied)
-        finally:
-            self._putting = False
+            for area in self._areas:
+                area.permits.dequeue()
+        except tf.errors.OpError as error:
+            raise SinkClosed from error
 
-    def _put_all(self, parts: Sequence[Any], token: int, emptied: int) -> None:
-        for device, part, tokens in zip(self._devices, parts, self._tokens, strict=True):
+    def _put_part(self, area: _Area, part: Leaves | None, token: Any) -> None:
+        if self._closed:
+            raise SinkClosed
+        if part is not None:
+            area.stage(part)
+        try:
+            area.tokens.enqueue(token)
+        except tf.errors.OpError as error:  # a garbage collection in this thread has closed it meanwhile
             if part is not None:
-                self._stage(device, part, emptied)
-            if not self._put_token(tokens, token, emptied):
-                self._clear()
-                return
-
-    def _stage(self, device: str, part: Leaves, emptied: int) -> None:
-        self._staging = True
-        with tf.device(device):
-            values = [tf.identity(value) for value in part]
-            tf.raw_ops.Stage(values=values, capacity=self.capacity, shared_name=self._name)
-        with self._changed:
-            self._staging = False
-            self._changed.notify_all()
-            if self._closed:
-                if self._emptied == emptied:
-                    self._unstage(device)  # no step gets a token for it
-                else:
-                    self._clear()  # the part may have been staged after the areas were cleared
-                raise SinkClosed
-
-    def _put_token(self, tokens: Any, token: int, emptied: int) -> bool:
-        """Put the token of an element, unless the areas were emptied since. Returns whether it was put."""
-        with self._changed:
-            try:
-                if self._emptied == emptied:
-                    tokens.enqueue(tf.constant(token, tf.int64))
-            except tf.errors.OpError as error:
-                raise SinkClosed from error
-            return self._emptied == emptied
+                area.unstage()
+            raise SinkClosed from error
 
     def level(self) -> int:
         with tf.init_scope():  # a garbage collection may call this while a graph is being built
-            return int(self._tokens[-1].size())
+            return int(self._areas[-1].tokens.size())
 
     def _all_taken(self) -> bool:
-        return not self._putting and not any(int(tokens.size()) for tokens in self._tokens)
+        with self._changed:
+            return not any(int(area.tokens.size()) for area in self._areas)
 
     def take(self) -> tuple[Status, list[Any]]:
         with tf.init_scope():
-            status, *_ = [_status(int(tokens.dequeue())) for tokens in self._tokens]
-            if status != Status.BATCH:
-                return status, []
-            return Status.BATCH, [self._unstage(device) for device in self._devices]
+            status, *_ = [_status(int(area.tokens.dequeue())) for area in self._areas]
+            return status, [area.unstage() for area in self._areas] if status == Status.BATCH else []
 
     def empty(self) -> None:
         with self._changed, tf.init_scope():
-            self._emptied += 1
-            for tokens in self._tokens:
-                while int(tokens.size()):
-                    tokens.dequeue()
-            self._clear()
-
-    def _unstage(self, device: str | None) -> Leaves:
-        with tf.device(device):
-            return list(
-                tf.raw_ops.Unstage(
-                    dtypes=[spec.dtype for spec in self._specs],
-                    capacity=self.capacity,
-                    shared_name=self._name,
-                )
-            )
+            if not self._closed:
+                for area in self._areas:
+                    area.clear(self.capacity)
 
     def dequeue(self, replica: int, ended: Callable[[int], None]) -> Leaves:
         """The replica's next part within a graph, which calls ``ended`` for an element that is no batch."""
-        found = partial(weak(self._found), ended)
+        found, area = partial(weak(self._found), ended), self._areas[replica]
         with tf.device("CPU:0"):
-            is_batch = batch_or_end(self._tokens[replica].dequeue(), found)
-        device = self._devices[replica]
-        parts = tf.cond(is_batch, lambda: self._unstage(device), lambda: empty_tensors(self._specs))
-        return shaped(parts, self._specs)
+            is_batch = batch_or_end(area.tokens.dequeue(), found)
+        return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
 
     def _found(self, ended: Callable[[int], None], token: int) -> None:
         self._ends.found(token, lambda: ended(_status(token)))
@@ -489,33 +474,19 @@ class StagingAreas(Owned):
                 return
             self._closed = True
         with tf.init_scope():
-            self._end_tokens()
+            for area in self._areas:
+                area.tokens.close(cancel_pending_enqueues=True)
+                self._drop_elements(area)
+                area.permits.close(cancel_pending_enqueues=True)
 
-    def _end_tokens(self) -> None:
-        for device, tokens in zip(self._devices, self._tokens, strict=True):
-            tokens.close(cancel_pending_enqueues=True)
-            self._drop_elements(device, tokens)
-        with lock_for_closing(self._changed) as is_held:
-            if not (is_held and self._changed.wait_for(lambda: not self._staging, STAGING_TIMEOUT_S)):
-                self._clear()  # a step that failed may have left the part for its token
-
-    def _drop_elements(self, device: str, tokens: Any) -> None:
+    def _drop_elements(self, area: _Area) -> None:
         """Take out the parts that have a token in the queue; a step that has a token finds its part."""
         try:
-            while int(tokens.size()):
-                if _status(int(tokens.dequeue())) == Status.BATCH:
-                    self._unstage(device)
+            while int(area.tokens.size()):
+                if _status(int(area.tokens.dequeue())) == Status.BATCH:
+                    area.unstage()
         except tf.errors.OutOfRangeError:  # a step took the last
             return
-
-    def _clear(self) -> None:
-        for device in self._devices:
-            with tf.device(device):
-                tf.raw_ops.StageClear(
-                    dtypes=[spec.dtype for spec in self._specs],
-                    shared_name=self._name,
-                    capacity=self.capacity,
-                )
 
 
 def _token(status: Status, number: int) -> int:
