@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
-from shardprep.loaders.batches.passes import Passes, end
+from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.frameworks.tensors import Leaves, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
 from shardprep.loaders.frameworks.tf_stats import Occupancy
@@ -300,12 +300,12 @@ class Feeder(Owned):
 
     def _run_pass(self) -> Status:
         try:
-            batches = self.passes.begin()
-            try:
-                self._begun()
+            with ending(self.passes.begin()) as batches:
+                state = None if self.unseen else self.passes.state()
+                with self._changed:
+                    self._state = state
+                    self._changed.notify_all()
                 self._put_all(batches)
-            finally:
-                end(batches)
         except SinkClosed:
             raise
         except PassEnded:
@@ -316,12 +316,6 @@ class Feeder(Owned):
             self._failures.append(SourceFailure(original_of(error) or error))
             return Status.ERROR
         return Status.END
-
-    def _begun(self) -> None:
-        state = None if self.unseen else self.passes.state()
-        with self._changed:
-            self._state = state
-            self._changed.notify_all()
 
     def _put_all(self, batches: Iterator[Any]) -> None:
         while (leaves := self._drawn(batches)) is not None:

@@ -361,30 +361,6 @@ class SessionStage(OperatedSink):
 REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may have no thread
 
 
-class ReplicaEnds:
-    """Has one replica report the end of each pass, after all replicas have taken it.
-
-    The report is an exception, which aborts the step of all replicas. An end that a replica has not taken by
-    then would stay for the next pass. Thread-safe.
-    """
-
-    def __init__(self, all_taken: Callable[[], bool]) -> None:
-        self._all_taken = all_taken
-        self._lock = threading.Lock()
-        self._number = 0  # of the pass that ended last
-
-    def found(self, number: int, report: Callable[[], None]) -> None:
-        """Record that a replica took the end of this pass; for the first, call ``report``, which raises."""
-        with self._lock:
-            is_first, self._number = number != self._number, number
-        if not is_first:
-            return
-        deadline = time.monotonic() + REPLICAS_TIMEOUT_S
-        while not self._all_taken() and time.monotonic() < deadline:
-            time.sleep(0.0005)
-        report()
-
-
 class StagingAreas(Owned):
     """A sink that puts one part of each element on each device; ``depth`` is its capacity in elements.
 
@@ -394,7 +370,7 @@ class StagingAreas(Owned):
     def __init__(self, specs: Sequence[Any], devices: Sequence[str], depth: int) -> None:
         self.capacity = depth
         self._specs = specs
-        self._ends = ReplicaEnds(self._all_taken)
+        self._reported = 0  # the token of the end that was reported last
         self._changed = threading.Condition()
         self._closed = False
         self._pass = 1
@@ -465,7 +441,18 @@ class StagingAreas(Owned):
         return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
 
     def _found(self, ended: Callable[[int], None], token: int) -> None:
-        self._ends.found(token, lambda: ended(_status(token)))
+        """Report the end of a pass that a replica took, once, after all replicas have taken it.
+
+        The report is an exception, which aborts the step of all replicas. An end that a replica has not taken
+        by then would stay for the next pass.
+        """
+        with self._changed:
+            is_first, self._reported = token != self._reported, token
+        if is_first:
+            deadline = time.monotonic() + REPLICAS_TIMEOUT_S
+            while not self._all_taken() and time.monotonic() < deadline:
+                time.sleep(0.0005)
+            ended(_status(token))
 
     def close(self) -> None:
         """Drop all elements and wake waiting threads. Idempotent; a garbage collection may call it."""

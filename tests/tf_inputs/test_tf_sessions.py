@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
+    Input,
     QueueInput,
     StagingInput,
     TensorInput,
@@ -34,6 +36,7 @@ from support.tf_members import (
     members,
     numbers_of,
     staging_over_queue,
+    until_the_end,
 )
 
 v1 = tf.compat.v1
@@ -54,24 +57,22 @@ def graph() -> Iterator[Any]:
         yield made
 
 
-def until_the_end(run: Callable[[], Any], steps: int | None = None) -> list[Any]:
-    out: list[Any] = []
-    try:
-        while steps is None or len(out) < steps:
-            out.append(run())
-    except tf.errors.OutOfRangeError:
-        pass
-    return out
+@contextmanager
+def running(each: Input) -> Iterator[Callable[[], Any]]:
+    """A function that runs a step which returns a batch, in a session that the input is closed in."""
+    batch = each.dequeue()
+    with v1.Session() as session:
+        each.start(session)
+        yield lambda: session.run(batch)
+        each.close()
 
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_computed_batches_end(staged: bool) -> None:
     computed = TensorInput(lambda: tf.random.uniform([2]), length=3)
-    with StagingInput(computed) if staged else computed as each, v1.Session() as session:
-        batch = each.dequeue()
-        each.start(session)
+    with StagingInput(computed) if staged else computed as each, running(each) as step:
         for _ in range(3):
-            assert len(until_the_end(lambda: session.run(batch), 10)) == 3
+            assert len(until_the_end(step, 10)) == 3
 
 
 @members(MEMBERS, quick=("staging-over-queue",))
@@ -87,15 +88,12 @@ def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path)
     ) as loader:
         epochs = [epoch_of(loader) for _ in range(3)]
         loader.set_epoch(0)
-        with make(loader, **({"rows": 30} if make is FED["batch-queue"] else {})) as each:
-            batch = each.dequeue()
-            with v1.Session() as session:
-                each.start(session)
-                for expected in epochs:
-                    got = until_the_end(lambda: session.run(batch))
-                    assert_same(got, expected)
-                    assert sorted(numbers_of(got)) == list(range(204))
-                each.close()
+        rows = {"rows": 30} if make is FED["batch-queue"] else {}
+        with make(loader, **rows) as each, running(each) as step:
+            for expected in epochs:
+                got = until_the_end(step)
+                assert_same(got, expected)
+                assert sorted(numbers_of(got)) == list(range(204))
 
 
 @members(MEMBERS)
@@ -105,34 +103,23 @@ def test_an_error_comes_as_itself_after_all_batches_before_it(make: Made) -> Non
             raise OwnError("at 4")
 
     source = Numbered(before=fail)
-    with make(source) as each:
-        batch = each.dequeue()
-        with v1.Session() as session:
-            each.start(session)
-            for _ in range(1 if isinstance(each, DatasetInput) else 3):
-                got: list[Any] = []
-                with pytest.raises(OwnError, match="at 4") as caught, original_errors():
-                    got.extend(forever(lambda: session.run(batch)))
-                assert numbers_of(got) == source.numbers()[:12]
-                assert isinstance(caught.value.__cause__, tf.errors.OpError)
-            each.close()
+    with make(source) as each, running(each) as step:
+        for _ in range(1 if isinstance(each, DatasetInput) else 3):
+            got: list[Any] = []
+            with pytest.raises(OwnError, match="at 4") as caught, original_errors():
+                got.extend(forever(step))
+            assert numbers_of(got) == source.numbers()[:12]
+            assert isinstance(caught.value.__cause__, tf.errors.OpError)
 
 
 @members(FED)
 def test_an_epoch_may_be_left(make: Made) -> None:
     source = Numbered()
-    with make(source) as each:
-        batch = each.dequeue()
-        with v1.Session() as session:
-            each.start(session)
-            for steps in (1, 5, 6):
-                assert (
-                    numbers_of(until_the_end(lambda: session.run(batch), steps))
-                    == source.numbers()[: steps * 3]
-                )
-                each.reset()  # type: ignore[attr-defined]
-                assert_whole(source, until_the_end(lambda: session.run(batch)))
-            each.close()
+    with make(source) as each, running(each) as step:
+        for steps in (1, 5, 6):
+            assert numbers_of(until_the_end(step, steps)) == source.numbers()[: steps * 3]
+            each.reset()  # type: ignore[attr-defined]
+            assert_whole(source, until_the_end(step))
 
 
 @members(MEMBERS, quick=("staging-over-queue",))
