@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,29 +106,12 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
         except (OSError, MemoryError) as error:
             raise unread(self._file.path, ordinal, error) from error
 
-    def stored(self, ordinal: int) -> StoredRecord:
-        """Return the record at an ordinal, unchecked."""
-        key, label, crc32c, offset, length = self.address(ordinal)
-        try:
-            image = self._file.read_at(length, offset)
-        except (OSError, MemoryError) as error:
-            raise unread(self._file.path, ordinal, error) from error
-        if len(image) != length:
-            raise self._short(ordinal)
-        return StoredRecord(key, label, crc32c, image, offset)
-
     def checked(self, ordinal: int) -> StoredRecord:
         """Return the record at an ordinal, checked against its checksum."""
-        stored = self.stored(ordinal)
-        if record_crc(stored.key, stored.label, stored.image) != stored.crc32c:
-            raise self._corrupt(ordinal, stored.key)
-        return stored
-
-    def _short(self, ordinal: int) -> ShardDamaged:
-        return cut_off(self.path, ordinal)
-
-    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
-        return corrupt(self.path, ordinal, key)
+        address = self.address(ordinal)
+        key, label, crc32c, offset, _ = address
+        image = checked_image(self._file, self.path, ordinal, address, self._file.read_at)
+        return StoredRecord(key, label, crc32c, image, offset)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -138,25 +121,75 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
         self.close()
 
 
+Image = TypeVar("Image", bytes, Memory)
+
+
+def checked_image(
+    file: ShardFile, shard: Path, ordinal: int, address: Address, read_at: Callable[[int, int], Image]
+) -> Image:
+    """Return the image that ``read_at(length, offset)`` reads of ``file``, its record checked.
+
+    ``shard`` is the shard that has the record: the file itself, or a table of images in it. Raises
+    ShardDamaged, CorruptRecord and OSError, which name the record.
+    """
+    key, label, crc32c, offset, length = address
+    if offset + length > file.size:
+        raise cut_off(file, shard, ordinal)
+    try:
+        image = read_at(length, offset)
+    except (OSError, MemoryError) as error:
+        raise unread(file.path, ordinal, error) from error
+    if len(image) != length:
+        raise cut_off(file, shard, ordinal)
+    if record_crc(key, label, image) != crc32c:
+        raise corrupt(file, shard, ordinal, key)
+    return image
+
+
 def unread(path: Path, ordinal: int, error: OSError | MemoryError) -> OSError:
     """Return the error for a record that the system did not read, or has no memory for."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
     return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(path))
 
 
-def cut_off(path: Path, ordinal: int) -> ShardDamaged:
-    """Return the error for a shard that ends before a record does."""
-    return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=path)
+def cut_off(file: ShardFile, shard: Path, ordinal: int) -> ShardDamaged:
+    """Return the error for a shard, or its archive, that ends before a record does."""
+    if file.path != shard:
+        return not_indexed(file.path, f"ends before record {ordinal} of {shard.name} does")
+    return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=shard)
 
 
-def corrupt(path: Path, ordinal: int, key: bytes) -> CorruptRecord:
-    """Return the error for a record of a shard that does not match its checksum."""
+def corrupt(file: ShardFile, shard: Path, ordinal: int, key: bytes) -> CorruptRecord:
+    """Return the error for a record of a shard, or in its archive, that does not match its checksum."""
+    place: str | Path = shard.parent
+    advice = "; prep repair rebuilds the shard"
+    if file.path != shard:
+        place = place_of(file.path)
+        advice = f": the archive, or its table, has changed; {advice_for(file.path)}"
     return CorruptRecord(
-        f"record {ordinal} does not match its CRC-32C; prep repair rebuilds the shard",
-        path=path.parent,
-        shard=path.name,
+        f"record {ordinal} does not match its CRC-32C{advice}",
+        path=place,
+        shard=shard.name,
         key=key.decode("utf-8", "replace"),
     )
+
+
+def place_of(link: Path) -> str:
+    """Return the path of the archive that a dataset's link leads to, whether it is there or not."""
+    return os.path.realpath(link)
+
+
+def advice_for(link: Path) -> str:
+    """Return what to do about an archive that is not the one that was indexed."""
+    return (
+        f"make {link} the indexed archive or a link to it, or index what is there with prep index into "
+        "another folder"
+    )
+
+
+def not_indexed(link: Path, issue: str) -> ShardDamaged:
+    """Return the error for an archive that is not the one that was indexed; it names the archive."""
+    return ShardDamaged(f"{issue}; {advice_for(link)}", path=place_of(link))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import CorruptRecord, ShardDamaged
+from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
-from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, StoredRecord
+from shardprep.formats.shards.container import (
+    Address,
+    Container,
+    ShardReader,
+    ShardWriter,
+    StoredRecord,
+    advice_for,
+    not_indexed,
+    place_of,
+)
 from shardprep.formats.shards.files import FileEntry, ShardFile, table_header, write_table
 
 if TYPE_CHECKING:
@@ -112,24 +121,6 @@ class IndexedArchive:
         """Raise ShardDamaged, which names the archive, where :meth:`issue` finds anything; OSError."""
         if issue := self.issue(dataset):
             raise not_indexed(dataset / ARCHIVE_NAME, issue)
-
-
-def place_of(link: Path) -> str:
-    """Return the path of the archive that a dataset's link leads to, whether it is there or not."""
-    return os.path.realpath(link)
-
-
-def advice_for(link: Path) -> str:
-    """Return what to do about an archive that is not the one that was indexed."""
-    return (
-        f"make {link} the indexed archive or a link to it, or index what is there with prep index into "
-        "another folder"
-    )
-
-
-def not_indexed(link: Path, issue: str) -> ShardDamaged:
-    """Return the error for an archive that is not the one that was indexed; it names the archive."""
-    return ShardDamaged(f"{issue}; {advice_for(link)}", path=place_of(link))
 
 
 def changed_in(link: Path, region: Region) -> str:
@@ -277,28 +268,6 @@ class TarTableReader(ShardReader):
     def _find(self, ordinal: int) -> Address:
         offset, length, label, crc32c, key = self._rows[ordinal].item()
         return key, label, crc32c, offset, length
-
-    def _short(self, ordinal: int) -> ShardDamaged:
-        return archive_cut_off(self.path, ordinal)
-
-    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
-        return archive_corrupt(self.path, ordinal, key)
-
-
-def archive_cut_off(table: Path, ordinal: int) -> ShardDamaged:
-    """Return the error for an archive that ends before a record of the shard ``table`` does."""
-    return not_indexed(table.with_name(ARCHIVE_NAME), f"ends before record {ordinal} of {table.name} does")
-
-
-def archive_corrupt(table: Path, ordinal: int, key: bytes) -> CorruptRecord:
-    """Return the error for a record in an archive that does not match its checksum."""
-    link = table.with_name(ARCHIVE_NAME)
-    return CorruptRecord(
-        f"record {ordinal} does not match its CRC-32C: the archive, or its table, has changed; {advice_for(link)}",
-        path=place_of(link),
-        shard=table.name,
-        key=key.decode("utf-8", "replace"),
-    )
 
 
 def library() -> dict[str, str | int]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.records.record import record_crc
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.container import (
     Address,
@@ -27,12 +26,13 @@ from shardprep.formats.shards.container import (
     Memory,
     Room,
     ShardReader,
+    checked_image,
     corrupt,
-    cut_off,
+    not_indexed,
     unread,
 )
 from shardprep.formats.shards.files import FileEntry, ShardFile
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, archive_corrupt, archive_cut_off, not_indexed
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
 
 CONTAINERS = ("lmdb", "hdf5")
 IN_PLACE = "tar"
@@ -72,14 +72,14 @@ class Shard(Owned):
         self.path = path
         self._container = container
         self._records = entry.records
-        self._in_place = container == IN_PLACE
+        in_place = container == IN_PLACE
         try:
-            self.file = ShardFile(path.with_name(ARCHIVE_NAME) if self._in_place else path)
+            self.file = ShardFile(path.with_name(ARCHIVE_NAME) if in_place else path)
         except FileNotFoundError as error:
-            if not self._in_place:
+            if not in_place:
                 raise
             raise not_indexed(path.with_name(ARCHIVE_NAME), "is not there") from error
-        if not self._in_place and self.file.size != entry.size:
+        if not in_place and self.file.size != entry.size:
             self.close()
             raise ShardDamaged(
                 f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it", path=path
@@ -87,42 +87,27 @@ class Shard(Owned):
 
     def image(self, ordinal: int, address: Address) -> bytes:
         """Return the image at an address, its record checked against its checksum."""
-        try:
-            key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
-            if offset + length > self.file.size:
-                raise self._short(ordinal)
-            image = os.pread(self.file.number, length, offset)
-            if len(image) != length:
-                image = self.file.read_at(length, offset)
-        except (OSError, MemoryError) as error:
-            raise unread(self.file.path, ordinal, error) from error
-        if len(image) != length:
-            raise self._short(ordinal)
-        if record_crc(key, label, image) != crc32c:
-            raise self._corrupt(ordinal, key)
-        return image
+        found = address if address[3] else self._located(ordinal, address)
+        return checked_image(self.file, self.path, ordinal, found, self.file.read_at)
 
     def image_in(self, ordinal: int, address: Address, room: Room) -> Memory:
         """Return the image in the memory of ``room(length)``, its record checked from this copy."""
-        try:
-            key, label, crc32c, offset, length = address if address[3] else self._located(ordinal, address)
-            if offset + length > self.file.size:
-                raise self._short(ordinal)
+
+        def read_at(length: int, offset: int) -> Memory:
             memory = room(length)
-            count = self.file.read_into(memory.data, offset)
-        except (OSError, MemoryError) as error:
-            raise unread(self.file.path, ordinal, error) from error
-        if count != length:
-            raise self._short(ordinal)
-        if record_crc(key, label, memory) != crc32c:
-            raise self._corrupt(ordinal, key)
-        return memory
+            return memory[: self.file.read_into(memory.data, offset)]
+
+        found = address if address[3] else self._located(ordinal, address)
+        return checked_image(self.file, self.path, ordinal, found, read_at)
 
     def _located(self, ordinal: int, address: Address) -> Address:
         """Return an address of format 1.0 with the offset that the container says."""
-        found = self._reader.address(ordinal)
+        try:
+            found = self._reader.address(ordinal)
+        except (OSError, MemoryError) as error:
+            raise unread(self.path, ordinal, error) from error
         if found[:3] != address[:3] or found[4] != address[4]:
-            raise self._corrupt(ordinal, address[0])
+            raise corrupt(self.file, self.path, ordinal, address[0])
         return found
 
     @cached_property
@@ -132,12 +117,6 @@ class Shard(Owned):
             reader.close()
             raise ShardDamaged(f"has {len(reader)} records, not {self._records}", path=self.path)
         return reader
-
-    def _short(self, ordinal: int) -> ShardDamaged:
-        return (archive_cut_off if self._in_place else cut_off)(self.path, ordinal)
-
-    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
-        return (archive_corrupt if self._in_place else corrupt)(self.path, ordinal, key)
 
     @property
     def is_deleted(self) -> bool:

@@ -14,8 +14,9 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, ColumnReader
+from shardprep.formats.shards.container import place_of
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, place_of
+from shardprep.formats.shards.in_place import ARCHIVE_NAME
 
 
 @dataclass(frozen=True)

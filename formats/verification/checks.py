@@ -208,7 +208,7 @@ class ColumnShardCheck(ColumnCheck):
 
     def key_of(self, ordinal: int) -> str:
         with container(self.container).read(self.path) as reader:
-            return _text(reader.stored(ordinal).key)
+            return _text(reader.address(ordinal)[0])
 
     def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         with container(self.container).read(path) as reader:
@@ -305,7 +305,7 @@ class ShardCheck(Check):
 
     def key_of(self, ordinal: int) -> str:
         with container(self.container).read(self.path) as reader:
-            return _text(reader.stored(ordinal).key)
+            return _text(reader.address(ordinal)[0])
 
     def _check_records(self, reader: ShardReader, found: CheckResult) -> None:
         if len(reader) != self.records:

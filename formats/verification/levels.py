@@ -14,8 +14,9 @@ from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.files import hash_descriptor, user_path
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.shards.container import advice_for, place_of
 from shardprep.formats.shards.files import FileEntry, Rows
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, advice_for, changed_in, hash_region, place_of
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, changed_in, hash_region
 from shardprep.formats.shards.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest
 from shardprep.formats.shards.tables import (
     BOXES_NAME,

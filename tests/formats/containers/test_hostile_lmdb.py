@@ -120,4 +120,4 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
             pytest.raises(ShardDamaged, match=r"page .* is not the one|more pages than any tree"),
             LmdbShardReader(path) as reader,
         ):
-            reader.stored(0)
+            reader.checked(0)

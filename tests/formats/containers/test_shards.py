@@ -193,7 +193,7 @@ def test_a_closed_reader_may_be_closed_and_must_not_be_read(reader: ShardReader)
     reader.close()
 
     with pytest.raises(ValueError, match="closed"):
-        reader.stored(0)
+        reader.checked(0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
