@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.container import SUFFIXES
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_table, table_header
-from shardprep.formats.shards.read import DAMAGE, LOCAL, MAX_OPEN, LocalFiles, OpenShards
+from shardprep.formats.shards.read import DAMAGE, LOCAL, MAX_OPEN, LocalFiles, OpenShards, PartShards
 
 ROOT_DOMAIN = b"shardprep-columns-1\0"
 
@@ -205,7 +205,7 @@ class ColumnReader(Owned):
         self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
         self._block = -1, b""
         self._table: ShardFile | None = None
-        self._shards = OpenShards(folder, container, entry.shards, files, most=most)
+        self._shards = OpenShards([PartShards(folder, container, entry.shards)], files, most=most)
         self._files = files
 
     def value(self, place: RecordPlace) -> Any:
@@ -330,14 +330,6 @@ class BoxTable:
                 yield f"it has boxes with {low} and {high} that are not fractions in order"
 
 
-class _BoxArrays(NamedTuple):
-    """The columns of the table, each contiguous: they are searched and cut for each record."""
-
-    records: npt.NDArray[np.uint32]
-    boxes: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int32]
-
-
 class OpenBoxes:
     """The boxes of each record: ``boxes`` float32 [n, 4] and ``box_labels`` int32 [n], as BOX_COLUMNS.
 
@@ -347,26 +339,22 @@ class OpenBoxes:
 
     def __init__(self, table: BoxTable) -> None:
         self._table = table
-        self._read: _BoxArrays | None = None
 
-    def columns(self, names: Iterable[str]) -> Mapping[str, Callable[[RecordPlace], Any]]:
-        """Return for each of these names of BOX_COLUMNS the function from a record's place to its value."""
-        return {name: partial(self._value, name) for name in names}
-
-    def _value(self, name: str, place: RecordPlace) -> npt.NDArray[Any]:
-        records, boxes, labels = self._rows()
+    def value(self, name: str, place: RecordPlace) -> npt.NDArray[Any]:
+        """Return a record's value of one of BOX_COLUMNS."""
+        records = self._columns["record"]
         first, last = np.searchsorted(records, np.array([place.number, place.number + 1], np.uint32))
-        return (boxes if name == BOX_COLUMNS[0] else labels)[first:last]
+        return self._columns[name][first:last]
 
-    def _rows(self) -> _BoxArrays:
-        if self._read is None:
-            rows = self._table.rows()
-            boxes = np.stack([rows[side] for side in SIDES], axis=1)
-            labels = np.array(self._table.label_map, np.int32)[rows["label"]]
-            for array in (boxes, labels):
-                array.flags.writeable = False
-            self._read = _BoxArrays(np.ascontiguousarray(rows["record"]), boxes, labels)
-        return self._read
+    @cached_property
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of the table, each contiguous: they are searched and cut for each record."""
+        rows = self._table.rows()
+        boxes = np.stack([rows[side] for side in SIDES], axis=1)
+        labels = np.array(self._table.label_map, np.int32)[rows["label"]]
+        for array in (boxes, labels):
+            array.flags.writeable = False
+        return {"record": np.ascontiguousarray(rows["record"]), "boxes": boxes, "box_labels": labels}
 
 
 MOST_PARTS = 32  # whose columns are open at a time
@@ -416,16 +404,13 @@ class OpenColumns(Owned):
 
 
 @dataclass(frozen=True)
-class PartFiles:
+class PartFiles(PartShards):
     """The files of one dataset among several with records and shards that are numbered over all.
 
     Picklable. ``columns`` are those that are read; records have those of ``boxes`` by the names
     ``box_columns``.
     """
 
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
     columns: tuple[ColumnEntry, ...] = ()
     boxes: BoxTable | None = None
     box_columns: tuple[str, ...] = ()
@@ -482,7 +467,7 @@ class ChainedColumns(Owned):
 
     def _opened(self, number: int) -> OpenColumns:
         part, boxes = self._parts[number], self._boxes[number]
-        others = boxes.columns(part.box_columns) if boxes else {}
+        others = {name: partial(boxes.value, name) for name in part.box_columns} if boxes else {}
         return OpenColumns(part.folder, part.columns, part.container, others, self._files, most=self._most)
 
     def close(self) -> None:

@@ -122,9 +122,7 @@ class RecordSet(ABC):
         self.label_space = labels
         self._label_map = self.space.mapping(labels).tolist()
         read = [part.files(labels) for part in parts]
-        self._shards = OpenShards.of_parts(
-            ((part.folder, part.container, part.shards) for part in read), files
-        )
+        self._shards = OpenShards(read, files)
         self._columns = ChainedColumns(read, files)
         self._has_columns = len(self._columns) > 0
 
@@ -456,21 +454,7 @@ def _be_one_of_several(process: int) -> None:
         use_one_thread()
 
 
-class ClassifiedRecords(Protocol):
-    """Records by number, and the names of their classes: a Dataset."""
-
-    path: Path
-    index: Any
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Record: ...
-
-
-def shown_records(dataset: ClassifiedRecords, records: int | Sequence[int]) -> Gallery:
+def shown_records(dataset: RecordSet, records: int | Sequence[int]) -> Gallery:
     """Return these records, or so many that are evenly chosen. Raises UsageError for more than 100."""
     numbers = _evenly(records, len(dataset)) if isinstance(records, int) else records
     if not 0 <= len(numbers) <= MOST_SHOWN or (isinstance(records, int) and records < 1):
@@ -485,7 +469,7 @@ def _evenly(count: int, records: int) -> Sequence[int]:
     return [place * records // count for place in range(count)] if count <= MOST_SHOWN else range(count)
 
 
-def _shown(dataset: ClassifiedRecords, number: int) -> ShownImage:
+def _shown(dataset: RecordSet, number: int) -> ShownImage:
     record, label = dataset[number], int(dataset.index["label"][number])
     named = f", {dataset.classes[label]}" if label >= 0 else ""
     return ShownImage(record.image, f"{number:,}: {record.key}{named}")

@@ -11,8 +11,9 @@ import resource
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -133,8 +134,15 @@ class Shard(Owned):
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
-ShardsOfPart = tuple[Path, str, tuple[FileEntry, ...]]
-"""The folder of a dataset, its container, and the entries of its shards."""
+
+@dataclass(frozen=True)
+class PartShards:
+    """The ``folder`` of a dataset, its ``container``, and the entries of its ``shards``. Picklable."""
+
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
+
 
 DAMAGE = (CorruptRecord, ShardDamaged, OSError)
 """What reading a file raises that its disk did not keep, or that was taken away."""
@@ -171,8 +179,9 @@ LOCAL = LocalFiles()
 
 
 class OpenShards(Owned):
-    """Open shards by number, opened at their first use; the one that was opened first is released.
+    """Open shards of ``parts``, numbered one after the other, opened at their first use.
 
+    The one that was opened first is released first.
     At most ``most`` are open, by default MAX_OPEN. Deleted files are released when another one is opened;
     ``files`` makes a file be there. Thread-safe, also in a forked copy of the process. A released file is
     closed when the last thread that reads from it has finished.
@@ -182,27 +191,11 @@ class OpenShards(Owned):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        container: str,
-        shards: tuple[FileEntry, ...],
-        files: LocalFiles = LOCAL,
-        *,
-        most: int | None = None,
+        self, parts: Sequence[PartShards], files: LocalFiles = LOCAL, *, most: int | None = None
     ) -> None:
-        self._own([(folder, container, shards)], files, most)
-
-    @classmethod
-    def of_parts(cls, parts: Iterable[ShardsOfPart], files: LocalFiles = LOCAL) -> OpenShards:
-        """Return the shards of several datasets, which are numbered one after the other."""
-        opened = cls.__new__(cls)
-        opened._own(parts, files, None)
-        return opened
-
-    def _own(self, parts: Iterable[ShardsOfPart], files: LocalFiles, most: int | None) -> None:
-        self._parts = list(parts)
+        self._parts = parts
         self._files = files
-        self._firsts = [0, *accumulate(len(shards) for _, _, shards in self._parts)]
+        self._firsts = [0, *accumulate(len(part.shards) for part in parts)]
         self._most = most
         self._open: dict[int, Shard] = {}
         self._opening = threading.Lock()
@@ -248,19 +241,20 @@ class OpenShards(Owned):
                 return self._open_now(number)
 
     def _open_now(self, number: int) -> Shard:
-        (folder, container, _), entry = self._place(number)
-        shard = Shard(folder / entry.name, container, entry)
+        part, entry = self._place(number)
+        shard = Shard(part.folder / entry.name, part.container, entry)
         opened = list(self._open)
         for first in opened[: len(opened) + 1 - (self._most or MAX_OPEN)]:
             self._open.pop(first, None)
         self._open[number] = shard
         return shard
 
-    def _place(self, number: int) -> tuple[ShardsOfPart, FileEntry]:
+    def _place(self, number: int) -> tuple[PartShards, FileEntry]:
         if not 0 <= number < self._firsts[-1]:
             raise IndexError(f"shard {number} of {self._firsts[-1]}")
-        part = bisect_right(self._firsts, number) - 1
-        return self._parts[part], self._parts[part][2][number - self._firsts[part]]
+        place = bisect_right(self._firsts, number) - 1
+        part = self._parts[place]
+        return part, part.shards[number - self._firsts[place]]
 
     def close(self) -> None:
         """Close all shards; the next use opens them again. No other thread may be reading."""

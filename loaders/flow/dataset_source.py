@@ -20,7 +20,7 @@ from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, OpenCo
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import LocalFiles, OpenShards
+from shardprep.formats.shards.read import LocalFiles, OpenShards, PartShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
@@ -69,7 +69,7 @@ class ItemFetch:
     def open(self) -> Iterator[Callable[[ItemKey], Any]]:
         with (
             self.files.open() as files,
-            closing(OpenShards(self.folder, self.container, self.shards, files)) as shards,
+            closing(OpenShards([PartShards(self.folder, self.container, self.shards)], files)) as shards,
             closing(OpenColumns(self.folder, self.columns, self.container, files=files)) as columns,
         ):
             read = [columns[name].value for name in columns.names]
@@ -112,7 +112,7 @@ class RecordFetch:
 
     def open_shards(self, files: LocalFiles) -> OpenShards:
         """Return the shards of all parts."""
-        return OpenShards.of_parts(((part.folder, part.container, part.shards) for part in self.parts), files)
+        return OpenShards(self.parts, files)
 
     def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
         shard, ordinal, address, _ = key

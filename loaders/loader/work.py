@@ -149,10 +149,9 @@ class ShardWork:
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
-        folders = ((part.folder, part.container, part.shards) for part in self.parts)
         with (
             self.files.open(held=True) as files,
-            closing(OpenShards.of_parts(folders, files)) as shards,
+            closing(OpenShards(self.parts, files)) as shards,
             closing(ChainedColumns(self.parts, files)) as columns,
         ):
             yield _ShardWorkspace(self, shards, columns, clock).fill
