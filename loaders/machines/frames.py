@@ -38,6 +38,7 @@ from shardprep.loaders.machines.codec import (
 )
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
+    MAX_NAME,
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
     SPARE_MESSAGES,
@@ -47,8 +48,8 @@ from shardprep.loaders.machines.socket import (
     Security,
     endpoints_of,
 )
+from shardprep.loaders.machines.wire import number_in
 
-MAX_NAME = 256  # characters
 MAX_PEERS = 1000
 MAX_DISMISSED = 1000  # addresses of dismissed peers; their last batches may still arrive
 
@@ -394,6 +395,7 @@ class ReceiverLink(Owned, ABC):
         max_reconnect_ms: int = 0,
         security: Security | None = None,
     ) -> None:
+        self.is_done = self._is_lost = False
         self._endpoint = endpoint
         options: dict[int, int] = {
             zmq.SNDHWM: 0,  # the receiver's credit or leases bound it
@@ -459,8 +461,23 @@ class ReceiverLink(Owned, ABC):
                 self._receive_all()
                 self._check()
 
+    def _checked_size(self, parts: Sequence[Buffer], limit: int) -> int:
+        """Return the size of a batch in bytes. Raises UsageError where it is above the receiver's limit."""
+        size = sum(len(part) for part in parts[1:])
+        if size > limit:
+            raise UsageError(
+                f"a batch of {size:,} bytes is above the receiver's limit of {limit:,}; send smaller ones, or "
+                "raise its limit_bytes"
+            )
+        return size
+
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)
 
 
 def error_text(error: BaseException) -> str:
@@ -512,7 +529,7 @@ def send_batches(
     """
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
-    with _Link(endpoint, bind=bind, name=name or _name_of_process()) as link:
+    with _Link(endpoint, bind=bind, name=name or f"{process_name()}:{_TOKEN}") as link:
         link.enter(timeout)
         number = 0
         try:
@@ -534,8 +551,9 @@ def send_batches(
         return number
 
 
-def _name_of_process() -> str:
-    return f"{socket.gethostname()[:64]}:{os.getpid()}:{_TOKEN}"
+def process_name() -> str:
+    """The name of a sender that was given none."""
+    return f"{socket.gethostname()[:64]}:{os.getpid()}"
 
 
 class _Link(ReceiverLink):
@@ -550,7 +568,7 @@ class _Link(ReceiverLink):
         self._connection: int | None = None
         self._credit = 0
         self._limit = 0
-        self._is_stopped = self._is_done = False
+        self._is_stopped = False
 
     def enter(self, timeout: float | None) -> None:
         """Wait until a receiver admits this sender. Raises OperationError after ``timeout`` seconds."""
@@ -562,12 +580,7 @@ class _Link(ReceiverLink):
     def send_batch(self, batch: Any, number: int) -> bool:
         """Send a batch, and wait until its memory is free. Return False where the receiver left the epoch."""
         parts = pack_batch(batch, number)
-        size = sum(len(part) for part in parts[1:])
-        if size > self._limit:
-            raise UsageError(
-                f"a batch of {size:,} bytes is above the receiver's limit of {self._limit:,}; send smaller ones, or "
-                "raise its limit_bytes"
-            )
+        self._checked_size(parts, self._limit)
         self._await(lambda: self._credit > 0 or self._is_stopped)
         if self._is_stopped:
             return False
@@ -578,13 +591,13 @@ class _Link(ReceiverLink):
     def finish(self, number: int) -> None:
         """Send END, and wait for the acknowledgement."""
         self._send_note(FrameKind.END, number)
-        self._await(lambda: self._is_done or self._is_stopped)
+        self._await(lambda: self.is_done or self._is_stopped)
 
     def report_error(self, error: BaseException) -> None:
         """Send the error to the receiver, if it is still connected."""
         with suppress(OperationError):
             self._send_note(FrameKind.ERROR, text=error_text(error))
-            self._await(lambda: self._is_done or self._is_stopped, ERROR_REPORT_TIMEOUT_S)
+            self._await(lambda: self.is_done or self._is_stopped, ERROR_REPORT_TIMEOUT_S)
 
     def _send_note(self, kind: FrameKind, number: int = 0, **notes: str | int) -> None:
         if not self._socket.send(pack_note(kind, number, **notes)):
@@ -603,7 +616,7 @@ class _Link(ReceiverLink):
         if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
             self._must_send_hello, self._has_sent_hello = False, True
         self._handle_messages()  # also those that a receiver sent before it disconnected
-        if is_gone and not self._is_done and not self._is_stopped:
+        if is_gone and not self.is_done and not self._is_stopped:
             raise self._receiver_gone()
 
     def _note_events(self) -> bool:
@@ -621,13 +634,13 @@ class _Link(ReceiverLink):
             self._connection is None
         ):  # what comes before a WELCOME was meant for an earlier sender at this place
             if head.kind == FrameKind.WELCOME:
-                self._limit = _limit_in(head)
+                self._limit = number_in(head.description, "limit")
                 self._connection = message.connection
                 self._credit = head.number
         elif head.kind == FrameKind.CREDIT:
             self._credit += head.number
         elif head.kind == FrameKind.DONE:
-            self._is_done = True
+            self.is_done = True
         elif head.kind == FrameKind.STOP:
             self._is_stopped = True
 
@@ -636,15 +649,3 @@ class _Link(ReceiverLink):
             f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; the "
             "batches that it had taken may be used, the rest is lost"
         )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close(linger_ms=0 if self._is_done else LINGER_MS)
-
-
-def _limit_in(head: Head) -> int:
-    limit = head.description.get("limit")
-    if type(limit) is not int:
-        raise FrameDamaged("a WELCOME has no limit")
-    return limit

@@ -16,7 +16,7 @@ import zmq
 from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, flush_file, user_path
+from shardprep.formats.runtime.files import OPEN_FLAGS, save_bytes, user_path
 from shardprep.loaders.machines.socket import check_form
 
 AnyPath = str | os.PathLike[str]
@@ -61,7 +61,8 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     """Make a key pair on disk: ``PATH.key_secret``, readable for this user only, and ``PATH.key``.
 
     ``zmq.auth.load_certificate`` reads both. Where a file exists, raises UsageError, or, with ``overwrite``,
-    replaces it atomically; the other machines then need the new public key. Raises OSError.
+    replaces it atomically; the other machines then need the new public key. Raises OperationError where
+    something else than a file is there, OSError.
     """
     _check_curve()
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
@@ -70,8 +71,8 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
-    _write(secret_file, PRIVATE_NOTE, halves, mode=0o600, overwrite=overwrite)
-    _write(public_file, PUBLIC_NOTE, halves[:1], mode=0o644, overwrite=overwrite)
+    save_bytes(secret_file, _lines_of(PRIVATE_NOTE, halves), mode=0o600)
+    save_bytes(public_file, _lines_of(PUBLIC_NOTE, halves[:1]), mode=0o644)
     return KeyPair(secret_file, public_file, fingerprint(public))
 
 
@@ -148,23 +149,8 @@ def _beside(path: AnyPath, suffix: str) -> Path:
     return file
 
 
-def _write(path: Path, note: str, halves: list[str], *, mode: int, overwrite: bool) -> None:
-    """Write a complete file, which never has another mode."""
-    built = path.with_name(f".{path.name}.tmp") if overwrite else path
-    if overwrite:
-        built.unlink(missing_ok=True)
-    descriptor = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write("\n".join([f"# {note}", "metadata", "curve", *halves, ""]))
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            built.replace(path)
-    except BaseException:
-        built.unlink(missing_ok=True)
-        raise
-    flush_file(path.parent)
+def _lines_of(note: str, halves: list[str]) -> bytes:
+    return "\n".join([f"# {note}", "metadata", "curve", *halves, ""]).encode("ascii")
 
 
 def _keys_in(path: Path, *, forbidden: int, remedy: str, root_may_own: bool) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket as sockets
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ from shardprep.loaders.order.receipt import Receipt
 
 MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # of a peer, which is dropped then
-MAX_REMEMBERED = 1000  # addresses of peers that were dropped, or have sent bad frames
+MAX_REMEMBERED = 1000  # addresses of peers that were dropped, and bad frames
 MAX_REFUSALS = 100  # that are kept for the stats
 
 
@@ -96,8 +96,8 @@ class Senders:
         self._expected = expected  # of every sender, also of the first
         self.present: dict[bytes, Sender] = {}
         self.refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
-        self._dropped: OrderedDict[bytes, None] = OrderedDict()
-        self._bad: OrderedDict[bytes, int] = OrderedDict()
+        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
+        self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
 
     def refusal_reason(self, hello: Hello) -> str:
         """Return why a sender is refused, "" where it is not. The first sender's terms bind all others."""
@@ -119,25 +119,16 @@ class Senders:
     def drop(self, address: bytes, name: str, reason: str) -> None:
         """Ignore this connection from now on."""
         self.present.pop(address, None)
-        self._bad.pop(address, None)
         self.refused.append((name, reason))
-        self._dropped[address] = None
-        _forget_old(self._dropped)
+        self._dropped.append(address)
 
     def is_dropped(self, address: bytes) -> bool:
         return address in self._dropped
 
     def count_bad(self, address: bytes) -> bool:
         """Count a bad frame; return whether the peer is to be dropped."""
-        self._bad[address] = self._bad.get(address, 0) + 1
-        self._bad.move_to_end(address)
-        _forget_old(self._bad)
-        return self._bad[address] >= MAX_BAD_FRAMES
-
-
-def _forget_old(known: OrderedDict[bytes, Any]) -> None:
-    while len(known) > MAX_REMEMBERED:
-        known.popitem(last=False)
+        self._bad.append(address)
+        return self._bad.count(address) >= MAX_BAD_FRAMES
 
 
 LATE_HELLO_TIMEOUT_S = 0.5  # for which close() reads the HELLOs that have arrived

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from types import TracebackType
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -24,11 +22,11 @@ from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note
-from shardprep.loaders.machines.frames import MAX_NAME, ReceiverLink, error_text
+from shardprep.loaders.machines.frames import ReceiverLink, error_text, process_name
 from shardprep.loaders.machines.handshake import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.keys import SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, StepLease
-from shardprep.loaders.machines.socket import LINGER_MS, Message
+from shardprep.loaders.machines.socket import MAX_NAME, Message
 from shardprep.loaders.machines.wire import (
     CLOSED,
     SENDING,
@@ -37,7 +35,6 @@ from shardprep.loaders.machines.wire import (
     WAITING,
     Delivery,
     Hello,
-    SenderMeter,
     SenderStats,
     SourceTerms,
     StepRef,
@@ -90,9 +87,8 @@ class Link(ReceiverLink):
             security=self._auth,
         )
         self._welcome = Welcome(session=0, limit=0)
-        self._is_admitted = self._has_sent_hello = self._is_lost = self._is_probed = False
+        self._is_admitted = self._has_sent_hello = self._is_probed = False
         self._refusal = ""
-        self.is_done = False
         self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
         self._drawn: deque[StepRef] = deque()  # the steps that are being made
         self._last_lease = 0
@@ -135,12 +131,7 @@ class Link(ReceiverLink):
         Returns before everything is sent: until then the batch's memory is in use.
         """
         parts = pack_delivery(self._drawn[0], made)
-        size = sum(len(part) for part in parts[1:])
-        if size > self._welcome.limit:
-            raise UsageError(
-                f"a batch of {size:,} bytes is above the receiver's limit of {self._welcome.limit:,}; send smaller "
-                "ones, or raise its limit_bytes"
-            )
+        size = self._checked_size(parts, self._welcome.limit)
         with suppress(zmq.Again):  # disconnected; the event follows
             self._sending.append(self._socket.send_tracked(parts))
         self._drawn.popleft()
@@ -237,11 +228,6 @@ class Link(ReceiverLink):
             if (lease.pass_number, step) not in held:
                 self._leased.append(StepRef(self._welcome.session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)
 
 
 MAX_IN_FLIGHT = 4  # batches; fewer leave the wire idle at times, more exceed the caches: measured with 10 MB
@@ -455,8 +441,7 @@ def serve(
             "characters"
         )
     with closing(served(source, identity)) as work:
-        own_name = name or f"{socket.gethostname()[:64]}:{os.getpid()}"
-        hello = Hello(own_name, secrets.token_hex(8), work.terms, ahead)
+        hello = Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
         hello.pack()  # raises before a connection is opened
         return _Sender(work, hello, patience, report).run(endpoint, keys)
 
@@ -475,12 +460,13 @@ class _Sender:
         self._hello = hello
         self._receiver_timeout_s = receiver_timeout_s
         self._report = report
-        self._meter = SenderMeter()
+        self._began = monotonic()
+        self._stats = SenderStats()
 
     def run(self, endpoint: str, keys: SenderKeys | None) -> SenderStats:
         is_done = False
         while not is_done:
-            self._meter.state = WAITING
+            self._note(state=WAITING)
             with Link(
                 endpoint,
                 keys,
@@ -489,16 +475,15 @@ class _Sender:
                 on_wait=self._report_lag,
             ) as link:
                 is_done = self._use_connection(link)
-        self._meter.state = CLOSED
+        self._note(state=CLOSED)
         self._report_lag(0)
-        return self._meter.read()
+        return self._stats
 
     def _use_connection(self, link: Link) -> bool:
         """Run passes until the connection ends; return whether the receiver was closed."""
         try:
             link.enter(self._receiver_timeout_s)
-            self._meter.connected()
-            self._meter.state = STANDING_BY
+            self._note(connections=self._stats.connections + 1, state=STANDING_BY)
             while (pass_number := link.next_pass()) is not None:
                 self._run_pass(link, pass_number)
             return True
@@ -510,11 +495,11 @@ class _Sender:
 
     def _run_pass(self, link: Link, pass_number: int) -> None:
         """Make the leased steps of a pass until none is left, or the pass is not wanted any more."""
-        self._meter.state = SENDING
+        self._note(state=SENDING)
         with closing(self._work.make(pass_number, link.steps(pass_number))) as batches:  # type: ignore[type-var]
             while link.wants(pass_number) and self._send_next(link, batches):
                 pass
-        self._meter.state = STANDING_BY
+        self._note(state=STANDING_BY)
 
     def _send_next(self, link: Link, batches: Iterator[Made]) -> bool:
         """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
@@ -525,7 +510,8 @@ class _Sender:
                     link.end(made.total)
                 return False
             if made is not PASSED_OVER:
-                self._meter.sent(link.send(made))
+                size = link.send(made)
+                self._note(batches=self._stats.batches + 1, bytes=self._stats.bytes + size)
                 self._report_lag(link.lag)
             return True
         except LINK_FAILED:
@@ -535,6 +521,9 @@ class _Sender:
             raise
 
     def _report_lag(self, lag: int) -> None:
-        self._meter.lag = lag
+        self._note(lag=lag, seconds=monotonic() - self._began)
         if self._report:
-            self._report(self._meter.read())
+            self._report(self._stats)
+
+    def _note(self, **changes: Any) -> None:
+        self._stats = replace(self._stats, **changes)

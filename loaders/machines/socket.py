@@ -44,6 +44,7 @@ LINGER_MS = 500  # for the last messages of a socket that is closed
 SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
 FETCHED_AT_ONCE = 10_000  # messages
 MAX_ENDED = 1000  # disconnected peers whose messages may still arrive
+MAX_NAME = 256  # characters
 MAX_TEXT_CHARACTERS = 4000  # of an error or a reason, so that a header holds it however it is escaped
 
 
@@ -172,7 +173,7 @@ class FrameSocket(Owned):
         self._most_waiting = most_waiting
         self._waiting: deque[Message] = deque()
         self._waiting_of: Counter[bytes] = Counter()
-        self._ended: dict[bytes, None] = {}
+        self._ended: deque[bytes] = deque(maxlen=MAX_ENDED)
         self._has_peers = kind == zmq.ROUTER
         self.binds = bind
         self._sent = 0
@@ -285,9 +286,7 @@ class FrameSocket(Owned):
         """End a peer's connection, and drop all its messages."""
         self.dropped += 1 + self._waiting_of.pop(message.peer)
         self._waiting = deque(each for each in self._waiting if each.peer != message.peer)
-        self._ended[message.peer] = None
-        if len(self._ended) > MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
+        self._ended.append(message.peer)
         self._reset(message.connection)
 
     def _reset(self, number: int) -> None:

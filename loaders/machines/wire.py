@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from time import monotonic
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -23,9 +22,8 @@ from shardprep.loaders.machines.codec import (
     pack_note,
     unpack_batch,
 )
-from shardprep.loaders.machines.frames import MAX_NAME
 from shardprep.loaders.machines.ledger import StepLease
-from shardprep.loaders.machines.socket import MAX_TEXT_CHARACTERS
+from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.receipt import Receipt, Tally, natural
 
@@ -404,12 +402,12 @@ class SenderStats:
     yet sent, ``connections`` how often a receiver has admitted it, and ``seconds`` the time since the call.
     """
 
-    state: str
-    batches: int
-    bytes: int
-    lag: int
-    connections: int
-    seconds: float
+    state: str = WAITING
+    batches: int = 0
+    bytes: int = 0
+    lag: int = 0
+    connections: int = 0
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -418,26 +416,3 @@ class SenderStats:
             "connections": self.connections,
             "seconds": round(self.seconds, 3),
         }
-
-
-class SenderMeter:
-    """Counts for :class:`SenderStats`. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._began = monotonic()
-        self._batches = self._bytes = self._connections = 0
-        self.state = WAITING
-        self.lag = 0
-
-    def connected(self) -> None:
-        """Count a connection to a receiver that admitted this sender."""
-        self._connections += 1
-
-    def sent(self, size: int) -> None:
-        """Count a batch of ``size`` bytes."""
-        self._batches += 1
-        self._bytes += size
-
-    def read(self) -> SenderStats:
-        seconds = monotonic() - self._began
-        return SenderStats(self.state, self._batches, self._bytes, self.lag, self._connections, seconds)

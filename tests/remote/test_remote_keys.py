@@ -38,7 +38,6 @@ def keys(tmp_path: Path) -> KeyFolder:
 
 @pytest.mark.slow
 def test_a_secret_is_never_in_a_file_of_a_looser_mode(tmp_path: Path) -> None:
-    opened: list[int] = []
     script = f"from shardprep.loaders.machines.keys import make_keys; make_keys({str(tmp_path / 'k')!r}, overwrite=True)"
     trace = ["strace", "-f", "-e", "trace=openat,open,creat,chmod,fchmod,fchmodat,rename,fsync"]
     try:
@@ -47,14 +46,15 @@ def test_a_secret_is_never_in_a_file_of_a_looser_mode(tmp_path: Path) -> None:
         )
     except FileNotFoundError:
         pytest.skip("no strace")
-    lines = [line for line in done.stderr.splitlines() if "k.key_secret" in line or "fsync" in line]
+    lines = [line for line in done.stderr.splitlines() if f"{tmp_path}/" in line or "fsync" in line]
 
-    created = [line for line in lines if "O_CREAT" in line]
-    opened = [line.index("0600") for line in created]
-    assert len(opened) == 1
-    assert "O_EXCL" in created[0]
+    renamed = next(number for number, line in enumerate(lines) if "k.key_secret" in line)
+    created, flushed = lines[renamed - 2 : renamed]
+    assert created.split('"')[1] == lines[renamed].split('"')[1]
+    assert "O_EXCL" in created
+    assert "0600" in created
     assert not any("chmod" in line for line in lines)
-    assert "fsync" in lines[lines.index(created[0]) + 1], "renamed before it is on disk"
+    assert "fsync" in flushed, "renamed before it is on disk"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "x.key", "x.key_secret", "folder/"])
