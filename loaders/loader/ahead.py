@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import heapq
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Protocol, Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,141 +25,44 @@ from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.downloads import CacheTooSmall, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.shard_uses import ShardUses, Steps, shard_uses
+from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
+
+Result = TypeVar("Result")
+
+AT_ONCE = 4
+MOST_AHEAD = 8
+JOIN_TIMEOUT_S = 5.0
+GRACE_S = 0.02  # enough to hold shards that are there
 
 
-class HeldShards:
-    """``shards`` that several batches have; released when the last of them has given them back."""
-
-    def __init__(self, shards: frozenset[int], held: FileHold) -> None:
-        self.shards = shards
-        self._held = held
-        self._batches = 0
-        self._released = False
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Take the shards for a batch; False if they were released before."""
-        with self._lock:
-            self._batches += not self._released
-            return not self._released
-
-    def give_back(self) -> None:
-        """Give back what one batch had."""
-        with self._lock:
-            self._batches -= 1
-            self._released = not self._batches
-        if self._released:
-            self._held.release()
-
-
-class HoldThreads(Owned):
-    """Threads that each wait until some files are held. Daemons: the cache's end ends them."""
+class Daemons(Owned):
+    """Threads that download, or wait for it. Daemons: the end of the cache ends them."""
 
     def __init__(self) -> None:
         self._running: list[threading.Thread] = []
 
-    def begin(self, hold: Callable[[], FileHold]) -> Future[FileHold]:
-        """Call ``hold``, which may wait for a download, in a thread."""
-        found: Future[FileHold] = Future()
+    def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
+        """Call in a thread of that name."""
+        found: Future[Result] = Future()
 
         def run() -> None:
             try:
-                held = hold()
+                found.set_result(call())
             except BaseException as error:  # raised in the thread that asks for the result
                 found.set_exception(error)
-            else:
-                found.set_result(held)
 
         self._running = [thread for thread in self._running if thread.is_alive()]
-        thread = threading.Thread(target=run, name="shardprep-hold", daemon=True)
+        thread = threading.Thread(target=run, name=name, daemon=True)
         with starting_thread():
             thread.start()
         self._running.append(thread)
         return found
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for their end, for at most so many seconds each."""
+    def join(self) -> None:
+        """Wait for their end, for at most JOIN_TIMEOUT_S each."""
         for thread in self._running:
             if thread is not threading.current_thread():
-                thread.join(timeout_s)
-
-
-def abandon(pending: Future[FileHold]) -> None:
-    """Release the shards that are held, or will be, without being used."""
-    pending.add_done_callback(_release)
-
-
-def _release(pending: Future[FileHold]) -> None:
-    if pending.exception() is None:
-        pending.result().release()
-
-
-GRACE_S = 0.02  # enough to hold shards that are there
-
-
-class EpochFeed(Owned):
-    """The shards of an epoch's batches, held from before their items are drawn until the workers have ended.
-
-    ``hold`` begins to hold shards, ``waited`` is given the seconds in which no batch was in the works, and
-    whether none was before, and ``over`` each step that has ended. A forked
-    copy of the process gets UsageError.
-    """
-
-    def __init__(
-        self,
-        uses: ShardUses,
-        *,
-        hold: Callable[[Iterable[int]], Future[FileHold]],
-        waited: Callable[[float, bool], None],
-        over: Callable[[int], None],
-    ) -> None:
-        self._uses = uses
-        self._hold, self._waited, self._over = hold, waited, over
-        self._last: HeldShards | None = None
-        self._pending: Future[FileHold] | None = None
-        self._in_flight: deque[HeldShards] = deque()
-
-    def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        """Yield the request of a step's batch once its shards are held, and NotReady before that."""
-        self._refuse_copied()
-        shards = frozenset(self._uses.at(step).tolist())
-        held = self._last
-        while held is None or not shards <= held.shards or not held.take():
-            pending = self._pending = self._hold(shards)
-            wait([pending], GRACE_S)
-            while not pending.done():
-                yield NotReady(partial(self._wait, pending))
-            held = self._last = HeldShards(shards, pending.result())
-            self._pending = None
-        self._in_flight.append(held)
-        yield replace(request, filled=partial(self._filled, step))
-
-    def _wait(self, pending: Future[FileHold]) -> None:
-        self._refuse_copied()
-        began = perf_counter()
-        wait([pending])
-        self._waited(perf_counter() - began, self._last is None)
-
-    def _filled(self, step: int) -> None:
-        """Release the shards of a batch; batches end in the order of their requests."""
-        self._refuse_copied()
-        with suppress(IndexError):  # closed in another thread
-            self._in_flight.popleft().give_back()
-            self._over(step)
-
-    def _refuse_copied(self) -> None:
-        """Raise UsageError in a forked copy of the process, which has no threads that hold shards."""
-        if not self.made_here:
-            raise UsageError("this Loader belongs to the process that forked this one; make another")
-
-    def close(self) -> None:
-        """Release the shards of batches that will not come."""
-        if self._pending is not None:
-            abandon(self._pending)
-        with suppress(IndexError):
-            while True:
-                self._in_flight.popleft().give_back()
+                thread.join(JOIN_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -211,14 +113,6 @@ class StorageCounts:
         return replace(self, **counts)
 
 
-class BatchFeed(Protocol):
-    """The batches of one epoch; each begins when its shards are there."""
-
-    def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        """Yield the request of a step's batch when its shards are there, and NotReady before that."""
-        ...
-
-
 class LocalShards:
     """Shards that are there: every batch begins at once."""
 
@@ -243,51 +137,34 @@ class LocalShards:
         """End what downloads. Idempotent."""
 
 
-AT_ONCE = 4
-MOST_AHEAD = 8
-JOIN_TIMEOUT_S = 5.0
-
-
 class Prefetcher(Owned):
     """Threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
     Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs,
     and more would be downloaded in all. A file that has no room, or cannot be downloaded, is tried again when
-    more of the files were used; what needs it raises the error. The threads are daemons, and end with
-    :meth:`close`, after that of the cache.
+    more of the files were used; what needs it raises the error. The threads end after :meth:`close`, and that
+    of the cache.
     """
 
-    def __init__(self, cache: FileCache, *, ahead: int, at_once: int = AT_ONCE) -> None:
+    def __init__(self, cache: FileCache, threads: Daemons, *, ahead: int) -> None:
         self._cache = cache
         self._ahead = ahead
-        self._begun = self._over = 0
-        self._has_room = True
-        self._files: Sequence[FileEntry] = ()
-        self._next = 0
-        self._put_back: list[int] = []
-        self._there: set[int] = set()
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
-        self._threads: list[threading.Thread] = []
+        self.follow(())
         try:
-            self._begin(at_once)
+            for _ in range(AT_ONCE):
+                threads.begin("shardprep-prefetch", self._run)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, at_once: int) -> None:
-        for _ in range(at_once):
-            thread = threading.Thread(target=self._run, name="shardprep-prefetch", daemon=True)
-            with starting_thread():
-                thread.start()
-            self._threads.append(thread)
-
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, in place of the planned ones."""
         with self._changed:
-            self._files, self._next, self._put_back, self._there = files, 0, [], set()
-            self._begun, self._has_room = 0, True
+            self._files, self._left, self._there = files, [*range(len(files))], set[int]()
+            self._begun, self._over, self._has_room = 0, 0, True
             self._progressed()
 
     def skip_to(self, begun: int, over: int) -> None:
@@ -296,9 +173,8 @@ class Prefetcher(Owned):
             if (begun, over) == (self._begun, self._over):
                 return
             self._begun, self._over = begun, over
-            self._next = max(self._next, begun)
-            self._put_back = [number for number in self._put_back if number >= begun]
-            heapq.heapify(self._put_back)
+            while self._left and self._left[0] < begun:
+                heapq.heappop(self._left)
             self._there = {number for number in self._there if number >= begun}
             self._progressed()
 
@@ -312,64 +188,126 @@ class Prefetcher(Owned):
         self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
-        if not self.made_here:  # else the lock can be held by a thread that was not copied
-            return
-        with self._changed:
-            self._is_closed = True
-            self._progressed()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_TIMEOUT_S)
+        """Let the threads end. Idempotent."""
+        if self.made_here:  # else the lock can be held by a thread that was not copied
+            with self._changed:
+                self._is_closed = True
+                self._progressed()
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:
-            files, number, progress = taken
-            is_near = number < self._begun + self._ahead
+            files, number, progress, is_near = taken
             try:
                 is_there = self._cache.prefetch(files[number], evict=is_near)
             except (ShardprepError, OSError):
                 is_there = False
-            if is_there:
-                self._note(files, number)
-            else:
-                self._wait(files, number, progress)
+            with self._changed:
+                if files is not self._files:
+                    continue
+                if not is_there:
+                    heapq.heappush(self._left, number)
+                    self._has_room = False
+                    while self._progress == progress:  # until others were used
+                        self._changed.wait()
+                elif number >= self._begun:
+                    self._there.add(number)
 
-    def _take(self) -> tuple[Sequence[FileEntry], int, int] | None:
-        """Return the number of the next file among all, when there is one; None at the end."""
+    def _take(self) -> tuple[Sequence[FileEntry], int, int, bool] | None:
+        """Wait for a file to download. Return all, its number, the progress, and whether it is near.
+
+        None at the end.
+        """
         with self._changed:
             while not self._is_closed:
-                number = min([*self._put_back[:1], self._next])
-                if number < min(len(self._files), self._reach):
-                    self._drop(number)
-                    return self._files, number, self._progress
+                near = self._begun + self._ahead
+                if self._left and (self._has_room or self._left[0] < near):
+                    number = heapq.heappop(self._left)
+                    return self._files, number, self._progress, number < near
                 self._changed.wait()
             return None
 
-    @property
-    def _reach(self) -> float:
-        """The number of the first file that is not to be downloaded now."""
-        return math.inf if self._has_room else self._begun + self._ahead
 
-    def _drop(self, number: int) -> None:
-        if number == self._next:
-            self._next += 1
-        else:
-            heapq.heappop(self._put_back)
+class EpochFeed(Owned):
+    """The shards of an epoch's batches, held from before their items are drawn until the workers have ended.
 
-    def _note(self, files: Sequence[FileEntry], number: int) -> None:
-        with self._changed:
-            if files is self._files and number >= self._begun:
-                self._there.add(number)
+    Adjacent batches that need no other shards share what is held. A forked copy of the process gets
+    UsageError.
+    """
 
-    def _wait(self, files: Sequence[FileEntry], number: int, progress: int) -> None:
-        """Put a file back, and wait until others were used."""
-        with self._changed:
-            if files is self._files:
-                heapq.heappush(self._put_back, number)
-                self._has_room = False
-            while self._progress == progress:
-                self._changed.wait()
+    def __init__(self, shards: ShardFeed, uses: ShardUses) -> None:
+        self._shards, self._uses = shards, uses
+        self._turns = uses.turns()[0]
+        self._pending: Future[FileHold] | None = None
+        self._has_begun = False
+        self._in_flight: deque[tuple[frozenset[int], FileHold]] = deque()
+        self._lock = threading.RLock()
+
+    def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
+        """Yield the request of a step's batch once its shards are held, and NotReady before that."""
+        self._refuse_copied()
+        shards = frozenset(self._uses.at(step).tolist())
+        if not self._shares_last(shards):
+            pending = self._pending = self._shards.hold(shards)
+            wait([pending], GRACE_S)
+            while not pending.done():
+                yield NotReady(partial(self._wait, pending))
+            with self._lock:
+                self._in_flight.append((shards, pending.result()))
+            self._pending, self._has_begun = None, True
+        yield replace(request, filled=partial(self._filled, step))
+
+    def _shares_last(self, shards: frozenset[int]) -> bool:
+        """Let a batch have what the one before it has, if that is enough and still held."""
+        with self._lock:
+            if not self._in_flight or not shards <= self._in_flight[-1][0]:
+                return False
+            self._in_flight.append(self._in_flight[-1])
+            return True
+
+    def _wait(self, pending: Future[FileHold]) -> None:
+        self._refuse_copied()
+        began = perf_counter()
+        wait([pending])
+        self._shards.waited(perf_counter() - began, is_first=not self._has_begun)
+
+    def _filled(self, step: int) -> None:
+        """Release the shards of a batch; batches end in the order of their requests."""
+        self._refuse_copied()
+        if self._release_first():  # else closed in another thread
+            begun, over = (
+                int(np.searchsorted(s, step, side="right")) for s in (self._uses.firsts, self._turns)
+            )
+            self._shards.used(begun, over)
+
+    def _release_first(self) -> bool:
+        """Release what no later batch has of the first one; False if there is none."""
+        with self._lock:
+            if not self._in_flight:
+                return False
+            _, held = self._in_flight.popleft()
+            if not self._in_flight or self._in_flight[0][1] is not held:
+                held.release()
+            return True
+
+    def _refuse_copied(self) -> None:
+        """Raise UsageError in a forked copy of the process, which has no threads that hold shards."""
+        if not self.made_here:
+            raise UsageError("this Loader belongs to the process that forked this one; make another")
+
+    def close(self) -> None:
+        """Release the shards of batches that will not come."""
+        if self._pending is not None:
+            self._pending.add_done_callback(_release)
+        while self._release_first():
+            pass
+
+
+def _release(pending: Future[FileHold]) -> None:
+    if pending.exception() is None:
+        pending.result().release()
+
+
+BatchFeed = LocalShards | EpochFeed
 
 
 class ShardFiles:
@@ -428,11 +366,12 @@ class ShardFeed(LocalShards, Owned):
         self._files = files
         self._plan = plan
         self._known: dict[int, ShardUses] = {}
-        self._threads = HoldThreads()
+        self._threads = Daemons()
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
         self._check_limit(_bytes_kept(dataset))
-        self._prefetcher = Prefetcher(self._cache, ahead=self._ahead() * files.per_shard)
+        ahead = self._ahead() * files.per_shard
+        self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead)
         self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
 
     def _check_limit(self, kept: int) -> None:
@@ -482,8 +421,7 @@ class ShardFeed(LocalShards, Owned):
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         self._foresee(uses, self._uses(number + 1))
         self._begun, self._total = 0, len(uses.shards)
-        over = partial(self._used, uses.firsts, uses.turns()[0])
-        with closing(EpochFeed(uses, hold=self._hold, waited=self._waited, over=over)) as feed:
+        with closing(EpochFeed(self, uses)) as feed:
             yield feed
 
     def _foresee(self, *epochs: ShardUses) -> None:
@@ -506,16 +444,25 @@ class ShardFeed(LocalShards, Owned):
             if self._end.is_over:
                 self._dataset.close()
 
-    def _hold(self, shards: Iterable[int]) -> Future[FileHold]:
-        return self._threads.begin(partial(self._cache.hold, self._files.of(shards)))
+    def hold(self, shards: Iterable[int]) -> Future[FileHold]:
+        """Begin to hold shards."""
+        return self._threads.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
 
-    def _waited(self, seconds: float, is_first: bool) -> None:
+    def waited(self, seconds: float, *, is_first: bool) -> None:
+        """Note that no batch could be begun for so long, and whether none had been in its epoch."""
         self._waited_s += seconds
         self._waited_first_s += seconds if is_first else 0.0
+
+    def used(self, begun: int, over: int) -> None:
+        """Note that the epoch's first shards are or were in use, and that so many turns are over."""
+        self._begun = begun
+        self._cache.used(over * self._files.per_shard)
+        self._prefetcher.skip_to(begun * self._files.per_shard, over)
 
     @property
     def counts(self) -> StorageCounts:
         found = self._cache.counts
+        ahead = self._prefetcher.ahead // max(1, self._files.per_shard)
         return StorageCounts(
             found.downloaded,
             found.downloaded_bytes,
@@ -524,31 +471,20 @@ class ShardFeed(LocalShards, Owned):
             self._waited_s,
             self._waited_first_s,
             found.replaced,
-            self._levels(),
+            ShardLevels(self._total, self._begun, min(ahead, self._total - self._begun)),
         )
-
-    def _levels(self) -> ShardLevels:
-        ahead = self._prefetcher.ahead // max(1, self._files.per_shard)
-        return ShardLevels(self._total, self._begun, min(ahead, self._total - self._begun))
-
-    def _used(self, firsts: Steps, turns: Steps, step: int) -> None:
-        """Note that a step has ended, of an epoch with such first uses, and such uses."""
-        begun, over = (int(np.searchsorted(steps, step, side="right")) for steps in (firsts, turns))
-        self._begun = begun
-        self._cache.used(over * self._files.per_shard)
-        self._prefetcher.skip_to(begun * self._files.per_shard, over)
 
     def close(self) -> None:
         self._end()
 
 
-def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: HoldThreads) -> None:
+def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: Daemons) -> None:
     """End the downloads, and then the threads that wait for them."""
     try:
         dataset.close()
     finally:
         prefetcher.close()
-        threads.join(JOIN_TIMEOUT_S)
+        threads.join()
 
 
 def _bytes_kept(dataset: CachedDataset) -> int:
