@@ -37,7 +37,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import has_exactly, parse_canonical_json
 from shardprep.formats.shards.columns import column_row
-from shardprep.formats.shards.container import ShardReader, StoredRecord
+from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import Rows, ShardFile, read_small, table_header
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
@@ -73,6 +73,10 @@ class CheckResult:
         self.unread += other.unread
 
 
+Value = tuple[bytes, int, bytes]
+"""A record's key, its label, and its image or encoded value."""
+
+
 @dataclass(frozen=True, eq=False)
 class Check(ABC):
     """What to check of a file at ``path``, of so many ``records`` and this ``sha256``. Picklable.
@@ -86,17 +90,40 @@ class Check(ABC):
     sha256: str
     decode: bool
 
-    @abstractmethod
     def found(self) -> CheckResult:
-        """Return the findings of the whole check."""
+        """Hash the file, and check what is in the same file, whatever its name becomes."""
+        found, digests = CheckResult(), []
+        with hashed_file(self, found) as path:
+            found.changed = self._changed_beside()
+            for key, label, value in self._readable(path, found, range(self.records)):
+                digests.append(content_digest(key, label, value))
+                if self.decode:
+                    self._decode(key, value, found)
+        found.digests = b"".join(digests)
+        return found
 
-    @abstractmethod
     def decoded(self, ordinals: range) -> CheckResult:
-        """Decode the intact records at these ordinals, and check nothing else."""
+        """Decode the readable records at these ordinals, and check nothing else."""
+        found = CheckResult()
+        with suppress(ShardDamaged):
+            for key, _, value in self._readable(self.path, CheckResult(), ordinals):
+                self._decode(key, value, found)
+        return found
 
     @abstractmethod
     def key_of(self, ordinal: int) -> str:
         """Return the key of a record. Raises ShardDamaged."""
+
+    @abstractmethod
+    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+        """Yield the values at these ordinals that match their checksums; findings are added to ``found``."""
+
+    def _changed_beside(self) -> str:
+        """Say what changed in another file that this one refers to; empty if nothing."""
+        return ""
+
+    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
+        check_decoding(key, value, found)
 
 
 @contextmanager
@@ -157,8 +184,85 @@ def _text(key: bytes) -> str:
 
 ROWS_BYTES = 1 << 20  # of a table, read at a time
 
-Value = tuple[bytes, bytes]
-"""A record's key, and its value in the column, encoded."""
+
+@dataclass(frozen=True, eq=False)
+class ContainerCheck(Check):
+    """What to check of a container; ``rows`` are its rows of the table, None if that is damaged."""
+
+    container: str
+    rows: Rows | None
+
+    @abstractmethod
+    def _key(self, ordinal: int) -> bytes | None:
+        """Return the key that the index has for a record, None if that is damaged."""
+
+    @abstractmethod
+    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
+        """Say in what a record differs from its row; empty if it does not."""
+
+    def key_of(self, ordinal: int) -> str:
+        with container(self.container).read(self.path) as reader:
+            return _text(reader.address(ordinal)[0])
+
+    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+        named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
+        with container(self.container).read(named) as reader:
+            if len(reader) != self.records:
+                found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
+            for ordinal in ordinals:
+                wanted = self._key(ordinal)
+                if wanted is None and ordinal >= len(reader):
+                    return  # no record that is missing can be named
+                key = None if wanted is None else _text(wanted)
+                try:
+                    stored = reader.checked(ordinal)
+                except (CorruptRecord, ShardDamaged) as error:
+                    found.problems.append((key or error.key, error.message))
+                    continue
+                if difference := self._difference(stored, ordinal):
+                    found.problems.append((key, difference))
+                yield stored.key, stored.label, stored.image
+
+
+@dataclass(frozen=True, eq=False)
+class ShardCheck(ContainerCheck):
+    """What to check of the shard of that ``number``, with rows of the index.
+
+    ``region`` is where the images are in the archive, None where the shard has them.
+    """
+
+    number: int
+    has_images: bool = True
+    region: Region | None = None
+
+    def _changed_beside(self) -> str:
+        archive = self.path.with_name(ARCHIVE_NAME)
+        is_changed = self.region and hash_region(archive, self.region) != self.region.sha256
+        return changed_in(archive, self.region) if self.region and is_changed else ""
+
+    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
+        if self.has_images:
+            check_decoding(key, value, found)
+
+    def _key(self, ordinal: int) -> bytes | None:
+        return None if self.rows is None else self.rows[ordinal]["key"]
+
+    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
+        if self.rows is None:
+            return ""
+        row, image = self.rows[ordinal], stored.image
+        try:
+            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
+            expected = index_row(
+                stored if row["offset"] else stored._replace(offset=0), info, self.number, ordinal
+            )
+        except BadImage as error:
+            return error.message
+        if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
+            return f"record {ordinal} has a table of segments that is not that of its bytes"
+        if row.item() != expected:
+            return f"record {ordinal} differs from the index: its key is {_text(stored.key)}"
+        return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,26 +272,8 @@ class ColumnCheck(Check):
     field: Field
     keys: npt.NDArray[np.bytes_] | None
 
-    @abstractmethod
-    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        """Yield the intact values at these ordinals; findings about the others are added to ``found``."""
-
-    def found(self) -> CheckResult:
-        found, digests = CheckResult(), []
-        with hashed_file(self, found) as path:
-            for key, value in self._values(path, found, range(self.records)):
-                digests.append(content_digest(key, UNLABELLED, value))
-                if self.decode:
-                    self._decode(key, value, found)
-        found.digests = b"".join(digests)
-        return found
-
-    def decoded(self, ordinals: range) -> CheckResult:
-        found = CheckResult()
-        with suppress(ShardDamaged):
-            for key, value in self._values(self.path, CheckResult(), ordinals):
-                self._decode(key, value, found)
-        return found
+    def _key(self, ordinal: int) -> bytes | None:
+        return None if self.keys is None else self.keys[ordinal]
 
     def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
         if self.field.kind == "image":
@@ -200,40 +286,16 @@ class ColumnCheck(Check):
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnShardCheck(ColumnCheck):
-    """What to check of a column's shard; ``rows`` are its rows of the table, None if that is damaged."""
+class ColumnShardCheck(ColumnCheck, ContainerCheck):
+    """What to check of a column's shard, with rows of its table."""
 
-    container: str
-    rows: Rows | None
-
-    def key_of(self, ordinal: int) -> str:
-        with container(self.container).read(self.path) as reader:
-            return _text(reader.address(ordinal)[0])
-
-    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        with container(self.container).read(path) as reader:
-            if len(reader) != self.records:
-                found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
-            stop = ordinals.stop if self.keys is not None else min(ordinals.stop, len(reader))
-            for ordinal in range(ordinals.start, stop):
-                wanted = None if self.keys is None else self.keys[ordinal]
-                named = None if wanted is None else _text(wanted)
-                try:
-                    stored = reader.checked(ordinal)
-                except (CorruptRecord, ShardDamaged) as error:
-                    found.problems.append((named or error.key, error.message))
-                    continue
-                place = stored.offset, len(stored.image), stored.crc32c
-                row = place if self.rows is None else self.rows[ordinal].item()
-                if (
-                    wanted in (None, stored.key)
-                    and stored.label == UNLABELLED
-                    and row in (place, place[1:])  # format 1.0 has no offsets
-                ):
-                    yield stored.key, stored.image
-                else:
-                    problem = f"value {ordinal} differs from the table: its key is {_text(stored.key)}"
-                    found.problems.append((named, problem))
+    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
+        place = stored.offset, len(stored.image), stored.crc32c
+        row = place if self.rows is None else self.rows[ordinal].item()
+        is_same = self._key(ordinal) in (None, stored.key) and stored.label == UNLABELLED
+        if is_same and row in (place, place[1:]):  # format 1.0 has no offsets
+            return ""
+        return f"value {ordinal} differs from the table: its key is {_text(stored.key)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,18 +303,17 @@ class ColumnTableCheck(ColumnCheck):
     """What to check of a column's table of values of one size; without keys no checksum can be."""
 
     def key_of(self, ordinal: int) -> str:
-        return "" if self.keys is None else _text(self.keys[ordinal])
+        return _text(self._key(ordinal) or b"")
 
-    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         if self.keys is None:
             return
-        rows = self._rows(path, ordinals)
-        for ordinal, row in zip(ordinals, rows, strict=False):
+        for ordinal, row in zip(ordinals, self._rows(path, ordinals), strict=False):
             key, value = self.keys[ordinal], row[:-4]
             if record_crc(key, UNLABELLED, value) == int.from_bytes(row[-4:], "little"):
-                yield key, value
+                yield key, UNLABELLED, value
             else:
-                found.problems.append((self.key_of(ordinal), f"row {ordinal} does not match its CRC-32C"))
+                found.problems.append((_text(key), f"row {ordinal} does not match its CRC-32C"))
 
     def _rows(self, path: Path, ordinals: range) -> Iterator[bytes]:
         """Yield the bytes of each row. Raises ShardDamaged if the file ends before the last."""
@@ -267,83 +328,6 @@ class ColumnTableCheck(ColumnCheck):
                 yield from (data[at : at + size] for at in range(0, len(data), size))
         finally:
             file.close()
-
-
-@dataclass(frozen=True, eq=False)
-class ShardCheck(Check):
-    """What to check of a shard; ``rows`` are its rows of the index, None if that is damaged.
-
-    ``region`` is where the images are in the archive, None where the shard has them.
-    """
-
-    number: int
-    container: str
-    rows: Rows | None
-    has_images: bool = True
-    region: Region | None = None
-
-    def found(self) -> CheckResult:
-        """Hash the file, then read it through the same descriptor, so that both read the same file."""
-        found = CheckResult()
-        with hashed_file(self, found) as path:
-            archive = self.path.with_name(ARCHIVE_NAME)
-            if self.region and hash_region(archive, self.region) != self.region.sha256:
-                found.changed = changed_in(archive, self.region)
-            named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
-            with container(self.container).read(named) as reader:
-                self._check_records(reader, found)
-        return found
-
-    def decoded(self, ordinals: range) -> CheckResult:
-        found = CheckResult()
-        with container(self.container).read(self.path) as reader:
-            for ordinal in ordinals:
-                with suppress(CorruptRecord, ShardDamaged):
-                    stored = reader.checked(ordinal)
-                    check_decoding(stored.key, stored.image, found)
-        return found
-
-    def key_of(self, ordinal: int) -> str:
-        with container(self.container).read(self.path) as reader:
-            return _text(reader.address(ordinal)[0])
-
-    def _check_records(self, reader: ShardReader, found: CheckResult) -> None:
-        if len(reader) != self.records:
-            found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
-        digests = []
-        # the manifest's number if the index names each record; else no more than the shard has
-        for ordinal in range(self.records if self.rows is not None else min(self.records, len(reader))):
-            row = None if self.rows is None else self.rows[ordinal]
-            try:
-                stored = reader.checked(ordinal)
-            except (CorruptRecord, ShardDamaged) as error:
-                key = error.key if row is None else _text(row["key"]) or error.key
-                found.problems.append((key, error.message))
-                continue
-            if row is not None:
-                self._compare(stored, row, ordinal, found)
-            digests.append(content_digest(stored.key, stored.label, stored.image))
-            if self.decode and self.has_images:
-                check_decoding(stored.key, stored.image, found)
-        found.digests = b"".join(digests)
-
-    def _compare(self, stored: StoredRecord, row: np.void, ordinal: int, found: CheckResult) -> None:
-        image, key = stored.image, _text(row["key"])
-        try:
-            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
-            expected = index_row(
-                stored if row["offset"] else stored._replace(offset=0), info, self.number, ordinal
-            )
-        except BadImage as error:
-            found.problems.append((key, error.message))
-            return
-        if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
-            found.problems.append(
-                (key, f"record {ordinal} has a table of segments that is not that of its bytes")
-            )
-        elif row.item() != expected:
-            problem = f"record {ordinal} differs from the index: its key is {_text(stored.key)}"
-            found.problems.append((key, problem))
 
 
 MAX_QUARANTINE_BYTES = 64 << 20

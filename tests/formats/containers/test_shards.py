@@ -132,7 +132,7 @@ PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 def checked_against(records: list[StoredRecord], path: Path, kind: str) -> CheckResult:
     rows = index_rows(records)
-    return ShardCheck(path, len(records), hash_file(path), False, 0, kind, rows).found()
+    return ShardCheck(path, len(records), hash_file(path), False, kind, rows, 0).found()
 
 
 def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> None:
