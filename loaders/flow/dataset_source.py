@@ -26,7 +26,7 @@ from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, described, exact, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
-from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles
+from shardprep.loaders.loader.ahead import Daemons, Prefetcher, ShardFiles
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
@@ -249,9 +249,13 @@ class FromDataset(Fetched):
             first = list(islice(places, 1))  # where a resumed pass goes on
             start = sum(first) // self.plan.batch_size * self.plan.batch_size
             uses = shard_uses(self.plan, number, start=start)
-            with closing(Prefetcher(self.dataset.cache, ahead=0)) as prefetcher:
-                prefetcher.follow(files.of(uses.shards.tolist()))
-                yield chain(first, places)
+            threads = Daemons()
+            try:
+                with closing(Prefetcher(self.dataset.cache, threads, ahead=0)) as prefetcher:
+                    prefetcher.follow(files.of(uses.shards.tolist()))
+                    yield chain(first, places)
+            finally:
+                threads.join()
         elif shards is None or not self.columns.with_image:
             yield places
         else:

@@ -26,6 +26,7 @@ from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.stack import BatchSpec
 from shardprep.loaders.engine.engine import Meter
+from shardprep.loaders.engine.trace import BatchWait
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.replay import Replayed, ReplayedRecord, RunOrder
 from shardprep.loaders.loader.run_card import RunCard, digest_of
@@ -230,8 +231,7 @@ class FakeData(EpochLoader):
                 ready = perf_counter()
                 epoch.delivered(numbers, [])
                 with self._lock:
-                    self._meter.waited(ready - began)
-                    self._meter.handed(self._rows, perf_counter() - ready)
+                    self._meter.count(BatchWait(0, 0, self._rows, began, ready, perf_counter()))
                 yield batch
         epoch.end()
 
