@@ -16,13 +16,13 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.formats.records.schema import RESERVED
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.flow.node import Length, Node, Step, described, numbered, seed_of
+from shardprep.loaders.flow.node import InPlace, Length, Node, Step, described, numbered, seed_of
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
 
-class PerItem(Step):
-    """A step with an n-th result that depends on its source's n-th item only."""
+class PerItem(InPlace):
+    """A step that makes each result from one item."""
 
     @abstractmethod
     def result(self, now: PassContext, number: int, item: Any) -> Any:
@@ -35,16 +35,6 @@ class PerItem(Step):
     @property
     def never_change(self) -> bool:
         return False  # the function may keep its result, and write to it
-
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self.results(now)
-
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.results(now, numbers) if self.can_pick else super().pick(now, numbers)
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """The results of all items, or of those picked. A yielded result is not referenced here any more."""

@@ -231,6 +231,24 @@ class Step(Node):
         return self.source.run(now.of(self))
 
 
+class InPlace(Step):
+    """A step whose n-th item depends on its source's n-th item only."""
+
+    @abstractmethod
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        """The results of all items, or of those picked."""
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return self.results(now)
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.results(now, numbers) if self.can_pick else super().pick(now, numbers)
+
+
 class Fetch(Protocol):
     """Makes an item from a small key, in any process. Picklable."""
 

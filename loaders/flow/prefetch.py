@@ -21,7 +21,7 @@ from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, SkippedRow
-from shardprep.loaders.flow.node import Node, Step, checked_int, described
+from shardprep.loaders.flow.node import InPlace, Node, Step, checked_int, described
 from shardprep.loaders.flow.passes import GroupMeter, PassContext, PassResources
 from shardprep.loaders.flow.process_map import (
     EngineMeter,
@@ -36,7 +36,7 @@ from shardprep.loaders.flow.thread_map import Threads
 
 
 @dataclass(frozen=True)
-class Prefetch(Step):
+class Prefetch(InPlace):
     """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`.
 
     The thread ends with the pass: when the pass is exhausted, closed or dropped, or when the interpreter
@@ -58,31 +58,20 @@ class Prefetch(Step):
     def description(self) -> str:
         return described(self)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        own = self._group(now)
-        return self._ahead(now, own, partial(self.source.run, now.of(self, group=own)))
-
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        if not self.can_pick:
-            return super().pick(now, numbers)
-        own = self._group(now)
-        return self._ahead(now, own, partial(self.source.pick, now.of(self, group=own), numbers))
-
-    def _group(self, now: PassContext) -> GroupMeter:
-        return now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
-
-    def _ahead(self, now: PassContext, own: GroupMeter, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
+        there = now.of(self, group=own)
+        begin = partial(self.source.run, there)
+        if numbers is not None:
+            begin = partial(self.source.pick, there, numbers)
         drawing = _Drawer(begin, self.items, own)
         with closing(Threads(1, "prefetch", drawing.run, drawing.leave)) as thread:
             wait = now.here.timed_wait(thread.next_of)
             while found := wait(drawing.found):
                 drawing.tokens.put(True)
                 yield found.pop()
-            drawing.raise_error()
+            if drawing.failed:
+                raise drawing.failed.pop()
 
 
 class _Drawer:
@@ -97,7 +86,7 @@ class _Drawer:
         self._is_left = False
         self._begin = begin
         self._meter = meter
-        self._error: BaseException | None = None
+        self.failed: list[BaseException] = []
         for _ in range(items):
             self.tokens.put(True)
 
@@ -106,7 +95,7 @@ class _Drawer:
             with ending(self._begin()) as items:
                 self._draw(items)
         except BaseException as error:  # raised in the consumer
-            self._error = error
+            self.failed.append(error)
         self.found.put([])
 
     def _draw(self, items: Iterator[Any]) -> None:
@@ -121,15 +110,6 @@ class _Drawer:
         """Make the thread return after the item that it draws."""
         self._is_left = True
         self.tokens.put(False)
-
-    def raise_error(self) -> None:
-        """Raise the exception that ended the thread, once."""
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # its traceback refers to this frame, which would be a cycle
 
 
 ITEM = np.dtype([("pass", "<u8"), ("run", "<u8"), ("number", "<u8")])

@@ -30,6 +30,7 @@ from shardprep.loaders.flow.node import (
     INFINITE,
     UNKNOWN,
     BatchingSource,
+    InPlace,
     Length,
     Node,
     PendingNumbers,
@@ -160,10 +161,6 @@ class Unbatch(Step):
     source: Node
 
     @property
-    def label(self) -> str:
-        return "unbatch"
-
-    @property
     def length(self) -> Length:
         return INFINITE if self.source.length.is_infinite else UNKNOWN
 
@@ -251,7 +248,7 @@ MAX_DEPTH = 8
 
 
 @dataclass(frozen=True)
-class Print(Step):
+class Print(InPlace):
     """Prints descriptions of the first ``items`` items of each pass to stderr; all items pass unchanged."""
 
     source: Node
@@ -264,17 +261,7 @@ class Print(Step):
     def description(self) -> str:
         return described(self)
 
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
-
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self._shown(now, None)
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self._shown(now, numbers) if self.can_pick else super().pick(now, numbers)
-
-    def _shown(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
         seen = count()
 
@@ -380,10 +367,6 @@ class Take(Renumbered):
         object.__setattr__(self, "count", checked_int(self.count, "the number of items to take", least=0))
 
     @property
-    def label(self) -> str:
-        return "take"
-
-    @property
     def length(self) -> Length:
         return self.source.length.limited(self.count)
 
@@ -404,10 +387,6 @@ class Skip(Renumbered):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", checked_int(self.count, "the number of items to skip", least=0))
-
-    @property
-    def label(self) -> str:
-        return "skip"
 
     @property
     def length(self) -> Length:

@@ -42,7 +42,7 @@ class Task:
         self.finished = finished
         self._make = make
         self._held = [item]
-        self._error: BaseException | None = None
+        self._failed: list[BaseException] = []
         self.seconds = 0.0
 
     def run(self) -> None:
@@ -50,19 +50,15 @@ class Task:
         try:
             self._held.append(self._make(self._held.pop()))
         except BaseException as error:  # raised in the consumer
-            self._error = error
+            self._failed.append(error)
         self.seconds = perf_counter() - began
         self.finished.put(self)
 
     def outcome(self) -> Any:
         """Return the call's result, or raise its exception. Callable once."""
-        if self._error is None:
-            return self._held.pop()
-        error, self._error = self._error, None
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame, which would be a cycle
+        if self._failed:
+            raise self._failed.pop()  # no variable of this frame, to which the traceback refers, has it
+        return self._held.pop()
 
 
 class Threads(Owned):
@@ -178,20 +174,17 @@ class ThreadMap(Mapped):
 def _due(begun: Iterator[FinishedTasks], window: int) -> Iterator[FinishedTasks]:
     """Yield the queue to wait for next. Tasks are begun ahead of it."""
     pending: deque[FinishedTasks] = deque()
-    failure: Exception | None = None
+    failed: list[Exception] = []
     more = True
     while more or pending:
         try:
             more = more and _begin_some(begun, pending, window)
         except Exception as error:
-            failure, more = error, False
+            failed, more = [error], False
         if pending:
             yield pending.popleft()
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # its traceback refers to this frame, which would be a cycle
+    if failed:
+        raise failed.pop()
 
 
 def _begin_some(begun: Iterator[FinishedTasks], pending: deque[FinishedTasks], window: int) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from socket import socketpair
 from typing import ClassVar
 
 import zmq
@@ -31,71 +29,6 @@ from shardprep.loaders.machines.socket import DOMAIN
 
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
-THREAD_EXIT_TIMEOUT_S = 5.0  # for which close() waits until the thread has ended
-
-Admit = Callable[[str, list[bytes]], str | None]
-"""``admit(mechanism, credentials)`` returns the user of a peer, None where the peer is refused."""
-
-
-class ZapHandler(Owned):
-    """Authenticates the peers of all sockets of a context, in a thread, until ``close()``.
-
-    ``admit`` is called in that thread. An exception ends the thread and is kept as ``failure``; every further
-    peer is refused: libzmq refuses the peers of a socket with ZAP_ENFORCE_DOMAIN that has no handler, and
-    HANDSHAKE_IVL ends a handshake that a handler does not answer.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], admit: Admit) -> None:
-        self.failure: BaseException | None = None
-        self._admit = admit
-        self._woken, self._waker = socketpair()
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._thread = threading.Thread(target=self._run, name="shardprep-zap", daemon=True)
-        try:
-            self._socket.bind(ENDPOINT)
-            with starting_thread():
-                self._thread.start()
-        except BaseException:
-            self._release()
-            self._waker.close()
-            raise
-
-    def close(self) -> bool:
-        """End the thread. Return whether it still runs after some seconds. Idempotent."""
-        with suppress(OSError):  # closed already
-            self._waker.send(b"x")
-        self._thread.join(THREAD_EXIT_TIMEOUT_S)
-        self._waker.close()
-        return self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            while not self._is_closing():
-                self._answer()
-        except Exception as error:
-            self.failure = error
-        finally:
-            self._release()
-
-    def _is_closing(self) -> bool:
-        """Wait for a request or for close(); return whether it was close()."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        return self._socket not in dict(poller.poll())
-
-    def _answer(self) -> None:
-        _, number, domain, _, _, mechanism, *credentials = self._socket.recv_multipart()
-        user = None
-        if domain == DOMAIN:
-            user = self._admit(mechanism.decode(), credentials)
-        code, text = (b"400", b"not admitted") if user is None else (b"200", b"admitted")
-        self._socket.send_multipart([VERSION, number, code, text, (user or "").encode(), b""])
-
-    def _release(self) -> None:
-        self._socket.close()
-        self._woken.close()
 
 
 class ReceiverAuth(Owned):
@@ -125,7 +58,7 @@ class ReceiverAuth(Owned):
         self._refused = 0
         self._is_counted = False
         self._connected = 0
-        self._handler: ZapHandler | None = None
+        self._failure: BaseException | None = None
         self.reload()
 
     @property
@@ -160,11 +93,11 @@ class ReceiverAuth(Owned):
 
     def check(self) -> None:
         """Raise OperationError where the authenticating thread has died, so that all peers are refused."""
-        if self._handler and self._handler.failure:
+        if self._failure:
             raise OperationError(
-                f"the thread that authenticates senders has died ({type(self._handler.failure).__name__}); open this "
+                f"the thread that authenticates senders has died ({type(self._failure).__name__}); open this "
                 "receiver again"
-            ) from self._handler.failure
+            ) from self._failure
 
     def note_event(self, event: int, _value: int) -> None:
         """Count refused peers. One thread calls it with every event of the socket, in order."""
@@ -188,22 +121,46 @@ class ReceiverAuth(Owned):
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket. The FrameSocket calls it before it binds."""
-        self._handler = ZapHandler(context, self._admit)
+        handler = context.socket(zmq.REP)
+        try:
+            handler.setsockopt(zmq.LINGER, 0)
+            handler.bind(ENDPOINT)
+            thread = threading.Thread(target=self._answer, args=[handler], name="shardprep-zap", daemon=True)
+            with starting_thread():
+                thread.start()
+        except BaseException:
+            handler.close()
+            raise
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if self._secret:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
-    def close(self) -> bool:
-        """End the thread; return whether it still runs. The FrameSocket calls it at its end. Idempotent."""
-        return self._handler.close() if self._handler else False
+    def _answer(self, handler: zmq.Socket[bytes]) -> None:
+        """Authenticate peers in a thread, until the context is terminated.
 
-    def _admit(self, mechanism: str, credentials: list[bytes]) -> str | None:
-        """Return the user of a peer, None to refuse it. Runs in the handler's thread."""
+        After an exception every further peer is refused: libzmq refuses the peers of a socket with
+        ZAP_ENFORCE_DOMAIN that has no handler, and HANDSHAKE_IVL ends a handshake that is not answered.
+        """
+        try:
+            while True:
+                _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()
+                user = self._user_of(mechanism, credentials) if domain == DOMAIN else None
+                code, text = (b"400", b"not admitted") if user is None else (b"200", b"admitted")
+                handler.send_multipart([VERSION, number, code, text, (user or "").encode(), b""])
+        except zmq.ContextTerminated:
+            pass
+        except Exception as error:
+            self._failure = error
+        finally:
+            handler.close()
+
+    def _user_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
+        """Return the user of a peer, None to refuse it."""
         if self._keys is None:
             return ""
-        if mechanism == "CURVE" and len(credentials) == 1:
+        if mechanism == b"CURVE" and len(credentials) == 1:
             public = z85.encode(credentials[0])
             if public in self._allowed:
                 return fingerprint(public)
@@ -325,10 +282,6 @@ class SenderAuth:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._receiver)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
-
-    def close(self) -> bool:
-        """Return False: nothing is open."""
-        return False
 
     def _count_refusal(self, error: int) -> None:
         """Count a connection that the peer closed. A tunnel without a receiver behind it does so, too."""

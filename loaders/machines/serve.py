@@ -19,6 +19,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.flow.node import PendingNumbers
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note
@@ -322,9 +323,9 @@ class ServedFlow(ServedSource):
         return self._picked(pass_number, steps) if self.terms.picks else self._in_order(pass_number, steps)
 
     def _picked(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        drawn = deque[int]()
-        with closing(self._flow.pick(pass_number, _noted(steps, drawn))) as items:  # type: ignore[type-var]
-            yield from map(lambda item: _item(item, drawn.popleft()), items)  # noqa: C417 - a loop would keep a batch
+        asked = PendingNumbers(steps)
+        with closing(self._flow.pick(pass_number, asked)) as items:  # type: ignore[type-var]
+            yield from map(_item, items, asked.again)
 
     def _in_order(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
         if pass_number != self._pass_number:
@@ -378,12 +379,6 @@ class OpenPart:
 
 def _item(item: Any, step: int) -> Delivery:
     return Delivery(item, np.array([step], np.int64))
-
-
-def _noted(steps: Iterable[int], drawn: deque[int]) -> Iterator[int]:
-    for step in steps:
-        drawn.append(step)
-        yield step
 
 
 RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver

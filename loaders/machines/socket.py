@@ -75,13 +75,7 @@ class Security(Protocol):
     """The authentication of the peers of one socket."""
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set a socket up before it binds or connects."""
-
-    def close(self) -> bool:
-        """Close the authenticator of the context. Called after the socket is closed, even without ``secure``.
-
-        Return True where something stays open, on which terminating the context would block for ever.
-        """
+        """Set a socket up before it binds or connects. Other sockets end when the context is terminated."""
 
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
@@ -177,7 +171,6 @@ class FrameSocket(Owned):
         self._has_peers = kind == zmq.ROUTER
         self.binds = bind
         self._sent = 0
-        self._security = security
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._watched = watched
@@ -396,8 +389,7 @@ class FrameSocket(Owned):
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
             self._socket.close(linger=linger_ms)
-            if not (self._security and self._security.close()):
-                self._context.term()
+            self._context.term()
 
 
 CLOSE_TIMEOUT_S = 5.0  # for which close() waits until the using thread has stopped
