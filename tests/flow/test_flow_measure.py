@@ -25,7 +25,7 @@ def test_what_was_measured_is_json_and_a_sentence() -> None:
     assert json.loads(json.dumps(speed.to_dict())) == speed.to_dict()
     text = str(speed)
     assert "\n" not in text
-    for word in ("items/s", "rows/s", "MB/s", "passes", "ms", "CPU"):
+    for word in ("items/s", "rows/s", "MB/s", " pass", "ms", "CPU"):
         assert word in text
     assert "rows/s" not in str(Flow(Items(10)).measure(seconds=0))
 
