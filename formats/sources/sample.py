@@ -7,15 +7,14 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import resources
 from io import BytesIO
-from itertools import count as count_text, cycle
-from pathlib import Path
+from itertools import count, cycle
 from typing import IO
 
 import numpy as np
@@ -24,7 +23,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.labels import official_words
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.files import publishing, user_path
 from shardprep.formats.runtime.progress import NoProgress, Progress
 
 PHOTOGRAPHS = 25
@@ -48,12 +47,12 @@ class Oddity(StrEnum):
     TINY_8X8 = "8x8 pixels"
 
 
-TRAIN_ODDITIES = dict(enumerate(Oddity))
-VAL_ODDITIES = {
-    number: oddity
-    for number, oddity in TRAIN_ODDITIES.items()
-    if oddity in (Oddity.CMYK, Oddity.GRAYSCALE, Oddity.EXIF_6)
+ODDITIES: Mapping[str, Mapping[int, Oddity]] = {
+    "train": dict(enumerate(Oddity)),
+    "val": {1: Oddity.CMYK, 2: Oddity.GRAYSCALE, 4: Oddity.EXIF_6},
+    "test": {},
 }
+"""The oddities by split and number of the image."""
 
 
 class RandomUse(IntEnum):
@@ -99,15 +98,9 @@ class SamplePlan:
     seed: int
 
     def __post_init__(self) -> None:
-        counts = {
-            "classes": self.classes,
-            "train-per-class": self.train_per_class,
-            "val": self.val,
-            "test": self.test,
-        }
-        for name, count in counts.items():
-            if count < 1:
-                raise UsageError(f"{name} is {count}; a sample needs 1 or more")
+        for name in ("classes", "train_per_class", "val", "test"):
+            if (number := getattr(self, name)) < 1:
+                raise UsageError(f"{name.replace('_', '-')} is {number}; a sample needs 1 or more")
         most = len(official_words())
         if self.classes > most:
             raise UsageError(f"classes is {self.classes}; ILSVRC12 has {most} to choose from")
@@ -132,18 +125,17 @@ class SamplePlan:
         gaps = rng.integers(2, MAX_NUMBER_GAP, self.train_per_class)
         for rank, number in enumerate(gaps.cumsum()):
             n = rank * self.classes + label
-            yield self._image(f"{wnid}/{wnid}_{number}", n, RandomUse.TRAIN, TRAIN_ODDITIES)
+            yield self._image(f"{wnid}/{wnid}_{number}", n, "train")
 
     def flat_images(self, split: str) -> Iterator[SampleImage]:
         """Yield the images of val or test by ascending name, the order of the ground truth.
 
         Classes are mixed and even. No archive has the labels of test.
         """
-        stream, count = RandomUse[split.upper()], self.val if split == "val" else self.test
-        mixed = np.random.default_rng((self.seed, stream)).permutation(count)
+        images = self.val if split == "val" else self.test
+        mixed = np.random.default_rng((self.seed, RandomUse[split.upper()])).permutation(images)
         for number, n in enumerate(mixed.tolist(), start=1):
-            oddities = VAL_ODDITIES if split == "val" else {}
-            yield self._image(f"ILSVRC2012_{split}_{number:08d}", n, stream, oddities)
+            yield self._image(f"ILSVRC2012_{split}_{number:08d}", n, split)
 
     def images(self, split: str) -> list[SampleImage]:
         """Return all images of a split; those of train by class."""
@@ -151,11 +143,11 @@ class SamplePlan:
             return list(self.flat_images(split))
         return [image for label in range(self.classes) for image in self.train_images(label)]
 
-    def _image(self, key: str, n: int, stream: RandomUse, oddities: Mapping[int, Oddity]) -> SampleImage:
+    def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
         choice = self.photographs(label)
-        seed = (self.seed, stream, label, rank)
-        return SampleImage(key, label, choice[rank % len(choice)], seed, oddities.get(n))
+        seed = (self.seed, RandomUse[split.upper()], label, rank)
+        return SampleImage(key, label, choice[rank % len(choice)], seed, ODDITIES[split].get(n))
 
 
 def unsorted_permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
@@ -289,59 +281,32 @@ def exif(orientation: int, order: str) -> bytes:
 
 MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
 
-
-@contextmanager
-def published(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write that gets its name only when it is complete, and is removed after an error.
-
-    A kill leaves ``<name>.partial``, which the next run overwrites. Raises OSError if the disk fails.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+Members = Iterable[tuple[str, bytes]]
 
 
-@contextmanager
-def tar_gz(file: IO[bytes]) -> Iterator[tarfile.TarFile]:
-    """Open a compressed tar to add members to; equal members give equal bytes with the same zlib."""
-    with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed, tar_of(packed) as tar:
-        yield tar
+def write_tar(file: IO[bytes] | gzip.GzipFile, members: Members) -> None:
+    """Write files without an owner and with one time, padded to a multiple of 10,240 bytes."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(data), MTIME, 0o644
+            tar.addfile(member, BytesIO(data))
 
 
-def tar_of(file: IO[bytes] | gzip.GzipFile) -> tarfile.TarFile:
-    """Open an uncompressed tar to add members to; closing pads it to a multiple of 10,240 bytes."""
-    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+def train_members(plan: SamplePlan, album: Album) -> Members:
+    """Yield the class tars by ascending wnid. One class is in memory at a time."""
+    for wnid, label in sorted((wnid, label) for label, wnid in enumerate(plan.wnids)):
+        packed = BytesIO()
+        write_tar(packed, ((image.file_name, album.draw(image)) for image in plan.train_images(label)))
+        yield f"{wnid}.tar", packed.getvalue()
 
 
-def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Append a file without an owner and with the time of all others."""
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime, member.mode = len(data), MTIME, 0o644
-    tar.addfile(member, BytesIO(data))
-
-
-def write_train(file: IO[bytes], plan: SamplePlan, album: Album) -> None:
-    """Write a tar of class tars, by ascending wnid. One class is in memory at a time."""
-    with tar_of(file) as tar:
-        for wnid, label in sorted((wnid, label) for label, wnid in enumerate(plan.wnids)):
-            packed = BytesIO()
-            with tar_of(packed) as class_tar:
-                for image in plan.train_images(label):
-                    add_member(class_tar, image.file_name, album.draw(image))
-            add_member(tar, f"{wnid}.tar", packed.getvalue())
-
-
-def write_flat(file: IO[bytes], plan: SamplePlan, album: Album, *, split: str) -> None:
-    """Write a tar that is not in the order of names; that of test has a folder ``test``."""
+def flat_members(plan: SamplePlan, album: Album, split: str) -> Members:
+    """Yield the images in another order than that of names; those of test are in a folder ``test``."""
     images, prefix = plan.images(split), "test/" if split == "test" else ""
     rng = np.random.default_rng((plan.seed, RandomUse.TAR_ORDER, RandomUse[split.upper()]))
-    with tar_of(file) as tar:
-        for i in unsorted_permutation(rng, len(images)):
-            add_member(tar, prefix + images[i].file_name, album.draw(images[i]))
+    for i in unsorted_permutation(rng, len(images)):
+        yield prefix + images[i].file_name, album.draw(images[i])
 
 
 class BoxDefect(StrEnum):
@@ -367,12 +332,11 @@ def annotated(plan: SamplePlan, split: str) -> list[tuple[SampleImage, BoxDefect
     return list(zip(images[::step][:ANNOTATIONS], cycle(BoxDefect), strict=False))
 
 
-def write_boxes(file: IO[bytes], plan: SamplePlan, album: Album, *, split: str) -> None:
-    """Write ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
-    with tar_gz(file) as tar:
-        for image, defect in annotated(plan, split):
-            name = image.key if split == "train" else f"val/{image.key}"
-            add_member(tar, f"{name}.xml", annotation(image, defect, plan, album).encode())
+def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
+    """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
+    for image, defect in annotated(plan, split):
+        name = image.key if split == "train" else f"val/{image.key}"
+        yield f"{name}.xml", annotation(image, defect, plan, album).encode()
 
 
 OBJECT = """\
@@ -443,6 +407,10 @@ STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6  # table 1-3
 
 VERSION = b"\x00\x01IM"  # 1.0, little-endian
 
+FIELDS = (
+    *("ILSVRC2012_ID", "WNID", "words", "gloss"),
+    *("num_children", "children", "wordnet_height", "num_train_images"),
+)
 NAME_BYTES = 32  # a field's name, with the zero that ends it
 
 Cell = str | float | Sequence[float]
@@ -462,23 +430,19 @@ data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation 
 
 def _cell(value: Cell) -> bytes:
     if isinstance(value, str):
-        data = _element(UINT16, value.encode("utf-16-le"))
-        return _array(CHAR, (1, len(value)), [data])
-    numbers = [value] if isinstance(value, int | float) else list(value)
-    data = _element(DOUBLE, struct.pack(f"<{len(numbers)}d", *numbers))
-    return _array(DOUBLE_ARRAY, (1, len(numbers)), [data])
+        return _array(CHAR, (1, len(value)), element(UINT16, value.encode("utf-16-le")))
+    numbers = np.atleast_1d(np.array(value, "<f8"))
+    return _array(DOUBLE_ARRAY, (1, len(numbers)), element(DOUBLE, numbers.tobytes()))
 
 
-def _array(kind: int, shape: tuple[int, int], parts: Sequence[bytes], *, name: str = "") -> bytes:
-    head = [
-        _element(UINT32, struct.pack("<II", kind, 0)),
-        _element(INT32, struct.pack("<2i", *shape)),
-        _element(INT8, name.encode()),
-    ]
-    return _element(MATRIX, b"".join([*head, *parts]))
+def _array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "") -> bytes:
+    flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<2i", *shape)
+    head = element(UINT32, flags) + element(INT32, dimensions) + element(INT8, name.encode())
+    return element(MATRIX, head + content)
 
 
-def _element(kind: int, data: bytes) -> bytes:
+def element(kind: int, data: bytes) -> bytes:
+    """Return data of a kind as a MATLAB file has it."""
     return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
@@ -494,27 +458,26 @@ class Synset:
     train_images: int = 0
 
 
-def write_devkit(file: IO[bytes], plan: SamplePlan, photographs: tuple[str, ...]) -> None:
-    """Write the devkit; a class's gloss names the photographs that its images are crops of."""
+def devkit_members(plan: SamplePlan, photographs: tuple[str, ...]) -> Members:
+    """Yield the devkit; a class's gloss names the photographs that its images are crops of."""
     truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
-    with tar_gz(file) as tar:
-        add_member(tar, f"{FOLDER}/readme.txt", README.encode())
-        add_member(tar, f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs)))
-        add_member(tar, f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode())
+    yield f"{FOLDER}/readme.txt", README.encode()
+    yield f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs))
+    yield f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode()
 
 
 def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
     """Return the rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
-    leaves: list[Synset] = []
-    animals: list[int] = []
-    things: list[int] = []
+    leaves = []
     for label, wnid in enumerate(plan.wnids):
         gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
         leaves.append(Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class))
-        (animals if wnid < FIRST_WNID_OF_THINGS else things).append(label + 1)
+    ids = range(1, len(leaves) + 1)
+    animals = tuple(i for i in ids if plan.wnids[i - 1] < FIRST_WNID_OF_THINGS)
+    things = tuple(i for i in ids if i not in animals)
     groups = [
-        Synset("n00015388", "animal", "all the animals here", tuple(animals), height=1),
-        Synset("n00001930", "physical entity", "all the rest", tuple(things), height=1),
+        Synset("n00015388", "animal", "all the animals here", animals, height=1),
+        Synset("n00001930", "physical entity", "all the rest", things, height=1),
     ]
     groups = [group for group in groups if group.children]  # a group without children would be a class
     children = tuple(range(len(leaves) + 1, len(leaves) + len(groups) + 1))
@@ -526,19 +489,12 @@ def meta_mat(rows: list[Synset]) -> bytes:
 
     A cell is text, a number, or a row of numbers.
     """
-    fields = [
-        *("ILSVRC2012_ID", "WNID", "words", "gloss"),
-        *("num_children", "children", "wordnet_height", "num_train_images"),
-    ]
-    parts = [
-        _element(INT32, struct.pack("<i", NAME_BYTES)),
-        _element(INT8, b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in fields)),
-    ]
+    names = b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in FIELDS)
+    parts = [element(INT32, struct.pack("<i", NAME_BYTES)), element(INT8, names)]
     for number, row in enumerate(rows, start=1):
-        named = (number, row.wnid, row.words, row.gloss)
-        cells = (*named, len(row.children), row.children, row.height, row.train_images)
-        parts += [_cell(cell) for cell in cells]
-    packed = zlib.compress(_array(STRUCT, (len(rows), 1), parts, name="synsets"))
+        named: tuple[Cell, ...] = (number, row.wnid, row.words, row.gloss)
+        parts += map(_cell, (*named, len(row.children), row.children, row.height, row.train_images))
+    packed = zlib.compress(_array(STRUCT, (len(rows), 1), b"".join(parts), name="synsets"))
     header = MAT_COMMENT.encode().ljust(116)[:116] + bytes(8) + VERSION
     return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
 
@@ -613,37 +569,36 @@ def make_sample(
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
     progress = progress or NoProgress()
-    drawn, again = (
-        count_text(),
-        len(annotated(plan, "train")) + len(annotated(plan, "val")),
-    )  # for their sizes
-    work = progress.task("sample", records=sum(images.values()) + again, size=0)
+    annotated_again = sum(len(annotated(plan, split)) for split in ("train", "val"))  # for their sizes
+    work, drawn = progress.task("sample", records=sum(images.values()) + annotated_again, size=0), count()
     with single_threaded_opencv(), work:
         album = Album.load(lambda: progress.at(next(drawn), 0))
-        writers: dict[str, Callable[[IO[bytes]], None]] = {
-            TRAIN: partial(write_train, plan=plan, album=album),
-            VAL: partial(write_flat, plan=plan, album=album, split="val"),
-            TEST: partial(write_flat, plan=plan, album=album, split="test"),
-            DEVKIT: partial(write_devkit, plan=plan, photographs=album.names),
-            TRAIN_BOXES: partial(write_boxes, plan=plan, album=album, split="train"),
-            VAL_BOXES: partial(write_boxes, plan=plan, album=album, split="val"),
+        archives = {
+            TRAIN: train_members(plan, album),
+            VAL: flat_members(plan, album, "val"),
+            TEST: flat_members(plan, album, "test"),
+            DEVKIT: devkit_members(plan, album.names),
+            TRAIN_BOXES: box_members(plan, album, "train"),
+            VAL_BOXES: box_members(plan, album, "val"),
         }
-        for path in (folder / name for name in writers):
+        for path in (folder / name for name in archives):
             if path.exists():
                 raise UsageError("exists already; choose another folder, or delete it", path=path)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, write in writers.items():
-            with published(folder / name) as file:
-                write(file)
-    files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in writers)
+        for name, members in archives.items():
+            with publishing(folder / name, folder) as file:
+                if name.endswith("gz"):
+                    with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                        write_tar(packed, members)
+                else:
+                    write_tar(file, members)
+    files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in archives)
     return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
 
 
 def _oddities(plan: SamplePlan) -> Iterator[SampleOddity]:
     for split, file in (("train", TRAIN), ("val", VAL)):
-        for image in plan.images(split):
-            if image.oddity:
-                yield SampleOddity(image.oddity, image.key, file)
+        yield from (SampleOddity(each.oddity, each.key, file) for each in plan.images(split) if each.oddity)
     for split, file in (("train", TRAIN_BOXES), ("val", VAL_BOXES)):
         for image, defect in annotated(plan, split):
             if defect is not BoxDefect.NONE:

@@ -21,7 +21,7 @@ from shardprep.formats.sources.devkit import (
     read_devkit,
     read_struct_array,
 )
-from shardprep.formats.sources.sample import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, meta_mat
+from shardprep.formats.sources.sample import DOUBLE, INT8, INT32, MATRIX, STRUCT, UINT32, element, meta_mat
 from support.source_builders import (
     DEVKIT,
     GROUND_TRUTH_IN_FOLDER,
@@ -152,10 +152,6 @@ def test_a_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     for data in (head + packed, head + plain):
         with pytest.raises(ValueError, match="1048576 bytes"):
             read_struct_array(data, "synsets")
-
-
-def element(kind: int, data: bytes) -> bytes:
-    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
 FLAGS = element(UINT32, struct.pack("<II", STRUCT, 0))
