@@ -169,13 +169,13 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
         message = "occurs twice, but a record has one partner; remove one"
         return SourceIncomplete(message, path=path, key=repeated[0].decode())
     missing, surplus = keys[~np.isin(mine, others)], partners[~np.isin(others, mine)]
-    key = (missing if len(missing) else surplus)[0].decode()
-    of_record = f"this record of the dataset has no partner here (one of {len(missing)})"
-    of_partner = f"no record of the dataset has this key (one of {len(surplus)})"
-    parts = [of_record] * bool(len(missing)) + [of_partner] * (not len(missing))
-    if len(missing) and len(surplus):
-        parts.append(f"{surplus[0].decode()} and {len(surplus) - 1} others here belong to no record")
-    return SourceIncomplete("; ".join(parts), path=path, key=key)
+    if not len(missing):
+        message = f"no record of the dataset has this key (one of {len(surplus)})"
+        return SourceIncomplete(message, path=path, key=surplus[0].decode())
+    message = f"this record of the dataset has no partner here (one of {len(missing)})"
+    if len(surplus):
+        message += f"; {surplus[0].decode()} and {len(surplus) - 1} others here belong to no record"
+    return SourceIncomplete(message, path=path, key=missing[0].decode())
 
 
 def _forms(keys: Keys) -> Iterator[Keys]:

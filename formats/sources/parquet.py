@@ -342,7 +342,7 @@ class RowContents(RecordContents):
         if label is None:
             return UNLABELLED
         if isinstance(label, str | bytes):
-            return self.classes.add_text(label if isinstance(label, str) else label.decode())
+            return self.classes.add_text(label)
         if self._layout.classes and label >= len(self._layout.classes):
             raise ValueError(f"has the label {label}, but there are {len(self._layout.classes)} classes")
         return self.classes.add(label)

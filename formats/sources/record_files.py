@@ -74,11 +74,12 @@ class RecordClasses:
         self.count = max(self.count, label + 1)
         return label
 
-    def add_text(self, text: str) -> int:
+    def add_text(self, text: str | bytes) -> int:
         """Add a record's label, "" for none; return its number for now, which :meth:`places` replaces.
 
         Raises ValueError for what cannot be.
         """
+        text = text if isinstance(text, str) else text.decode()
         if self.count:
             raise ValueError(f"it has the label {text[:80]!r}, but the first one is a number")
         return self.texts.label_of(text) if text else UNLABELLED

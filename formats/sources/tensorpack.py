@@ -445,7 +445,7 @@ class ItemContents:
             self.first.append({name: _alike(parts[name]) for name in self.form.columns})
         label = parts["label"] if "label" in self.form.own else UNLABELLED
         if isinstance(label, str | bytes) and self.names.may_be_text:
-            return self.classes.add_text(label if isinstance(label, str) else label.decode())
+            return self.classes.add_text(label)
         if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
             raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_LABELS - 1} here")
         return self.classes.add(int(label))

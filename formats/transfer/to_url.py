@@ -94,7 +94,9 @@ def convert_to_url(
         ShardprepError: What :func:`~.convert.convert` and :func:`~.publish.publish` raise.
     """
     progress, place = shown(progress), Location.parse(url)
-    folder = default_scratch(place) if scratch is None else scratch
+    caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    name = hashlib.sha256(place.url.encode()).hexdigest()[:16]
+    folder = caches / "shardprep" / "scratch" / name if scratch is None else scratch
     request = replace(
         Request.of(source, folder, split, plan_options, options, source_options),
         kept_shards=1 + max(1, usable_cpus() if workers is None else workers),
@@ -119,12 +121,6 @@ def convert_to_url(
                 _StoredSplit(request.output, one, to, policy, request.options, runner, loop).converted()
             )
     return done
-
-
-def default_scratch(place: Location) -> Path:
-    """Return the scratch folder of conversions to a place: in the user's folder of caches."""
-    caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return caches / "shardprep" / "scratch" / hashlib.sha256(place.url.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
