@@ -296,6 +296,11 @@ class LoaderSpeed:
         return None if self.is_too_short else self.stats.verdict
 
     @property
+    def limit(self) -> str:
+        """The name of the stage that limited; "" where that is unknown."""
+        return self.verdict.limit if self.verdict else ""
+
+    @property
     def is_too_short(self) -> bool:
         """Whether fewer images were measured than five full batches have."""
         return self.images < MIN_FULL_BATCHES * self.batch_size
@@ -360,7 +365,7 @@ class AgainstDisk:
     @classmethod
     def of(cls, speed: LoaderSpeed, disk: DiskProfile) -> AgainstDisk:
         cold, warm = (found.median if found else None for found in (disk.stream.cold, disk.stream.warm))
-        return cls(speed.bytes_per_second, cold, warm, speed.verdict.limit if speed.verdict else "")
+        return cls(speed.bytes_per_second, cold, warm, speed.limit)
 
     @property
     def sentence(self) -> str:
@@ -424,20 +429,19 @@ def probe(
     ``make`` must make the loader that was measured, with ``transform``, and another one if it is given
     options. The consumer does nothing in any of them. Raises the errors of a loader.
     """
-    found = _BaseMeasurement(speed)
     with make(workers=0) as loader:
         layout = loader.engine.layout
     rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)
-    runs = [found.hand_over(rate)]
+    runs = [hand_over(speed, rate)]
     if transform is None:
         again = measure(make, seconds=seconds)
-        return Probes(found.limit, (*runs, _unless_too_short(found.again(speed, again), again)))
+        return Probes(speed.limit, (*runs, _unless_too_short(once_more(speed, again), again)))
     first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
-    runs.append(_unless_too_short(found.encoded(first.images_per_second), first))
-    runs.append(_unless_too_short(found.again(first, second), first, second))
+    runs.append(_unless_too_short(encoded(speed, first.images_per_second), first))
+    runs.append(_unless_too_short(once_more(first, second), first, second))
     with make(workers=0) as loader:
-        runs.append(found.one_core(one_core_rate(loader.dataset, transform, seconds=seconds)))
-    return Probes(found.limit, tuple(runs))
+        runs.append(one_core(speed, one_core_rate(loader.dataset, transform, seconds=seconds)))
+    return Probes(speed.limit, tuple(runs))
 
 
 def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
@@ -447,64 +451,57 @@ def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
     return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
 
 
-@dataclass(frozen=True)
-class _BaseMeasurement:
-    """The measurement with which the runs are compared."""
+def hand_over(speed: LoaderSpeed, rate: float) -> Probe:
+    """Expected: faster than the loader, unless messages and memory limit."""
+    faster = rate > FASTER * speed.images_per_second
+    costs = "so that does not take the time" if faster else "so that takes the time"
+    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
+    return Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))
 
-    speed: LoaderSpeed
 
-    @property
-    def limit(self) -> str:
-        return self.speed.verdict.limit if self.speed.verdict else ""
+def encoded(speed: LoaderSpeed, rate: float) -> Probe:
+    """Expected: faster by the transform's part of the workers' time, unless the hand-over limits."""
+    loads = {load.name: load.seconds for load in speed.stats.loads if load.place == "worker"}
+    left = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
+    expected = sum(loads.values()) / max(left, 1e-12)
+    times = rate / speed.images_per_second
+    costs = f"decoding and augmenting {'take' if times > FASTER else 'do not take'} the time"
+    confirms = None
+    if speed.limit != "hand-over" and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
+        confirms = (times > FASTER) == (expected > FASTER)
+    sentence = f"without decoding {rate:,.0f} images/s, {times:.1f} times as many, so {costs}"
+    return Probe("encoded", rate, sentence, confirms)
 
-    def hand_over(self, rate: float) -> Probe:
-        """Expected: faster than the loader, unless messages and memory limit."""
-        faster = rate > FASTER * self.speed.images_per_second
-        costs = "so that does not take the time" if faster else "so that takes the time"
-        sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
-        return Probe("hand-over", rate, sentence, faster != (self.limit in TRANSPORT_STAGES))
 
-    def encoded(self, rate: float) -> Probe:
-        """Expected: faster by the transform's part of the workers' time, unless the hand-over limits."""
-        loads = {load.name: load.seconds for load in self.speed.stats.loads if load.place == "worker"}
-        left = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
-        expected = sum(loads.values()) / max(left, 1e-12)
-        times = rate / self.speed.images_per_second
-        costs = f"decoding and augmenting {'take' if times > FASTER else 'do not take'} the time"
-        confirms = None
-        if self.limit != "hand-over" and not EXPECTED_EQUAL < expected < EXPECTED_FASTER:
-            confirms = (times > FASTER) == (expected > FASTER)
-        sentence = f"without decoding {rate:,.0f} images/s, {times:.1f} times as many, so {costs}"
-        return Probe("encoded", rate, sentence, confirms)
+def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
+    """Expected: faster from the page cache if reading limits and the shards were not in it before."""
+    was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
+    if cached is None or cached < IN_MEMORY:
+        why = "which says nothing about the storage, because not all shards are in memory"
+    elif was is not None and was > IN_MEMORY:
+        why = "from memory as before: the storage was not read"
+    elif rate > FASTER * first.images_per_second:
+        why = "from memory, so the storage takes the time"
+    else:
+        why = "from memory, so the storage is fast"
+    return Probe("again", rate, f"encoded bytes once more {rate:,.0f} images/s, {why}", None)
 
-    def again(self, first: LoaderSpeed, second: LoaderSpeed) -> Probe:
-        """Expected: faster from the page cache if reading limits and the shards were not in it before."""
-        was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
-        if cached is None or cached < IN_MEMORY:
-            why = "which says nothing about the storage, because not all shards are in memory"
-        elif was is not None and was > IN_MEMORY:
-            why = "from memory as before: the storage was not read"
-        elif rate > FASTER * first.images_per_second:
-            why = "from memory, so the storage takes the time"
-        else:
-            why = "from memory, so the storage is fast"
-        return Probe("again", rate, f"encoded bytes once more {rate:,.0f} images/s, {why}", None)
 
-    def one_core(self, rate: float) -> Probe:
-        """Expected: near the rate of all cores if the workers decode all the time, below it if they wait."""
-        stats = self.speed.stats
-        cores = max(1, min(stats.workers, stats.cpus))
-        share = self.speed.images_per_second / (cores * rate)
-        confirms = None
-        if self.limit in TRANSFORM_STAGES:
-            confirms = share > 1 / 3
-        elif self.limit == "read":
-            confirms = share < 0.8
-        sentence = (
-            f"one core makes {rate:,.0f} images/s of records in memory, so {cores} could make "
-            f"{cores * rate:,.0f}; the loader reaches {share:.0%} of that"
-        )
-        return Probe("one core", rate, sentence, confirms)
+def one_core(speed: LoaderSpeed, rate: float) -> Probe:
+    """Expected: near the rate of all cores if the workers decode all the time, below it if they wait."""
+    stats = speed.stats
+    cores = max(1, min(stats.workers, stats.cpus))
+    share = speed.images_per_second / (cores * rate)
+    confirms = None
+    if speed.limit in TRANSFORM_STAGES:
+        confirms = share > 1 / 3
+    elif speed.limit == "read":
+        confirms = share < 0.8
+    sentence = (
+        f"one core makes {rate:,.0f} images/s of records in memory, so {cores} could make "
+        f"{cores * rate:,.0f}; the loader reaches {share:.0%} of that"
+    )
+    return Probe("one core", rate, sentence, confirms)
 
 
 def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
@@ -520,16 +517,17 @@ def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -
         records = [dataset[place * len(dataset) // count] for place in range(count)]
         random = RecordRandom(0)
         rows = tuple(np.empty(spec.shape, spec.dtype) for spec in outputs_of(transform) or ())
-        began, passed, done = time.perf_counter(), 0.0, 0
-        while not done or passed < seconds:
-            epoch, place = divmod(done, len(records))
-            if rows:
-                fill_rows(transform, records[place], random(epoch, place), rows)
-            else:
-                transform(records[place], random(epoch, place))
-            done += 1
-            passed = time.perf_counter() - began
-        return done / passed
+
+        def made() -> Iterator[None]:
+            for done in itertools.count():
+                epoch, place = divmod(done, len(records))
+                if rows:
+                    fill_rows(transform, records[place], random(epoch, place), rows)
+                else:
+                    transform(records[place], random(epoch, place))
+                yield
+
+        return rate_of(made(), lambda _: 1, seconds=seconds)
     finally:
         cv2.setNumThreads(threads)
 
@@ -555,9 +553,12 @@ def hand_over_rate(layout: SlotLayout, *, workers: int, slots: int, seconds: flo
     with Engine(NullWork(), layout, workers=workers, slots=slots) as engine:
         batches = engine.run(itertools.repeat(items))
         with closing(batches):  # type: ignore[type-var]
-            next(batches)
-            began, passed, images = time.perf_counter(), 0.0, 0
-            while not images or passed < seconds:
-                images += len(next(batches).items)
-                passed = time.perf_counter() - began
-            return images / passed
+            return rate_of(batches, lambda batch: len(batch.items), seconds=seconds)
+
+
+def rate_of(items: Iterator[Any], amount: Callable[[Any], int], *, seconds: float) -> float:
+    """Amount per second of the items that are drawn for ``seconds`` after the first one."""
+    arrivals = Arrivals(items, amount)
+    arrivals.draw()
+    arrivals.draw_for(seconds)
+    return arrivals.amount / arrivals.seconds

@@ -12,8 +12,9 @@ from shardprep.loaders import Loader
 from shardprep.loaders.measuring.bench import (
     AgainstDisk,
     LoaderSpeed,
-    _BaseMeasurement,
     measure,
+    once_more,
+    one_core,
     probe,
 )
 from support.loader_speeds import DECODING, READING, speed_of
@@ -53,7 +54,7 @@ def test_without_a_transform_there_is_less_to_leave_out(lmdb_shards: Path) -> No
 def test_a_core_that_decodes_tells_whether_the_workers_do(
     stages: dict[str, float], rate: float, confirms: bool
 ) -> None:
-    found = _BaseMeasurement(speed_of(stages)).one_core(rate)
+    found = one_core(speed_of(stages), rate)
 
     assert found.confirms is confirms
     assert f"2 could make {2 * rate:,.0f}" in found.sentence
@@ -74,7 +75,7 @@ def test_the_page_cache_tells_what_the_second_reading_was(
     first, second = (speed_of(READING, cached=share) for share in (before, then))
     faster = LoaderSpeed(**{**vars(second), "images_per_second": 300.0})
 
-    assert says in _BaseMeasurement(first).again(first, faster).sentence
+    assert says in once_more(first, faster).sentence
 
 
 @pytest.mark.parametrize(
