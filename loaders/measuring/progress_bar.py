@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.progress import in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 from shardprep.loaders.measuring.status import (
     WINDOW_S,
     StatusBar,
     StatusLines,
-    WaitWatch,
     Watchable,
 )
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
+
+
+WAIT_S = 1.0  # of a wait, after which the state is drawn again
 
 
 def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
@@ -41,8 +44,12 @@ def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
         yield from bar.over(batches)
 
 
-class LoaderBar(Owned):
-    """The state, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe."""
+class LoaderBar(Owned, Iterator[Any]):
+    """The state, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe.
+
+    On a terminal a thread draws it every second as long as the next batch is waited for. While the
+    program is at its own work the thread does nothing, so that a fork there copies no lock that it holds.
+    """
 
     def __init__(
         self,
@@ -54,21 +61,45 @@ class LoaderBar(Owned):
     ) -> None:
         self._loader = loader
         self._status = _status_of(loader, total=total, title=title) if shown else None
-        self._waiting = WaitWatch(self._measure) if self._status and self._status.may_move_alone else None
+        self._batches: Iterator[Any] = iter(())
         self._next = perf_counter() + WINDOW_S
+        self._waits_since: float | None = None
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        if self._status and self._status.may_move_alone:
+            self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
+            with starting_thread():
+                self._thread.start()
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator of the batches that counts them; it holds none."""
-        if self._status is None:
-            return batches
-        return map(self._passed, self._waiting.over(batches) if self._waiting else batches)
+        self._batches = batches
+        return batches if self._status is None else self
 
-    def _passed(self, batch: Any) -> Any:
+    def __next__(self) -> Any:
+        self._wait(perf_counter())
+        try:
+            batch = next(self._batches)
+        finally:
+            self._wait(None)
         if self._status is not None:
             self._status.saw()
             if perf_counter() >= self._next:
                 self._measure()
         return batch
+
+    def _wait(self, since: float | None) -> None:
+        """Note since when a batch is waited for; None: it is not. Then the thread is within no drawing."""
+        with self._changed:
+            self._waits_since = since
+
+    def _draw(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                self._changed.wait(WAIT_S)
+                if self._waits_since is not None and perf_counter() - self._waits_since >= WAIT_S:
+                    self._measure()
 
     def _measure(self) -> None:
         if self._status is not None:
@@ -79,9 +110,13 @@ class LoaderBar(Owned):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for shown in (self._waiting, self._status):
-            if shown is not None:
-                shown.close()
+        if self._thread and self.made_here:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._thread.join()
+        if self._status is not None:
+            self._status.close()
 
 
 def _status_of(loader: Watchable, *, total: int | None, title: str) -> StatusLines | StatusBar | None:
