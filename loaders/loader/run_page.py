@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from shardprep.formats.errors import DataError, printable
@@ -21,6 +23,7 @@ from shardprep.formats.sources.listing import read_small_file
 
 MOST_PARTS = 1000  # of the time
 MOST_STAGES = 100  # the longest flows have some dozens
+COURSE = ("began", "batches", "rows", "ready", "waited")  # of a part of the time
 
 
 @dataclass(frozen=True)
@@ -42,22 +45,12 @@ class ShownStage:
 
 
 @dataclass(frozen=True)
-class CoursePart:
-    """Counts of a part of the time, in seconds since the first batch."""
-
-    began: float
-    batches: float
-    rows: float
-    ready: float
-    waited: float
-
-
-@dataclass(frozen=True)
 class RunValues:
     """The ``stages`` in the order of the data, the name of the one that ``limits``, and a ``sentence``.
 
     ``limits`` is "" and ``rate`` 0 where nothing is known yet. ``rate`` is in ``unit`` per second. ``course``
-    has parts of ``part_seconds`` each; it is empty where the stats have none, as a flow's.
+    has a column for each of COURSE and a row for each ``part_seconds``; it is empty where the stats have
+    none, as a flow's.
     """
 
     stages: tuple[ShownStage, ...]
@@ -65,8 +58,8 @@ class RunValues:
     rate: float
     unit: str
     sentence: str
-    course: tuple[CoursePart, ...] = ()
-    part_seconds: float = 1.0
+    course: npt.NDArray[np.float64]
+    part_seconds: float
 
     @classmethod
     def of(cls, values: Any) -> RunValues:
@@ -101,15 +94,14 @@ def _loads(values: Mapping[str, Any]) -> list[Any]:
     return [*(stages if values["source"] else stages[:-1]), *own]  # a loader's step is the input's own work
 
 
-def _course(values: Mapping[str, Any]) -> tuple[tuple[CoursePart, ...], float]:
+def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     """The parts of the time and their length; those of the loader that an input draws from."""
     while values.get("loads") is None:
         values = values["source"] or values["loader"] or {"loads": []}
     found = list_in(values.get("course", []))[:MOST_PARTS]
-    names = ("began", "batches", "rows", "ready", "waited")
-    return tuple(CoursePart(*(number_in(part[name]) for name in names)) for part in found), (
-        number_in(found[0]["seconds"]) or 1.0 if found else 1.0
-    )
+    parts = [[number_in(part[name]) for name in COURSE] for part in found]
+    seconds = number_in(found[0]["seconds"]) if found else 0.0
+    return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
 def _stage(load: Mapping[str, Any]) -> ShownStage:
@@ -235,15 +227,13 @@ def course_charts(run: RunValues) -> list[Markup]:
     parts = run.course[:-1]  # the last one is not over
     if len(parts) < 2:
         return []
-    together = min(ceil(BATCHES * len(parts) / max(1, sum(part.batches for part in parts))), len(parts) // 2)
-    width = run.part_seconds * together
-    parts = tuple(
-        _joined(parts[first : first + together]) for first in range(0, len(parts) - together + 1, together)
-    )
-    times = [part.began + width / 2 for part in parts]
-    rates = [part.rows / width for part in parts]
-    waits = [min(1.0, part.waited / width) for part in parts]
-    queue = [part.ready for part in parts]
+    together = min(ceil(BATCHES * len(parts) / max(1, parts[:, 1].sum())), len(parts) // 2)
+    width, joined = run.part_seconds * together, len(parts) // together
+    began, batches, rows, ready, waited = parts[: joined * together].T.reshape(len(COURSE), joined, together)
+    times = (began[:, 0] + width / 2).tolist()
+    rates = (rows.sum(axis=1) / width).tolist()
+    waits = np.minimum(1.0, waited.sum(axis=1) / width).tolist()
+    queue = ((ready * batches).sum(axis=1) / np.maximum(1, batches.sum(axis=1))).tolist()
     return [
         line_chart(list(zip(times, rates, strict=True)), title="Rate", x=SECONDS, y=f"{run.unit}/s"),
         line_chart(list(zip(times, queue, strict=True)), title="Queue", x=SECONDS, y="batches ready"),
@@ -255,18 +245,6 @@ def course_charts(run: RunValues) -> list[Markup]:
             show_y=shown_share,
         ),
     ]
-
-
-def _joined(parts: Sequence[CoursePart]) -> CoursePart:
-    """Return values of several parts, one after the other."""
-    batches = sum(part.batches for part in parts)
-    return CoursePart(
-        began=parts[0].began,
-        batches=batches,
-        rows=sum(part.rows for part in parts),
-        ready=sum(part.ready * part.batches for part in parts) / max(1, batches),
-        waited=sum(part.waited for part in parts),
-    )
 
 
 MOST_IN_NAME = 40
@@ -432,14 +410,10 @@ def run_page(
             charts=course_charts(run),
             sweep=sweep_part(bench.get("sweep")),
             disk=disk_part(bench, disk),
-            timeline=_timeline(trace),
+            timeline=None if trace is None else timeline(trace),
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"these are not the values of a run: {type(error).__name__}: {error}") from error
-
-
-def _timeline(trace: Any) -> Markup | None:
-    return None if trace is None else timeline(trace)
 
 
 def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
