@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,37 @@ RECORDS = 204
 RUN: dict[str, Any] = {"shuffle": LocalShuffle(40), "seed": 5, "batch_size": 16, "workers": 0}
 
 
-def train(path: Path, log: Path, *, world: int = 1, epochs: int = 1, **options: Any) -> None:
-    """Train all epochs with all ranks."""
+def train(
+    path: Path,
+    log: Path,
+    *,
+    world: int = 1,
+    epochs: int = 1,
+    state: Any = None,
+    skip: Sequence[int] = (),
+    steps: int | None = None,
+    **options: Any,
+) -> Any:
+    """Train all epochs, or so many steps of each, with all ranks; return the last rank's state."""
     for rank in range(world):
         with loader_on(path, rank=rank, world_size=world, **(RUN | options)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            loader.skip(skip)
             for _ in range(epochs):
-                list(loader)
+                list(islice(loader, steps))
                 loader.log_epoch(log)
+            last = loader.state_dict()
+    return last
+
+
+def stopped(path: Path, folder: Path, **options: Any) -> Any:
+    """Deliver two steps to each of two ranks, and write their states; return the last one."""
+    for rank in range(2):
+        with loader_on(path, rank=rank, world_size=2, **(RUN | options)) as loader:
+            list(islice(loader, 2))
+            (folder / f"state-{rank}.json").write_text(json.dumps(state := loader.state_dict()))
+    return state
 
 
 @pytest.mark.parametrize(("drop_last", "columns"), [(True, None), (False, ["image"])])
@@ -67,22 +92,11 @@ def test_what_was_left_out_on_purpose_is_named(lmdb_shards: Path, tmp_path: Path
 def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
     lmdb_shards: Path, tmp_path: Path
 ) -> None:
-    options = RUN | {"drop_last": False}
-    for rank in range(2):
-        with loader_on(lmdb_shards, rank=rank, world_size=2, **options) as loader:
-            list(islice(loader, 2))
-            (tmp_path / f"state-{rank}.json").write_text(json.dumps(loader.state_dict()))
-    state = json.loads((tmp_path / "state-1.json").read_text())
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        loader.skip([6, 7])
-        list(islice(loader, 4))
-        state = loader.state_dict()
-        loader.log_epoch(tmp_path / "log")  # replaced by what follows
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        list(loader)
-        loader.log_epoch(tmp_path / "log")
+    log, state = tmp_path / "log", stopped(lmdb_shards, tmp_path, drop_last=False)
+    state = train(
+        lmdb_shards, log, state=state, skip=[6, 7], steps=4, drop_last=False
+    )  # replaced by the next
+    train(lmdb_shards, log, state=state, drop_last=False)
 
     found = prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json", tmp_path / "state-1.json"])
 
@@ -107,11 +121,7 @@ def test_skipped_steps_that_join_are_proven_after_another_number_of_ranks(
             loader.skip([3, 5])
             next(iter(loader))
             (tmp_path / f"state-{rank}.json").write_text(json.dumps(state := loader.state_dict()))
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        loader.skip([8, 9])
-        list(loader)
-        loader.log_epoch(tmp_path / "log")
+    train(lmdb_shards, tmp_path / "log", state=state, skip=[8, 9], drop_last=False)
 
     found = prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json", tmp_path / "state-1.json"])
 
@@ -123,15 +133,9 @@ def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path
     with loader_on(lmdb_shards) as loader:
         keys = [loader.key(number) for number in range(188, 204)]  # of the last batches
     transform = Tagging(dict.fromkeys(keys, reject))
-    options = RUN | {"shuffle": None, "transform": transform, "on_bad_record": "skip", "drop_last": False}
-    with loader_on(lmdb_shards, **options) as loader:
-        list(islice(loader, 12))
-        loader.log_epoch(tmp_path / "early")
-        state = loader.state_dict()
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        list(loader)
-        loader.log_epoch(tmp_path / "late")
+    options = {"shuffle": None, "transform": transform, "on_bad_record": "skip", "drop_last": False}
+    state = train(lmdb_shards, tmp_path / "early", steps=12, **options)
+    train(lmdb_shards, tmp_path / "late", state=state, **options)
 
     for logs in (["early", "late"], ["late", "early"]):
         found = prove(lmdb_shards, [tmp_path / name for name in logs], save=tmp_path / "merged")
@@ -140,22 +144,11 @@ def test_of_two_logs_with_equal_counts_the_later_one_is_proven(lmdb_shards: Path
 
 
 def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_path: Path) -> None:
-    options = RUN | {"drop_last": False}
     log = tmp_path / "log"
-    with loader_on(lmdb_shards, **options) as loader:
-        list(islice(loader, 3))
-        state = loader.state_dict()
-        list(loader)
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        list(loader)
-        loader.log_epoch(log)  # of the whole epoch, which is abandoned
+    state = train(lmdb_shards, tmp_path / "first", steps=3, drop_last=False)
+    train(lmdb_shards, log, state=state, drop_last=False)  # the whole epoch, which is abandoned
     abandoned = log.read_bytes()
-    with loader_on(lmdb_shards, **options) as loader:
-        loader.load_state_dict(state)
-        loader.skip([3, 4, 5])
-        list(loader)
-        loader.log_epoch(log)
+    train(lmdb_shards, log, state=state, skip=[3, 4, 5], drop_last=False)
 
     found = prove(lmdb_shards, [log], save=tmp_path / "saved")
 
@@ -165,9 +158,7 @@ def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_pat
     for logs in (["saved", "abandoned"], ["abandoned", "saved"]):
         with pytest.raises(DataError, match="differs from another log about rank 0 in epoch 0"):
             prove(lmdb_shards, [tmp_path / name for name in logs])
-    with loader_on(lmdb_shards, **options) as loader:  # another run into the same log, which stops early
-        list(islice(loader, 2))
-        loader.log_epoch(log)
+    train(lmdb_shards, log, steps=2, drop_last=False)  # another run into the same log, which stops early
     with pytest.raises(DataError, match="missing"):
         prove(lmdb_shards, [log])
 
@@ -327,10 +318,7 @@ def test_a_signed_log_is_proven_with_its_key_alone(lmdb_shards: Path, signed: Pa
 def test_logs_of_ranks_and_states_become_one_signed_log(
     lmdb_shards: Path, signed: Path, tmp_path: Path
 ) -> None:
-    for rank in range(2):
-        with loader_on(lmdb_shards, rank=rank, world_size=2, **RUN) as loader:
-            list(islice(loader, 2))
-            (tmp_path / f"state-{rank}").write_text(json.dumps(state := loader.state_dict()))
+    state = stopped(lmdb_shards, tmp_path)
     for rank in range(3):
         with loader_on(lmdb_shards, rank=rank, world_size=3, **RUN) as loader:
             loader.load_state_dict(state)
