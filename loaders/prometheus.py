@@ -20,13 +20,13 @@ COUNTERS = {
     "rows": "Records delivered.",
     "batches": "Batches delivered.",
     "items": "Items delivered.",
-    "elapsed": "Seconds since the first batch, while iterating.",
-    "starved": "Seconds in which the training step waited for a batch.",
-    "blocked": "Seconds in which workers waited for a free slot.",
+    "elapsed_seconds": "Seconds since the first batch, while iterating.",
+    "starved_seconds": "Seconds in which the training step waited for a batch.",
+    "blocked_seconds": "Seconds in which workers waited for a free slot.",
     "copied": "Batches copied because too many were held.",
     "restarts": "Workers replaced.",
 }
-"""The counts of any source, with their help; a source has those that its stats have."""
+"""The counts of any source, with their unit and help; a source has those that its stats have."""
 
 STAGES = {
     "utilisation": ("stage_busy_ratio", "Share of time in which the processes or threads of a stage work."),
@@ -66,8 +66,9 @@ class StatsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all sources."""
         found = {name: source.stats().to_dict() for name, source in self._sources.items()}
-        for key, text in COUNTERS.items():
-            counter = CounterMetricFamily(f"shardprep_{_unit(key)}", text, labels=["source"])
+        for metric, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"shardprep_{metric}", text, labels=["source"])
+            key = metric.removesuffix("_seconds")
             for name, stats in found.items():
                 if key in stats:
                     counter.add_metric([name], stats[key])
@@ -86,10 +87,6 @@ class StatsCollector(Collector):
             if stats["verdict"]:
                 limits.add_metric([name, stats["verdict"]["limit"]], 1)
         yield limits
-
-
-def _unit(key: str) -> str:
-    return f"{key}_seconds" if key in ("elapsed", "starved", "blocked") else key
 
 
 def _finite(value: Any) -> float:

@@ -326,20 +326,11 @@ class LoaderStats(EngineStats, ShownStats):
     def _flowing(self) -> PipelineTimes:
         return PipelineTimes(
             images=self.rows,
-            timed=self.timed,
-            elapsed=self.elapsed,
-            image_bytes=self.image_bytes,
-            crop_ready=self.crop_ready,
-            workers=self.workers,
-            cpus=self.cpus,
             filling=sum(self.filling),
             cpu=sum(self.cpu),
             queued=sum(self.queued),
-            stages=self.stages,
-            blocked=self.blocked,
-            starved=self.starved,
-            handing=self.handing,
             storage=self.storage.limiting,
+            **{name: getattr(self, name) for name in SAME},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -358,6 +349,11 @@ class LoaderStats(EngineStats, ShownStats):
     def __str__(self) -> str:
         return str(self.verdict or "nothing is known before the second batch")
 
+
+SAME = (
+    *("timed", "elapsed", "image_bytes", "crop_ready", "workers", "cpus"),
+    *("stages", "blocked", "starved", "handing"),
+)  # in the stats and the times
 
 WINDOW_S = 0.5  # of one rate, so that the median ignores short delays
 
