@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from shardprep.formats.errors import DataError, UnknownVersion
 from shardprep.loaders.order.receipt import natural
 
 
@@ -41,3 +45,12 @@ def built_fields(kind: Any, value: Any, *, without: tuple[str, ...] = ()) -> dic
         for field in fields(kind)
         if field.name not in without and (field.default is MISSING or field.name in value)
     }
+
+
+@contextmanager
+def naming_file(path: Path, where: str = "") -> Iterator[None]:
+    """Name the file, and the place ``where`` in it, in the errors of what is read from it."""
+    try:
+        yield
+    except (DataError, UnknownVersion) as error:
+        raise type(error)(f"{where}{error.message}", path=path) from error

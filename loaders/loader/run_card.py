@@ -29,7 +29,7 @@ from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.shards.columns import ColumnEntry
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields
+from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
 from shardprep.loaders.order.omission import Ranges
@@ -308,11 +308,11 @@ class RunCard:
         file = user_path(path)
         data = read_small_file(file, LARGEST)
         try:
-            return cls.from_json(parse_canonical_json(data))
+            value = parse_canonical_json(data)
         except ValueError as error:
             raise DataError(f"is not a run card ({error}); {ADVICE}", path=file) from error
-        except (DataError, UnknownVersion) as error:
-            raise type(error)(error.message, path=file) from error
+        with naming_file(file):
+            return cls.from_json(value)
 
 
 def installed_versions() -> dict[str, str]:

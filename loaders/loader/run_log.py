@@ -19,6 +19,7 @@ from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_parts import naming_file
 from shardprep.loaders.loader.run_card import RunCard, is_state
 from shardprep.loaders.order.epoch import Epoch, checked_ranges
 from shardprep.loaders.order.omission import Ranges
@@ -155,7 +156,8 @@ class RunLog:
         data = read_small_file(file, LARGEST)
         with suppress(ValueError, RecursionError):
             if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
-                return cls([_part(value, file, "")])
+                with naming_file(file):
+                    return cls([LogEntry.from_json(value)])
         lines, signer = _checked_signature(data, file)
         entries = []
         for number, line in enumerate(lines.splitlines(), 1):
@@ -163,7 +165,8 @@ class RunLog:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(f"line {number} is not JSON; {ADVICE}", path=file) from error
-            entries.append(_part(value, file, f"line {number} "))
+            with naming_file(file, f"line {number} "):
+                entries.append(LogEntry.from_json(value))
         if not entries:
             raise DataError(f"is empty; {ADVICE}", path=file)
         return cls(entries, signer)
@@ -214,19 +217,10 @@ def _checked_signature(data: bytes, file: Path) -> tuple[bytes, bytes | None]:
         return data, None
     from shardprep.loaders.loader.signature import Signature  # an extra
 
-    try:
+    with naming_file(file):
         signature = Signature.from_line(data[place:])
         signature.check(data[:place])
-    except DataError as error:
-        raise DataError(error.message, path=file) from error
     return data[:place], signature.public
-
-
-def _part(value: Any, file: Path, where: str) -> LogEntry:
-    try:
-        return LogEntry.from_json(value)
-    except (DataError, UnknownVersion) as error:
-        raise type(error)(f"{where}{error.message}", path=file) from error
 
 
 @dataclass(frozen=True)

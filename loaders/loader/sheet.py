@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,21 +27,6 @@ TITLE = 26
 MOST = 1024  # pictures in a sheet
 
 PAPER, INK, FAINT, BAD = (250,) * 3, (30,) * 3, (110,) * 3, (190, 40, 40)
-
-
-class Size(NamedTuple):
-    """The grid of a sheet: its columns and rows, and the side of a cell in pixels."""
-
-    columns: int
-    rows: int
-    cell: int
-
-    @classmethod
-    def of(cls, pictures: int) -> Size:
-        """Return a grid that is a little wider than high."""
-        columns = max(4, math.ceil(math.sqrt(1.4 * pictures)))
-        cell = max(LEAST_CELL, min(CELL, WIDEST // columns - GAP))
-        return cls(columns, max(1, math.ceil(pictures / columns)), cell)
 
 
 @dataclass(frozen=True)
@@ -93,17 +77,17 @@ class ContactSheet:
     def drawn(self) -> Picture:
         """Return the pixels of the sheet: uint8 [height, width, 3] in RGB."""
         shown = self._shown()
-        grid = Size.of(len(shown))
-        height, width = grid.cell + 3 * LINE + GAP, grid.cell + GAP
-        sheet: Picture = np.full(
-            (TITLE + GAP + grid.rows * height, GAP + grid.columns * width, 3), PAPER, np.uint8
-        )
+        columns = max(4, math.ceil(math.sqrt(1.4 * len(shown))))  # a little wider than high
+        rows = max(1, math.ceil(len(shown) / columns))
+        cell = max(LEAST_CELL, min(CELL, WIDEST // columns - GAP))
+        height, width = cell + 3 * LINE + GAP, cell + GAP
+        sheet: Picture = np.full((TITLE + GAP + rows * height, GAP + columns * width, 3), PAPER, np.uint8)
         _write(sheet, self._title, GAP, TITLE - 8, sheet.shape[1] - 2 * GAP)
         for place, (record, picture) in enumerate(shown):
-            row, column = divmod(place, grid.columns)
+            row, column = divmod(place, columns)
             x, y = GAP + column * width, TITLE + GAP + row * height
-            _draw(sheet, picture, x, y, grid.cell)
-            _caption(sheet, record, x, y + grid.cell, grid.cell)
+            _draw(sheet, picture, x, y, cell)
+            _caption(sheet, record, x, y + cell, cell)
         return sheet
 
     @property
