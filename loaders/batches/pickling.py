@@ -36,6 +36,13 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
     return raw[start : start + size]
 
 
+def aligned_copy(memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return a copy of bytes in :func:`aligned` memory."""
+    fresh = aligned(memory.size)
+    fresh[:] = memory
+    return fresh
+
+
 def is_usable(memory: npt.NDArray[np.uint8]) -> bool:
     """Whether arrays may be views of ``memory``: it is aligned and writable."""
     return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
@@ -243,12 +250,5 @@ def unpickled(memory: Memory, *, copied: bool) -> Any:
     table = memory[_HEAD.size : _HEAD.size + 2 * _NUMBER.itemsize * count].view(_NUMBER).reshape(-1, 2)
     start = _HEAD.size + table.nbytes
     stream = memory[start : start + length].data
-    return loads(stream, [_view(memory[a : a + size], copied) for a, size in table.tolist()])
-
-
-def _view(memory: Memory, copied: bool) -> Memory:
-    if not copied:
-        return memory
-    fresh = aligned(memory.size)
-    fresh[:] = memory
-    return fresh
+    pieces = [memory[at : at + size] for at, size in table.tolist()]
+    return loads(stream, map(aligned_copy, pieces) if copied else pieces)

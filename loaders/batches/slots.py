@@ -19,7 +19,13 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Descriptor, Inheritable
-from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, aligned, anonymous_file, available
+from shardprep.loaders.batches.pickling import (
+    ALIGNMENT,
+    PickledValue,
+    aligned_copy,
+    anonymous_file,
+    available,
+)
 
 Memory = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -107,9 +113,7 @@ class SlotLayout:
 
     def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
         """Return the same as :meth:`arrays`, in new memory."""
-        fresh = aligned(self.offsets()[-1])
-        fresh[:] = memory[: fresh.size]
-        return self.arrays(fresh, rows)
+        return self.arrays(aligned_copy(memory[: self.offsets()[-1]]), rows)
 
     def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
         """Return the spare bytes of ``count`` rows from ``first`` on."""

@@ -112,42 +112,6 @@ _ADVICE = (
 )
 
 
-class Starts:
-    """Counter of failed starts. ``timeout`` is how many seconds a worker has to open its work.
-
-    The default is START_TIMEOUT_S; with a ``deadline`` of rows it is that, but at least MIN_START_TIMEOUT_S.
-    """
-
-    def __init__(self, *, timeout: float | None, deadline: float | None) -> None:
-        usual = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
-        self.timeout = usual if timeout is None else timeout
-        self._failed = 0
-        self._overdue: Counter[int] = Counter()
-
-    def answered(self) -> None:
-        """Reset the count of failures: a worker has sent a message."""
-        self._failed = 0
-
-    def succeeded(self, worker: int) -> None:
-        """Note that the worker is ready."""
-        del self._overdue[worker]
-
-    def failed(self, worker: int, code: int | None, *, overdue: bool) -> None:
-        """Note that the worker ended before it was ready, or was killed because it was ``overdue``.
-
-        Raises WorkerDied where the next start would fail in the same way: after an exit, or after repeated
-        kills.
-        """
-        if overdue:
-            self._overdue[worker] += 1
-            if self._overdue[worker] >= MAX_OVERDUE_STARTS:
-                raise _start_timed_out(self.timeout)
-            return
-        self._failed += 1
-        if self._failed >= MAX_FAILED_STARTS or (code is not None and code >= 0):
-            raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
-
-
 def _start_timed_out(seconds: float) -> WorkerDied:
     error = not_ready(seconds)
     error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
@@ -298,7 +262,10 @@ class Dispatcher(Owned):
         self._deadline = deadline
         self._locate = locate
         self._served = self.run
-        self._starts = Starts(timeout=start_timeout, deadline=deadline)
+        usual = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
+        self._start_timeout = usual if start_timeout is None else start_timeout
+        self._failed_starts = 0  # since a worker has sent a message
+        self._overdue_starts: Counter[int] = Counter()  # of each worker since it was ready
         self._workers: dict[int, Worker] = {}
         self._is_polling = False
         self._next_poll = 0.0
@@ -362,7 +329,7 @@ class Dispatcher(Owned):
             if worker.process.fileno() < 0:
                 waits.append(POLL_INTERVAL_S)
             if not worker.ready and not worker.overdue:
-                waits.append(max(0.0, worker.since + self._starts.timeout - now))
+                waits.append(max(0.0, worker.since + self._start_timeout - now))
         return min(waits)
 
     def _is_blocked(self) -> bool:
@@ -381,10 +348,10 @@ class Dispatcher(Owned):
             self._replace(worker)
 
     def _handle(self, worker: Worker, answer: Answer, lease_id: int, row: int, rest: memoryview) -> None:
-        self._starts.answered()
+        self._failed_starts = 0
         if answer is Answer.READY:
             worker.ready = True
-            self._starts.succeeded(worker.index)
+            del self._overdue_starts[worker.index]
             self._is_polling = self._needs_polling()
         elif answer is Answer.DONE:
             if (trace := self.trace) is not None:
@@ -398,13 +365,24 @@ class Dispatcher(Owned):
     def _replace(self, worker: Worker) -> None:
         code = self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
         if not worker.ready:
-            self._starts.failed(worker.index, code, overdue=worker.overdue)
+            self._refuse_failed_start(worker, code)
         cause = cause_of(code)
         if worker.overdue:
             cause = f"{cause}{OVERDUE} for {self._deadline} s"
         self._leases.lose(worker.index, *self._status_table.place(worker.index), cause)
         self.restarts += 1
         self._start_worker(worker.index)
+
+    def _refuse_failed_start(self, worker: Worker, code: int | None) -> None:
+        """Raise WorkerDied where the next start would fail, too: after an exit, or after repeated kills."""
+        if worker.overdue:
+            self._overdue_starts[worker.index] += 1
+            if self._overdue_starts[worker.index] >= MAX_OVERDUE_STARTS:
+                raise _start_timed_out(self._start_timeout)
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS or (code is not None and code >= 0):
+            raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
 
     def _end_worker(self, worker: Worker, timeout_s: float) -> int | None:
         self._selector.unregister(worker.channel)
@@ -430,7 +408,7 @@ class Dispatcher(Owned):
     def _poll_workers(self) -> None:
         """Kill workers that have timed out, name slow rows, and poll workers without a descriptor."""
         for worker in list(self._workers.values()):
-            self._check_progress(worker, self._deadline if worker.ready else self._starts.timeout)
+            self._check_progress(worker, self._deadline if worker.ready else self._start_timeout)
             if worker.process.fileno() < 0 and worker.process.has_exited():
                 self._receive_from(worker, has_exited=True)
 

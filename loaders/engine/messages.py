@@ -24,6 +24,7 @@ from shardprep.loaders.batches.pickling import (
     ALIGNMENT,
     PickledValue,
     aligned,
+    aligned_copy,
     dumps,
     is_usable,
     loads,
@@ -241,7 +242,8 @@ def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> ob
         case PayloadKind.ARRAY:
             dtype, _, shape = form.decode().partition(":")
             sides = [int(side) for side in shape.split(",") if side]
-            return _usable(body, copied).view(dtype).reshape(sides)
+            memory = aligned_copy(body) if copied or not is_usable(body) else body
+            return memory.view(dtype).reshape(sides)
         case PayloadKind.OBJECT:
             return unpickled(body, copied=copied)
 
@@ -252,14 +254,6 @@ def _form(array: npt.NDArray[Any]) -> bytes:
     if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
-
-
-def _usable(body: Memory, copied: bool) -> Memory:
-    if not copied and is_usable(body):
-        return body
-    fresh = aligned(body.size)
-    fresh[:] = body
-    return fresh
 
 
 def _bytes_of(data: bytes | bytearray | memoryview) -> Memory:

@@ -40,52 +40,42 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._inputs = inputs
         self._writer = writer
         self._every = every
-        self._of_epoch = StatsSince(inputs)
-        self._of_steps = StatsSince(inputs)
+        self._before_epoch: dict[str, InputStats] = {}
+        self._before_steps: dict[str, InputStats] = {}
         self._epoch_began = self._written = 0  # iterations, then and at the last scalars
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._written = self._iterations
-        self._of_steps.begin()
+        self._before_steps = self._stats()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._epoch_began = self._iterations  # read once, because reading may wait for the device
-        self._of_epoch.begin()
+        self._before_epoch = self._stats()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         now = self._epoch_began + batch + 1
         if self._every and now >= self._written + self._every:
             self._written = now
-            write_scalars(self._writer, _named(self._of_steps.end(), scalars_of), step=now)
-            self._of_steps.begin()
+            write_scalars(self._writer, _named(self._since(self._before_steps), scalars_of), step=now)
+            self._before_steps = self._stats()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        found = self._of_epoch.end()
+        found = self._since(self._before_epoch)
         if logs is not None:
             logs.update(_named(found, occupancy_of))
         if self._writer is not None and self._every is None:
             write_scalars(self._writer, _named(found, scalars_of), step=epoch)
 
+    def _stats(self) -> dict[str, InputStats]:
+        return {name: each.stats() for name, each in self._inputs.items()}
+
+    def _since(self, before: dict[str, InputStats]) -> dict[str, InputStats]:
+        return {name: now.since(before[name]) for name, now in self._stats().items()}
+
     @property
     def _iterations(self) -> int:
         """Training steps since the model was made; one execution may have several."""
         return int(self.model.optimizer.iterations)
-
-
-class StatsSince:
-    """The stats of inputs, counted from a beginning."""
-
-    def __init__(self, inputs: dict[str, Input]) -> None:
-        self._inputs = inputs
-        self._before: dict[str, InputStats] = {}
-
-    def begin(self) -> None:
-        """Count from now on."""
-        self._before = {name: each.stats() for name, each in self._inputs.items()}
-
-    def end(self) -> dict[str, InputStats]:
-        """Return the counts."""
-        return {name: each.stats().since(self._before[name]) for name, each in self._inputs.items()}
 
 
 def _named(

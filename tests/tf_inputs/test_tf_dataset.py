@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
+from shardprep.loaders import Loader, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     original_errors,
     to_dataset,
 )
-from support.loader_workers import Tagging
+from support.loaded import loader_on
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.tf_devices import tf
@@ -48,15 +48,7 @@ def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:
 @pytest.mark.parametrize("replicas", torture_except([2, 3], 3))
 def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
-    with Loader(
-        lmdb_shards,
-        batch_size=20,
-        transform=Tagging(),
-        shuffle=LocalShuffle(60),
-        workers=1,
-        with_numbers=True,
-        drop_last=False,
-    ) as loader:
+    with loader_on(lmdb_shards, batch_size=20, workers=1) as loader:
         distributed = strategy.experimental_distribute_dataset(to_dataset(loader))
 
         @tf.function(reduce_retracing=True)

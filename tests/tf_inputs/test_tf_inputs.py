@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle, SlotsHeld, TrainTransform
+from shardprep.loaders import Loader, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     DatasetInput,
@@ -26,8 +26,7 @@ from shardprep.loaders.tf_inputs import (
     StagingInput,
     TensorInput,
 )
-from support.loaded import assert_same, epoch_of
-from support.loader_workers import Tagging
+from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 from support.tf_devices import tf
 from support.tf_members import (
@@ -60,16 +59,7 @@ def made(make: Made, source: Any, *, rows: int = 3, **options: Any) -> Input:
 @pytest.fixture(scope="module")
 def loader(lmdb_shards: Path) -> Iterator[Loader]:
     """A loader of 204 records in batches of 30, the last of 24, for all tests, which set its epoch."""
-    with Loader(
-        lmdb_shards,
-        batch_size=30,
-        transform=Tagging(),
-        shuffle=LocalShuffle(60),
-        workers=1,
-        with_numbers=True,
-        drop_last=False,
-        slots=12,
-    ) as made:
+    with loader_on(lmdb_shards, batch_size=30, workers=1, slots=12) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import EvalTransform, Loader, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
@@ -22,6 +22,7 @@ from shardprep.loaders.tf_inputs import (
     to_dataset,
 )
 from support.datasets import converted
+from support.loaded import loader_on
 from support.loader_workers import OwnError
 from support.sampling import torture_except
 from support.tf_devices import tf
@@ -72,13 +73,8 @@ def val_shards(lmdb_shards: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def train(lmdb_shards: Path) -> Iterator[Loader]:
-    with Loader(
-        lmdb_shards,
-        batch_size=40,
-        transform=TrainTransform(16),
-        shuffle=LocalShuffle(60),
-        workers=1,
-        drop_last=False,
+    with loader_on(
+        lmdb_shards, batch_size=40, workers=1, transform=TrainTransform(16), with_numbers=False
     ) as loader:
         yield loader
 

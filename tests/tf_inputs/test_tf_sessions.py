@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     Input,
@@ -22,8 +21,8 @@ from shardprep.loaders.tf_inputs import (
     TensorInput,
     original_errors,
 )
-from support.loaded import assert_same, epoch_of
-from support.loader_workers import OwnError, Tagging
+from support.loaded import assert_same, epoch_of, loader_on
+from support.loader_workers import OwnError
 from support.tf_devices import tf
 from support.tf_members import (
     Aside,
@@ -77,15 +76,7 @@ def test_computed_batches_end(staged: bool) -> None:
 
 @members(MEMBERS, quick=("staging-over-queue",))
 def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path) -> None:
-    with Loader(
-        lmdb_shards,
-        batch_size=30,
-        transform=Tagging(),
-        shuffle=LocalShuffle(60),
-        workers=1,
-        with_numbers=True,
-        drop_last=False,
-    ) as loader:
+    with loader_on(lmdb_shards, batch_size=30, workers=1) as loader:
         epochs = [epoch_of(loader) for _ in range(3)]
         loader.set_epoch(0)
         rows = {"rows": 30} if make is FED["batch-queue"] else {}

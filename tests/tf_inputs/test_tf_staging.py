@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
-from support.loader_workers import Tagging
+from support.loaded import loader_on
 from support.tf_devices import tf
 from support.tf_members import (
     Numbered,
@@ -62,15 +61,7 @@ def step_with_arguments(strategy: Any) -> Callable[[Any], Any]:
 def test_a_loaders_records_come_exactly_once_over_replicas(lmdb_shards: Path) -> None:
     strategy = mirrored(2)
     with (
-        Loader(
-            lmdb_shards,
-            batch_size=25,
-            transform=Tagging(),
-            shuffle=LocalShuffle(60),
-            workers=1,
-            with_numbers=True,
-            drop_last=False,
-        ) as loader,
+        loader_on(lmdb_shards, batch_size=25, workers=1) as loader,
         StagingInput(QueueInput(loader), strategy=strategy, depth=2) as each,
     ):
         step = step_with_arguments(strategy)
