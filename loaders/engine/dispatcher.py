@@ -187,17 +187,13 @@ class BatchPlans:
         return False
 
     def _checked(self, plan: npt.ArrayLike | BatchRequest) -> BatchRequest:
-        if isinstance(plan, BatchRequest):
-            return replace(plan, items=self._checked_items(plan.items))
-        return BatchRequest(self._checked_items(plan))
-
-    def _checked_items(self, plan: npt.ArrayLike) -> Items:
-        items = np.array(plan)
+        request = plan if isinstance(plan, BatchRequest) else BatchRequest(np.asarray(plan))
+        items = np.asarray(request.items)
         if items.ndim != 1 or len(items) > self._rows:
             raise UsageError(f"a plan of shape {items.shape} does not fit a batch of {self._rows} rows")
         if len(items) and not np.can_cast(items.dtype, self._dtype, "same_kind"):
             raise UsageError(f"a plan of {items.dtype} was given where the work takes {self._dtype}")
-        return items.astype(self._dtype)
+        return replace(request, items=items.astype(self._dtype))
 
 
 @dataclass(eq=False)

@@ -221,9 +221,9 @@ def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | PickledValue]
     if isinstance(outcome, AsObject):
         return PayloadKind.OBJECT, b"", PickledValue.of(outcome.value)
     if isinstance(outcome, SkippedRow):
-        return PayloadKind.SKIPPED, b"", _bytes_of(outcome.reason.encode())
+        return PayloadKind.SKIPPED, b"", np.frombuffer(outcome.reason.encode(), np.uint8)
     if isinstance(outcome, bytes | bytearray | memoryview):
-        return PayloadKind.BYTES, b"", _bytes_of(outcome)
+        return PayloadKind.BYTES, b"", np.frombuffer(outcome, np.uint8)
     if (
         isinstance(outcome, np.ndarray)
         and not is_masked(outcome)  # only its pickle has the mask
@@ -254,10 +254,6 @@ def _form(array: npt.NDArray[Any]) -> bytes:
     if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
-
-
-def _bytes_of(data: bytes | bytearray | memoryview) -> Memory:
-    return np.frombuffer(data, np.uint8)
 
 
 class Bell(Owned):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     original_errors,
@@ -24,24 +23,7 @@ from support.loaded import loader_on
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.tf_devices import tf
-from support.tf_members import arrays, first
-
-
-@pytest.mark.torture
-def test_what_a_dataset_keeps_never_changes(lmdb_shards: Path) -> None:
-    with Loader(
-        lmdb_shards, batch_size=10, transform=TrainTransform(16), workers=1, slots=3, with_numbers=True
-    ) as loader:
-        dataset = to_dataset(loader)
-        with pytest.warns(SlotsHeld):
-            held = list(dataset)
-        expected = [arrays(batch) for batch in held]
-        loader.set_epoch(0)
-        again = [arrays(batch) for batch in dataset]
-        for one, other, now in zip(expected, again, held, strict=True):
-            for x, y, z in zip(one, other, now, strict=True):
-                np.testing.assert_array_equal(x, y)
-                np.testing.assert_array_equal(x, np.array(z))
+from support.tf_members import first
 
 
 @pytest.mark.torture
