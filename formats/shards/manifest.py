@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -101,7 +101,16 @@ def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
 
 def issues_of(value: dict[str, Any]) -> list[str]:
     """Return everything that is wrong with a manifest of a known version."""
-    issues = [f"{name} is not {wanted}" for name, wanted, ok in _shape_checks(value) if not ok]
+    issues = [
+        f"{name} is not {wanted}"
+        for name, (wanted, is_so) in PARTS.items()
+        if not is_so(value.get(name)) and (name in value or name not in CRITICAL_KEYS)
+    ]
+    if value.get("crit") != [name for name in CRITICAL_KEYS if name in value]:
+        issues.append("crit is not the list of critical keys that are there")
+    in_place = value.get("container") == IN_PLACE
+    if ("archive" in value) is not in_place or (in_place and "columns" in value):
+        issues.append("archive is not the archive of images that stay in it")
     if issues:
         return issues
     columns = value.get("columns", {"fields": []})["fields"]
@@ -121,46 +130,6 @@ def issues_of(value: dict[str, Any]) -> list[str]:
     return issues + (column_issues(value) if "columns" in value else [])
 
 
-def _shape_checks(value: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    dataset = {
-        "split": str,
-        "records": int,
-        "image_bytes": int,
-        "partial": bool,
-        "class_sorted": bool,
-        "skipped": int,
-    }
-    plan = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str}
-    plan |= {"on_bad_image": str, "decode_check": bool}
-    checks = [
-        ("dataset", "complete", has_exactly(value.get("dataset"), dataset)),
-        ("labels", "complete", _labels_ok(value.get("labels"))),
-        ("source", "complete", holds(value.get("source"), {"layout": str})),
-        ("plan", "complete", holds(value.get("plan"), plan)),
-        ("writer", "complete", holds(value.get("writer"), {})),
-        ("container", "one of " + ", ".join(ALL_CONTAINERS), value.get("container") in ALL_CONTAINERS),
-        ("crit", "the list of critical keys that are there", value.get("crit") == _critical_in(value)),
-        ("kinds", "a list of kinds in order", _kinds_ok(value.get("kinds", ["WebP"]))),
-        ("crop_ready", "a number of images", _is_count(value.get("crop_ready", 1))),
-        (
-            "columns",
-            "a list of columns with their files",
-            "columns" not in value or columns_ok(value["columns"]),
-        ),
-        ("archive", "the archive of images that stay in it", _archive_ok(value)),
-        ("offsets", "true", value.get("offsets", True) is True),
-        ("content_root", "a digest", isinstance(value.get("content_root"), str)),
-    ]
-    for name in ("tables", "shards"):
-        part = value.get(name)
-        checks.append((name, "a list of files", isinstance(part, list) and all(map(file_ok, part))))
-    return checks
-
-
-def _critical_in(value: dict[str, Any]) -> list[str]:
-    return [name for name in CRITICAL_KEYS if name in value]
-
-
 def _kinds_ok(value: object) -> bool:
     """Whether the value names some kinds, in their order and each once."""
     return (
@@ -172,17 +141,14 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 63
 
 
-def _archive_ok(value: dict[str, Any]) -> bool:
-    """Whether there is an archive exactly where images stay in one, and it has regions with digests."""
-    if value.get("container") != IN_PLACE:
-        return "archive" not in value
-    archive = value.get("archive")
+def _archive_ok(archive: object) -> bool:
+    """Whether it has a name, and regions with digests."""
     if not has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
         return False
     regions = archive["regions"]
     if not (_is_text(archive["name"]) and archive["block_bytes"] and all(map(_region_ok, regions))):
         return False
-    return "columns" not in value and sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES
+    return bool(sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES)
 
 
 def _region_ok(value: object) -> bool:
@@ -219,6 +185,34 @@ def _is_text(value: object) -> bool:
     return True
 
 
+def _are_files(value: object) -> bool:
+    return isinstance(value, list) and all(map(file_ok, value))
+
+
+_DATASET = {"split": str, "records": int, "image_bytes": int, "partial": bool, "class_sorted": bool}
+_PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
+
+PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "dataset": ("complete", lambda part: has_exactly(part, _DATASET | {"skipped": int})),
+    "labels": ("complete", _labels_ok),
+    "source": ("complete", lambda part: holds(part, {"layout": str})),
+    "plan": ("complete", lambda part: holds(part, _PLAN | {"decode_check": bool})),
+    "writer": ("complete", lambda part: holds(part, {})),
+    "container": ("one of " + ", ".join(ALL_CONTAINERS), lambda part: part in ALL_CONTAINERS),
+    "kinds": ("a list of kinds in order", _kinds_ok),
+    "crop_ready": ("a number of images", _is_count),
+    "columns": ("a list of columns with their files", columns_ok),
+    "archive": ("the archive of images that stay in it", _archive_ok),
+    "offsets": ("true", lambda part: part is True),
+    "content_root": ("a digest", lambda part: isinstance(part, str)),
+    "tables": ("a list of files", _are_files),
+    "shards": ("a list of files", _are_files),
+}
+"""What each part of a manifest must be, and its check; the critical ones may be left out."""
+
+KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
+
+
 FORMAT_VERSION = (1, 1)
 
 MANIFEST_NAME = "manifest.json"
@@ -227,29 +221,6 @@ QUARANTINE_NAME = "quarantine.json"
 COLLECTION_NAME = "collection.json"  # lists datasets that lie elsewhere, in place of a manifest
 FORMAT_NAME = "shardprep"
 MAX_MANIFEST_BYTES = 64 << 20
-
-KNOWN_KEYS = frozenset(
-    [
-        "format",
-        "version",
-        "crit",
-        "kinds",
-        "crop_ready",
-        "archive",
-        "columns",
-        "offsets",
-        "dataset",
-        "labels",
-        "source",
-        "plan",
-        "container",
-        "writer",
-        "tables",
-        "shards",
-        "content_root",
-        "root",
-    ]
-)
 
 JOINED = "joined"  # in the source: a list of an object for each joined column, with its name
 
