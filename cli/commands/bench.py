@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from shardprep.cli.console.options import (
-    ANY_PATH,
     FOLDER_OR_URL,
     LOADER_OPTIONS,
     DatasetWork,
@@ -21,9 +20,10 @@ from shardprep.cli.console.options import (
     check_cache,
     check_replaced,
     check_writable,
-    examples,
-    json_option,
-    progress_option,
+    command,
+    file_option,
+    flag,
+    output_options,
     together,
     transform_of,
     workers_option,
@@ -65,12 +65,10 @@ def _picture(text: str) -> Path:
     return path
 
 
-@click.command(
-    "bench-disk",
-    short_help="Measure how fast a disk can feed training.",
-    epilog=examples(
-        "bench-disk shards/train", "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png"
-    ),
+@command(
+    "Measure how fast a disk can feed training.",
+    "bench-disk shards/train",
+    "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png",
 )
 @click.argument("path", type=Parsed("path", _existing, "file"))
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
@@ -79,14 +77,11 @@ def _picture(text: str) -> Path:
     type=click.IntRange(1, 16 << 20),
     help="Size of a record.  [default: the dataset's mean, or 110000]",
 )
-@progress_option
-@json_option
+@output_options
 @click.option(
     "--plot", type=Parsed("picture", _picture), metavar="FILE.png", help="Also save the chart as a picture."
 )
-@click.option(
-    "--save", type=ANY_PATH, metavar="PROFILE.json", help="Also save the profile, to compare a loader with."
-)
+@file_option("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
 def bench_disk(
     path: Path,
     seconds: float,
@@ -203,22 +198,17 @@ def _swept(text: str) -> SweptOption:
     return SweptOption(option.replace("-", "_"), tuple(map(int, words)))
 
 
-@click.command(
-    "bench-loader",
-    short_help="Measure how fast datasets load, and what limits them.",
-    epilog=examples(
-        "bench-loader shards/train",
-        "bench-loader shards/train --explain --sweep workers=1,2,4",
-        "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
-    ),
+@command(
+    "Measure how fast datasets load, and what limits them.",
+    "bench-loader shards/train",
+    "bench-loader shards/train --explain --sweep workers=1,2,4",
+    "bench-loader s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
 @together(*LOADER_OPTIONS)
 @click.option("--seconds", type=click.FloatRange(min=0), default=10, help="How long to measure.")
 @workers_option
-@click.option(
-    "--explain", is_flag=True, help="Also print a table of stages, and test the verdict with short runs."
-)
+@flag("--explain", "Also print a table of stages, and test the verdict with short runs.")
 @click.option(
     "--sweep",
     "swept",
@@ -229,16 +219,9 @@ def _swept(text: str) -> SweptOption:
         "the fastest."
     ),
 )
-@click.option(
-    "--trace", type=ANY_PATH, metavar="FILE.json", help="Also write a Chrome trace, for ui.perfetto.dev."
-)
-@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write a page with charts of the run.")
-@click.option(
-    "--disk",
-    type=ANY_PATH,
-    metavar="PROFILE.json",
-    help="Compare with a disk profile from prep bench-disk --save.",
-)
+@file_option("--trace", "FILE.json", "Also write a Chrome trace, for ui.perfetto.dev.")
+@file_option("--html", "FILE", "Also write a page with charts of the run.")
+@file_option("--disk", "PROFILE.json", "Compare with a disk profile from prep bench-disk --save.")
 @click.option(
     "--columns",
     metavar="NAME,NAME",
@@ -247,17 +230,13 @@ def _swept(text: str) -> SweptOption:
         "[default: all]"
     ),
 )
-@click.option(
+@flag(
     "--shuffle-quality",
-    "mixing",
-    is_flag=True,
-    help=(
-        "Also report how well batches are mixed compared with a full shuffle, computed from the order alone."
-    ),
+    "Also report how well batches are mixed compared with a full shuffle, computed from the order alone.",
+    name="mixing",
 )
 @cache_options
-@progress_option
-@json_option
+@output_options
 @click.pass_context
 def bench_loader(
     ctx: click.Context,

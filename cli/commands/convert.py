@@ -18,9 +18,12 @@ from shardprep.cli.console.options import (
     ROOT_FOLDER,
     SIZE,
     Option,
-    examples,
+    command,
+    file_option,
+    flag,
     json_option,
     progress_option,
+    work_options,
     workers_option,
 )
 from shardprep.cli.console.output import columns_text, print_fields, print_json, say, say_next
@@ -52,21 +55,17 @@ on_bad_image_option: Option = click.option(
     default="fail",
     help="Stop and name the file, or leave it out and list it in quarantine.json.",
 )
-check_md5_option: Option = click.option(
-    "--check-md5", is_flag=True, help="Check the MD5 of official archives first, which reads them whole."
+check_md5_option: Option = flag(
+    "--check-md5", "Check the MD5 of official archives first, which reads them whole."
 )
-allow_partial_option: Option = click.option(
-    "--allow-partial", is_flag=True, help="Accept a wrong number of images, and record it."
-)
+allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of images, and record it.")
 
 
-@click.command(
-    short_help="Convert archives, folders or tensorpack's LMDB to shards.",
-    epilog=examples(
-        "convert archives shards",
-        "convert photos shards --on-bad-image skip --decode-check",
-        "convert scenes shards --pair mask=masks",
-    ),
+@command(
+    "Convert archives, folders or tensorpack's LMDB to shards.",
+    "convert archives shards",
+    "convert photos shards --on-bad-image skip --decode-check",
+    "convert scenes shards --pair mask=masks",
 )
 @click.argument("source", type=PATH_OR_URL)
 @click.argument("output", type=PATH_OR_URL)
@@ -80,11 +79,9 @@ allow_partial_option: Option = click.option(
 @workers_option
 @progress_option
 @on_bad_image_option
-@click.option("--decode-check", is_flag=True, help="Also decode every image (ten times slower).")
-@click.option(
-    "--crop-ready",
-    is_flag=True,
-    help="Re-encode JPEGs losslessly, so that training crops take 2/3 of the time; needs jpegtran.",
+@flag("--decode-check", "Also decode every image (ten times slower).")
+@flag(
+    "--crop-ready", "Re-encode JPEGs losslessly, so that training crops take 2/3 of the time; needs jpegtran."
 )
 @click.option(
     "--shorter-side",
@@ -100,13 +97,12 @@ allow_partial_option: Option = click.option(
 )
 @check_md5_option
 @allow_partial_option
-@click.option("--allow-network-fs", is_flag=True, help="Build LMDB even on a network file system.")
-@click.option("--restart", is_flag=True, help="Discard the work of an interrupted conversion.")
-@click.option("--follow-symlinks", is_flag=True, help="Follow symbolic links in SOURCE, also out of it.")
-@click.option(
+@flag("--allow-network-fs", "Build LMDB even on a network file system.")
+@flag("--restart", "Discard the work of an interrupted conversion.")
+@flag("--follow-symlinks", "Follow symbolic links in SOURCE, also out of it.")
+@flag(
     "--skip-non-images",
-    is_flag=True,
-    help="Leave out files in folders and lists that are not images; damaged images are still errors.",
+    "Leave out files in folders and lists that are not images; damaged images are still errors.",
 )
 @click.option(
     "--val-fraction",
@@ -151,15 +147,12 @@ allow_partial_option: Option = click.option(
     help="Build one of N shares of the shards, on any machine; omit --part to finish.",
 )
 @cluster_option
-@click.option(
+@file_option(
     "--scratch",
-    type=ANY_PATH,
-    metavar="DIR",
-    help="Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
+    "DIR",
+    "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Write nothing; report all problems, and what the conversion would take."
-)
+@flag("--dry-run", "Write nothing; report all problems, and what the conversion would take.")
 @json_option
 @click.pass_context
 def convert(
@@ -223,9 +216,10 @@ def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
     return kind(**{name: chosen[name] for name in signature(kind).parameters if name in chosen})
 
 
-@click.command(
-    short_help="Index the official tars, to train from them in place.",
-    epilog=examples("index archives indexed", "index archives/ILSVRC2012_img_train.tar train --split train"),
+@command(
+    "Index the official tars, to train from them in place.",
+    "index archives indexed",
+    "index archives/ILSVRC2012_img_train.tar train --split train",
 )
 @click.argument("archives", type=ANY_PATH)
 @click.argument("output", type=ANY_PATH)
@@ -236,7 +230,7 @@ def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
 @on_bad_image_option
 @check_md5_option
 @allow_partial_option
-@click.option("--restart", is_flag=True, help="Discard the work of an interrupted run.")
+@flag("--restart", "Discard the work of an interrupted run.")
 @json_option
 def index(
     archives: Path,
@@ -432,12 +426,10 @@ def _duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-@click.command(
-    short_help="Add columns to a finished dataset.",
-    epilog=examples(
-        "join shards/train --column mask=masks/train",
-        "join shards/train --column age=ages.npy --column caption:text=captions.csv",
-    ),
+@command(
+    "Add columns to a finished dataset.",
+    "join shards/train --column mask=masks/train",
+    "join shards/train --column age=ages.npy --column caption:text=captions.csv",
 )
 @click.argument("dataset", type=FOLDER)
 @click.option(
@@ -448,9 +440,7 @@ def _duration(seconds: float) -> str:
     metavar="NAME[:KIND]=FROM",
     help="FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
 )
-@workers_option
-@progress_option
-@json_option
+@work_options
 def join(dataset: Path, columns: tuple[str, ...], workers: int | None, form: Form, as_json: bool) -> None:
     """Add columns to DATASET; none of its files is written again.
 

@@ -24,9 +24,12 @@ from shardprep.cli.console.options import (
     cache_options,
     check_cache,
     check_replaced,
-    examples,
+    command,
+    file_option,
+    flag,
     json_option,
-    progress_option,
+    output_options,
+    work_options,
     workers_option,
 )
 from shardprep.cli.console.output import print_fields, print_json, say, say_next
@@ -57,17 +60,15 @@ from shardprep.formats.verification.report import Report
 from shardprep.formats.verification.verify import verify as verify_dataset
 
 
-@click.command(
-    short_help="Summarise datasets: counts, classes, sizes, oddities.",
-    epilog=examples(
-        "inspect shards",
-        "inspect s3://bucket/train --cache /nvme/cache",
-        "inspect shards/train --classes --html report.html",
-    ),
+@command(
+    "Summarise datasets: counts, classes, sizes, oddities.",
+    "inspect shards",
+    "inspect s3://bucket/train --cache /nvme/cache",
+    "inspect shards/train --classes --html report.html",
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
-@click.option("--classes", is_flag=True, help="Also list the classes: label, images, name, words.")
-@click.option("--html", type=ANY_PATH, metavar="FILE", help="Also write the page of prep report.")
+@flag("--classes", "Also list the classes: label, images, name, words.")
+@file_option("--html", "FILE", "Also write the page of prep report.")
 @cache_options
 @json_option
 @click.pass_context
@@ -224,13 +225,11 @@ def _order(summary: Summary) -> str:
     return orders.get(summary.order, "by key") + sorted_
 
 
-@click.command(
-    short_help="Check that datasets are complete and intact.",
-    epilog=examples(
-        "verify shards",
-        "verify shards/train --level decode --workers 4",
-        "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
-    ),
+@command(
+    "Check that datasets are complete and intact.",
+    "verify shards",
+    "verify shards/train --level decode --workers 4",
+    "verify s3://bucket/train --cache /nvme/cache --cache-limit 200GiB",
 )
 @click.argument("dataset", type=FOLDER_OR_URL)
 @click.option(
@@ -242,8 +241,7 @@ def _order(summary: Summary) -> str:
 @workers_option
 @cluster_option
 @cache_options
-@progress_option
-@json_option
+@output_options
 @click.pass_context
 def verify(
     ctx: click.Context,
@@ -403,13 +401,11 @@ def _source_of(dataset: Path) -> list[str | Path]:
     return options
 
 
-@click.command(
-    short_help="Restore damaged or missing files.",
-    epilog=examples(
-        "repair shards --source archives",
-        "repair shards/train --source archives --workers 4",
-        "repair shards --source s3://bucket/shards",
-    ),
+@command(
+    "Restore damaged or missing files.",
+    "repair shards --source archives",
+    "repair shards/train --source archives --workers 4",
+    "repair shards --source s3://bucket/shards",
 )
 @click.argument("dataset", type=FOLDER)
 @click.option(
@@ -421,8 +417,7 @@ def _source_of(dataset: Path) -> list[str | Path]:
 @click.option("--root", type=ROOT_FOLDER, help="Folder that the paths of a list are relative to.")
 @workers_option
 @cluster_option
-@progress_option
-@json_option
+@output_options
 @click.pass_context
 def repair(
     ctx: click.Context, /, dataset: Path, cluster: str | None, form: Form, as_json: bool, **chosen: Any
@@ -459,9 +454,10 @@ def summary_of_repaired(reports: Mapping[str, Report]) -> str:
     return f"{count_of(rebuilt, 'file')} rebuilt; {summary_of(reports)}"
 
 
-@click.command(
-    short_help="List finished datasets as one, to train on all of them.",
-    epilog=examples("collect all shards/train shards/val", "collect all shards/train shards/val --json"),
+@command(
+    "List finished datasets as one, to train on all of them.",
+    "collect all shards/train shards/val",
+    "collect all shards/train shards/val --json",
 )
 @click.argument("out", type=ANY_PATH)
 @click.argument("parts", type=FOLDER, nargs=-1, required=True)
@@ -491,19 +487,16 @@ def collect(out: Path, parts: tuple[Path, ...], as_json: bool) -> None:
         say_next("verify", out)
 
 
-@click.command(
-    short_help="Write datasets in the format of another loader.",
-    epilog=examples(
-        "export shards tars --to webdataset --shard-size 1GB", "export shards/train images --to folders"
-    ),
+@command(
+    "Write datasets in the format of another loader.",
+    "export shards tars --to webdataset --shard-size 1GB",
+    "export shards/train images --to folders",
 )
 @click.argument("dataset", type=FOLDER)
 @click.argument("output", type=ANY_PATH)
 @click.option("--to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @click.option("--shard-size", type=SIZE, default="256MiB", help="Bytes of images and columns per file.")
-@workers_option
-@progress_option
-@json_option
+@work_options
 def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **chosen: Any) -> None:
     """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
 

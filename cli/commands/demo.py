@@ -12,7 +12,11 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import ANY_PATH, examples, json_option, progress_option
+from shardprep.cli.console.options import (
+    ANY_PATH,
+    command,
+    output_options,
+)
 from shardprep.cli.console.output import print_fields, print_json, say
 from shardprep.cli.console.progress import Form, progress_in
 from shardprep.cli.console.start import Interrupted
@@ -29,9 +33,7 @@ STEPS = (
 )
 
 
-@click.command(
-    short_help="Show every step on a miniature dataset, in seconds.", epilog=examples("demo", "demo tryout")
-)
+@command("Show every step on a miniature dataset, in seconds.", "demo", "demo tryout")
 @click.argument("folder", type=ANY_PATH, required=False)
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None) -> None:
@@ -99,9 +101,10 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
             raise
 
 
-@click.command(
-    short_help="Make a miniature ILSVRC12 in its official packaging.",
-    epilog=examples("sample archives", "sample small --classes 4 --train-per-class 6 --val 10 --test 3"),
+@command(
+    "Make a miniature ILSVRC12 in its official packaging.",
+    "sample archives",
+    "sample small --classes 4 --train-per-class 6 --val 10 --test 3",
 )
 @click.argument("output", type=ANY_PATH)
 @click.option("--classes", default=10, help="Classes, 1 to 1000.")
@@ -109,8 +112,7 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
 @click.option("--val", default=100, help="Validation images.")
 @click.option("--test", default=20, help="Test images (unlabelled).")
 @click.option("--seed", default=0, help="Another seed gives other classes and crops.")
-@progress_option
-@json_option
+@output_options
 def sample(output: Path, form: Form, as_json: bool, **chosen: Any) -> None:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
 

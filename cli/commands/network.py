@@ -13,13 +13,15 @@ from shardprep.cli.console.options import (
     FOLDER,
     LOADER_OPTIONS,
     Parsed,
-    examples,
+    command,
+    file_option,
+    flag,
     json_option,
-    progress_option,
+    output_options,
     together,
     transfer_options,
     transform_of,
-    workers_option,
+    work_options,
 )
 from shardprep.cli.console.output import print_fields, print_json, say, say_next
 from shardprep.cli.console.progress import TEXT_ONLY, Form, StatusLine, progress_in
@@ -53,9 +55,10 @@ def _shard_numbers(text: str) -> list[int]:
     return sorted(found)
 
 
-@click.command(
-    short_help="Copy datasets from object storage or a server, verified.",
-    epilog=examples("fetch s3://bucket/shards shards", "fetch https://host/shards/train train --shards 0-9"),
+@command(
+    "Copy datasets from object storage or a server, verified.",
+    "fetch s3://bucket/shards shards",
+    "fetch https://host/shards/train train --shards 0-9",
 )
 @click.argument("url")
 @click.argument("folder", type=ANY_PATH)
@@ -66,8 +69,7 @@ def _shard_numbers(text: str) -> list[int]:
     help="Fetch only these shards, such as 0-9 or 3,5,7.",
 )
 @transfer_options(at_once=8, timeout_s=30, without="a byte")
-@progress_option
-@json_option
+@output_options
 def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> None:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
@@ -134,19 +136,15 @@ SIGNING_USE = "stays with those who sign: prep prove --key"
 CHECKING_USE = "goes to everyone who checks: prep prove --signed-by"
 
 
-@click.command(
-    short_help="Make a key pair, for prep serve or prep prove.",
-    epilog=examples("keygen trainer", "keygen data1 --force", "keygen team --signing"),
+@command(
+    "Make a key pair, for prep serve or prep prove.",
+    "keygen trainer",
+    "keygen data1 --force",
+    "keygen team --signing",
 )
 @click.argument("name", type=ANY_PATH, metavar="NAME_OR_PATH")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Replace the pair of that name; the other machines then need the new public key.",
-)
-@click.option(
-    "--signing", is_flag=True, help="Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem."
-)
+@flag("--force", "Replace the pair of that name; the other machines then need the new public key.")
+@flag("--signing", "Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem.")
 @json_option
 def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
     """Make a key pair: NAME.key_secret, which stays on this machine, and NAME.key for the others.
@@ -172,17 +170,15 @@ def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
     print_fields(files | {"fingerprint": pair.fingerprint}, indent="")
 
 
-@click.command(
-    short_help="Copy datasets to object storage, verified.",
-    epilog=examples(
-        "publish shards s3://bucket/shards", "publish shards/train gs://bucket/shards/train --at-once 8"
-    ),
+@command(
+    "Copy datasets to object storage, verified.",
+    "publish shards s3://bucket/shards",
+    "publish shards/train gs://bucket/shards/train --at-once 8",
 )
 @click.argument("folder", type=FOLDER)
 @click.argument("url")
 @transfer_options(at_once=4, timeout_s=120, without="an answer")
-@progress_option
-@json_option
+@output_options
 def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) -> None:
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
 
@@ -201,36 +197,22 @@ def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) ->
     say_next("fetch", url, "COPY")
 
 
-@click.command(
-    short_help="Make batches on a data machine for a training machine.",
-    epilog=examples(
-        "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
-        "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
-    ),
+@command(
+    "Make batches on a data machine for a training machine.",
+    "serve shards/train --to tcp://trainer:5555 --key data1.key_secret --receiver trainer.key",
+    "serve shards/train --to tcp://127.0.0.1:5555 --batch-size 512 --workers 8",
 )
 @click.argument("dataset", type=FOLDER)
 @click.option("--to", "endpoint", required=True, metavar="tcp://HOST:PORT", help="Address of the receiver.")
 @together(*LOADER_OPTIONS)
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order and crops.")
 @click.option("--drop-last/--keep-last", default=True, help="What to do with a last batch that is not full.")
-@click.option(
-    "--key",
-    "secret",
-    type=ANY_PATH,
-    metavar="NAME.key_secret",
-    help="This machine's secret key, from prep keygen.",
-)
-@click.option("--receiver", type=ANY_PATH, metavar="NAME.key", help="The training machine's public key.")
+@file_option("--key", "NAME.key_secret", "This machine's secret key, from prep keygen.", name="secret")
+@file_option("--receiver", "NAME.key", "The training machine's public key.")
 @click.option("--name", help="Name of this machine at the receiver.  [default: host name and process]")
 @click.option("--patience", type=click.FloatRange(min=0), default=600, help="Seconds to wait for a receiver.")
-@click.option(
-    "--insecure-plaintext",
-    is_flag=True,
-    help="Use no keys on a network: any machine on it can read and change everything.",
-)
-@workers_option
-@progress_option
-@json_option
+@flag("--insecure-plaintext", "Use no keys on a network: any machine on it can read and change everything.")
+@work_options
 def serve(
     dataset: Path,
     endpoint: str,

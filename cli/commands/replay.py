@@ -15,9 +15,11 @@ from shardprep.cli.console.options import (
     FOLDER,
     LOADER_OPTIONS,
     check_replaced,
-    examples,
+    command,
+    file_option,
+    flag,
     json_option,
-    progress_option,
+    output_options,
     together,
 )
 from shardprep.cli.console.output import print_fields, print_json, say
@@ -54,19 +56,15 @@ OF_TWO_RUNS = {"epochs": "--epochs", "by_pixels": "--pixels"}
 COUNT = click.IntRange(min=0)
 
 
-@click.command(
-    short_help="Show what a rank got at a step, or where two runs diverge.",
-    epilog=examples(
-        "replay shards/train --card run.json --epoch 3 --step 1207 --sheet step.png",
-        "replay shards/train --state checkpoint.json --records",
-        "replay shards/train --diff monday.json tuesday.json",
-    ),
+@command(
+    "Show what a rank got at a step, or where two runs diverge.",
+    "replay shards/train --card run.json --epoch 3 --step 1207 --sheet step.png",
+    "replay shards/train --state checkpoint.json --records",
+    "replay shards/train --diff monday.json tuesday.json",
 )
 @click.argument("dataset", type=FOLDER)
-@click.option("--card", type=ANY_PATH, metavar="FILE", help="Run card, from loader.card().save.")
-@click.option(
-    "--state", type=ANY_PATH, metavar="FILE", help="State of the loader as JSON; shows its last step."
-)
+@file_option("--card", "FILE", "Run card, from loader.card().save.")
+@file_option("--state", "FILE", "State of the loader as JSON; shows its last step.")
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
 @click.option("--start", type=COUNT, help="Position at which a resumed epoch began.  [default: the state's]")
@@ -92,36 +90,19 @@ COUNT = click.IntRange(min=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep a last short batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
 @click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
-@click.option(
-    "--subset",
-    type=ANY_PATH,
-    metavar="FILE.npy",
-    help="Records that were chosen: a .npy file of numbers or a mask.",
-)
-@click.option(
-    "--without",
-    type=ANY_PATH,
-    metavar="FILE.npy",
-    help="Records that were left out: a .npy file of numbers, keys or a mask.",
-)
+@file_option("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask.")
+@file_option("--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask.")
 @click.option(
     "--gaps", type=click.Choice(("close", "keep")), default="close", help="With --without: the run's gaps."
 )
-@click.option(
-    "--records", "listed", is_flag=True, help="List all records of the step, not only the first ten."
-)
-@click.option(
-    "--sheet", type=ANY_PATH, metavar="FILE", help="Also write a contact sheet of the pixels, .png or .html."
-)
+@flag("--records", "List all records of the step, not only the first ten.", name="listed")
+@file_option("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
 @click.option(
     "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards or states."
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
-@click.option(
-    "--pixels", "by_pixels", is_flag=True, help="With --diff: make the batches, and compare their values."
-)
-@progress_option
-@json_option
+@flag("--pixels", "With --diff: make the batches, and compare their values.", name="by_pixels")
+@output_options
 @click.pass_context
 def replay(
     ctx: click.Context,
@@ -341,21 +322,17 @@ def _parting(
             return found, order_difference(*orders, range(epochs)) if is_of_order else None
 
 
-@click.command(
-    short_help="Prove from its logs what a run delivered.",
-    epilog=examples(
-        "prove shards/train run.jsonl",
-        "prove shards/train rank-*.jsonl --save run.jsonl --key trainer.pem",
-        "prove shards/train run.jsonl --signed-by trainer.pub.pem --json",
-    ),
+@command(
+    "Prove from its logs what a run delivered.",
+    "prove shards/train run.jsonl",
+    "prove shards/train rank-*.jsonl --save run.jsonl --key trainer.pem",
+    "prove shards/train run.jsonl --signed-by trainer.pub.pem --json",
 )
 @click.argument("dataset", type=FOLDER)
 @click.argument("logs", type=ANY_PATH, nargs=-1, required=True, metavar="LOG...")
-@click.option("--signed-by", type=ANY_PATH, metavar="KEY.pub.pem", help="Refuse a LOG without its signature.")
-@click.option("--save", type=ANY_PATH, metavar="FILE", help="Write all that is proven as one log.")
-@click.option(
-    "--key", type=ANY_PATH, metavar="KEY.pem", help="With --save: sign it; prep keygen --signing makes keys."
-)
+@file_option("--signed-by", "KEY.pub.pem", "Refuse a LOG without its signature.")
+@file_option("--save", "FILE", "Write all that is proven as one log.")
+@file_option("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
 @json_option
 def prove(
     dataset: Path,

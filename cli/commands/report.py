@@ -13,10 +13,10 @@ from shardprep.cli.console.options import (
     FOLDER,
     DatasetWork,
     check_replaced,
-    examples,
-    json_option,
-    progress_option,
-    workers_option,
+    command,
+    file_option,
+    flag,
+    work_options,
 )
 from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
@@ -41,13 +41,11 @@ OF_A_DATASET = {
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
 
-@click.command(
-    short_help="Write a page that shows what is in a dataset.",
-    epilog=examples(
-        "report shards/train --against shards/val -o leaks.html",
-        "report shards/train --pixels all --class n01440764 --json",
-        "report --run stats.json --disk profile.json -o run.html",
-    ),
+@command(
+    "Write a page that shows what is in a dataset.",
+    "report shards/train --against shards/val -o leaks.html",
+    "report shards/train --pixels all --class n01440764 --json",
+    "report --run stats.json --disk profile.json -o run.html",
 )
 @click.argument("dataset", type=FOLDER, required=False)
 @click.option("-o", "--output", type=ANY_PATH, default="report.html", help="The page, replaced.")
@@ -65,28 +63,17 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 )
 @click.option("--record", metavar="KEY", help="Show how this record is proved, from its bytes to the root.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Chooses the sample.")
-@click.option(
-    "--save-findings",
-    type=ANY_PATH,
-    metavar="FILE.json",
-    help="Also write the numbers of all records to leave out, by finding.",
+@file_option(
+    "--save-findings", "FILE.json", "Also write the numbers of all records to leave out, by finding."
 )
-@click.option(
+@file_option(
     "--run",
-    type=ANY_PATH,
-    metavar="STATS.json",
-    help="In place of a dataset: the stats of a run, or the output of prep bench-loader --json.",
+    "STATS.json",
+    "In place of a dataset: the stats of a run, or the output of prep bench-loader --json.",
 )
-@click.option("--trace", type=ANY_PATH, metavar="FILE.json", help="With --run: a trace, shown as a timeline.")
-@click.option(
-    "--disk",
-    type=ANY_PATH,
-    metavar="PROFILE.json",
-    help="With --run: a disk profile from prep bench-disk --save.",
-)
-@workers_option
-@progress_option
-@json_option
+@file_option("--trace", "FILE.json", "With --run: a trace, shown as a timeline.")
+@file_option("--disk", "PROFILE.json", "With --run: a disk profile from prep bench-disk --save.")
+@work_options
 @click.pass_context
 def report(
     ctx: click.Context,
@@ -224,19 +211,15 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     return limits
 
 
-@click.command(
-    short_help="Fail if datasets have more faults than allowed.",
-    epilog=examples(
-        "gate shards/train --against shards/val --max-leaks 0 --max-duplicates 0.001",
-        "gate shards/train --limits gate.toml --junit gate.xml",
-    ),
+@command(
+    "Fail if datasets have more faults than allowed.",
+    "gate shards/train --against shards/val --max-leaks 0 --max-duplicates 0.001",
+    "gate shards/train --limits gate.toml --junit gate.xml",
 )
 @click.argument("dataset", type=FOLDER)
 @click.option("--against", type=FOLDER, help="Another dataset; none of its images may be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
-@click.option(
-    "--canaries", is_flag=True, help="This machine must decode images to the same pixels as others do."
-)
+@flag("--canaries", "This machine must decode images to the same pixels as others do.")
 @_limit_options
 @click.option(
     "--max",
@@ -246,17 +229,15 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     callback=_named_limit,
     help="A limit by name, such as empty-classes=0 or cmyk=10; repeatable.",
 )
-@click.option("--limits", "file", type=ANY_PATH, metavar="FILE.toml", help="A root, and a table [max].")
-@click.option("--junit", type=ANY_PATH, metavar="FILE.xml", help="Also write the checks as JUnit's XML.")
+@file_option("--limits", "FILE.toml", "A root, and a table [max].", name="file")
+@file_option("--junit", "FILE.xml", "Also write the checks as JUnit's XML.")
 @click.option(
     "--pixels",
     type=click.Choice(PIXELS[1:]),
     default="all",
     help="Which images are read, if a limit needs them; a sample is up to 4,096.",
 )
-@workers_option
-@progress_option
-@json_option
+@work_options
 @click.pass_context
 def gate(
     ctx: click.Context,
@@ -323,28 +304,18 @@ def print_gate(found: GateResult) -> None:
             say(f"        {'':<14}{printable(key)}")
 
 
-@click.command(
-    short_help="Say whether pictures are in datasets.",
-    epilog=examples(
-        "find shards/train photo.jpg",
-        "find shards/train *.jpg --near --hashes train.hashes --run card.json --epochs 90",
-    ),
+@command(
+    "Say whether pictures are in datasets.",
+    "find shards/train photo.jpg",
+    "find shards/train *.jpg --near --hashes train.hashes --run card.json --epochs 90",
 )
 @click.argument("dataset", type=FOLDER)
 @click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
-@click.option(
-    "--near", is_flag=True, help="Also find images that were scaled or compressed again; reads all images."
-)
-@click.option(
-    "--hashes", type=ANY_PATH, metavar="FILE", help="With --near: keeps the hashes, for the next time."
-)
-@click.option(
-    "--run", type=ANY_PATH, metavar="FILE", help="The card or state of a run: also say when it saw them."
-)
+@flag("--near", "Also find images that were scaled or compressed again; reads all images.")
+@file_option("--hashes", "FILE", "With --near: keeps the hashes, for the next time.")
+@file_option("--run", "FILE", "The card or state of a run: also say when it saw them.")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="With --run: how many epochs it had.")
-@workers_option
-@progress_option
-@json_option
+@work_options
 @click.pass_context
 def find(
     ctx: click.Context,

@@ -102,9 +102,20 @@ ANY_PATH = Parsed("path", user_path, "file")
 PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
 
 
-def examples(*lines: str) -> str:
-    """Return the end of a command's help: what to type, as it is typed."""
-    return "\n".join(("\b", "Examples:", *(f"  prep {line}" for line in lines)))
+def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return what makes a command; its help ends with the examples of what to type, as it is typed."""
+    lines = ("\b", "Examples:", *(f"  prep {line}" for line in examples))
+    return click.command(short_help=summary, epilog="\n".join(lines))
+
+
+def flag(option: str, words: str, *, name: str | None = None) -> Option:
+    """Return what adds a flag to a command, as the parameter ``name``; ``words`` are its help."""
+    return click.option(option, *([name] if name else []), is_flag=True, help=words)
+
+
+def file_option(option: str, metavar: str, words: str, *, name: str | None = None) -> Option:
+    """Return what adds the option of a file or a folder, which may be missing, as :func:`flag` does."""
+    return click.option(option, *([name] if name else []), type=ANY_PATH, metavar=metavar, help=words)
 
 
 def together(*options: Option) -> Option:
@@ -118,20 +129,15 @@ def together(*options: Option) -> Option:
     return add
 
 
-json_option: Option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
-)
+json_option: Option = flag("--json", "Print one JSON object on stdout, and nothing else.", name="as_json")
 workers_option: Option = click.option(
     "--workers",
     type=click.IntRange(0, 4096),
     help="Number of processes; 0 works in this one.  [default: the usable CPUs]",
 )
 cache_options = together(
-    click.option(
-        "--cache",
-        type=ANY_PATH,
-        metavar="FOLDER",
-        help="Folder on a local disk to cache the files of a URL in, shared by all datasets.",
+    file_option(
+        "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
     ),
     click.option(
         "--cache-limit",
@@ -169,12 +175,16 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
         default="auto",
         help="Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
     )
-    @click.option("--quiet", is_flag=True, help="Show no progress; same as --progress never.")
+    @flag("--quiet", "Show no progress; same as --progress never.")
     @wraps(command)
     def with_form(*arguments: Any, shown: Any, quiet: bool, **options: Any) -> Any:
         return command(*arguments, form=form_of("never" if quiet else shown), **options)
 
     return with_form
+
+
+output_options = together(progress_option, json_option)
+work_options = together(workers_option, output_options)
 
 
 def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
