@@ -91,8 +91,8 @@ def run(arguments: Sequence[str]) -> int:
     as_json = asks_for_json(arguments)
     try:
         with cli.make_context("prep", list(arguments)) as context:
-            cli.invoke(context)
-        return 0
+            code: int | None = cli.invoke(context)
+        return code or 0
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.exceptions.NoArgsIsHelpError as error:

@@ -237,10 +237,7 @@ def _swept(text: str) -> SweptOption:
 )
 @cache_options
 @output_options
-@click.pass_context
 def bench_loader(
-    ctx: click.Context,
-    /,
     dataset: Path | str,
     transform: str,
     pixels: int,
@@ -258,7 +255,7 @@ def bench_loader(
     form: Form,
     as_json: bool,
     **cached: Any,
-) -> None:
+) -> int:
     """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
 
     The first epoch reads the disk; later ones, and data that fit in memory, show the speed of decoding.
@@ -322,7 +319,7 @@ def bench_loader(
         summary_of,
         collections="as one",
     )
-    ctx.exit(work.run(dataset, as_json=as_json))
+    return work.run(dataset, as_json=as_json)
 
 
 class BenchResult(NamedTuple):

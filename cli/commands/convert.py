@@ -154,10 +154,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
 )
 @flag("--dry-run", "Write nothing; report all problems, and what the conversion would take.")
 @json_option
-@click.pass_context
 def convert(
-    ctx: click.Context,
-    /,
     source: Path | str,
     output: Path | str,
     part: tuple[int, int] | None,
@@ -167,7 +164,7 @@ def convert(
     form: Form,
     as_json: bool,
     **chosen: Any,
-) -> None:
+) -> int:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     OUTPUT is a folder, or a place in a bucket (s3://, gs://, az://, file://), to which each shard is
@@ -202,13 +199,14 @@ def convert(
     elif dry_run:
         planned = plan_conversion(source, output, part=part, **arguments)
         print_json(planned.to_json()) if as_json else print_dry_run(planned)
-        ctx.exit(planned.exit_code)
+        return planned.exit_code
     elif part:
         show_part(convert_part(source, output, part, **arguments), part, as_json=as_json)
     else:
         with cluster_executor(cluster) as executor:
             done = convert_source(source, output, executor=executor, **arguments)
         show_converted(done, output, as_json=as_json)
+    return 0
 
 
 def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:

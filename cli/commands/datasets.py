@@ -71,10 +71,7 @@ from shardprep.formats.verification.verify import verify as verify_dataset
 @file_option("--html", "FILE", "Also write the page of prep report.")
 @cache_options
 @json_option
-@click.pass_context
-def inspect(
-    ctx: click.Context, /, dataset: Path | str, classes: bool, html: Path | None, as_json: bool, **cached: Any
-) -> None:
+def inspect(dataset: Path | str, classes: bool, html: Path | None, as_json: bool, **cached: Any) -> int:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
     Of a folder of splits, or of a collection, it sums up each of them.
@@ -97,7 +94,7 @@ def inspect(
     work = DatasetWork(
         inspected, print_inspected, inspected_json, summary_of_inspected, collections="by part"
     )
-    ctx.exit(work.run(dataset, as_json=as_json))
+    return work.run(dataset, as_json=as_json)
 
 
 class InspectResult(NamedTuple):
@@ -242,10 +239,7 @@ def _order(summary: Summary) -> str:
 @cluster_option
 @cache_options
 @output_options
-@click.pass_context
 def verify(
-    ctx: click.Context,
-    /,
     dataset: Path | str,
     level: str,
     workers: int | None,
@@ -253,7 +247,7 @@ def verify(
     form: Form,
     as_json: bool,
     **cached: Any,
-) -> None:
+) -> int:
     """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
@@ -280,8 +274,7 @@ def verify(
         work = DatasetWork(
             verified, print_verified, Report.to_json, summary_of, exit_code_of, collections="by part"
         )
-        code = work.run(dataset, as_json=as_json)
-    ctx.exit(code)
+        return work.run(dataset, as_json=as_json)
 
 
 def exit_code_of(report: Report) -> int:
@@ -418,10 +411,7 @@ def _source_of(dataset: Path) -> list[str | Path]:
 @workers_option
 @cluster_option
 @output_options
-@click.pass_context
-def repair(
-    ctx: click.Context, /, dataset: Path, cluster: str | None, form: Form, as_json: bool, **chosen: Any
-) -> None:
+def repair(dataset: Path, cluster: str | None, form: Form, as_json: bool, **chosen: Any) -> int:
     """Bring back exactly the damaged or missing files of DATASET, or of each split in that folder.
 
     They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
@@ -435,8 +425,7 @@ def repair(
             summary_of_repaired,
             exit_code_of,
         )
-        code = work.run(dataset, as_json=as_json)
-    ctx.exit(code)
+        return work.run(dataset, as_json=as_json)
 
 
 def print_repaired(report: Report) -> None:

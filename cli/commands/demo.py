@@ -93,12 +93,11 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
     try:
         with prep.make_context("prep", list(arguments)) as context:
-            prep.invoke(context)
+            code = prep.invoke(context)
     except Interrupted as interrupted:
         raise Interrupted(interrupted.number) from None  # without a note: the demo does not go on
-    except click.exceptions.Exit as ended:
-        if ended.exit_code:
-            raise
+    if code:
+        ctx.exit(code)
 
 
 @command(

@@ -103,10 +103,7 @@ COUNT = click.IntRange(min=0)
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
 @flag("--pixels", "With --diff: make the batches, and compare their values.", name="by_pixels")
 @output_options
-@click.pass_context
 def replay(
-    ctx: click.Context,
-    /,
     dataset: Path,
     listed: bool,
     sheet: Path | None,
@@ -128,7 +125,7 @@ def replay(
 
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
         raise click.UsageError("give one of --card, --state and --diff")
-    typed = typed_options(ctx)
+    typed = typed_options()
     if "gaps" in typed and "without" not in typed:
         raise click.UsageError("--gaps is for --without")
     options = RunOptions(dataset, run, typed & run.keys())

@@ -74,10 +74,7 @@ LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 M
 @file_option("--trace", "FILE.json", "With --run: a trace, shown as a timeline.")
 @file_option("--disk", "PROFILE.json", "With --run: a disk profile from prep bench-disk --save.")
 @work_options
-@click.pass_context
 def report(
-    ctx: click.Context,
-    /,
     dataset: Path | None,
     output: Path,
     record: str | None,
@@ -88,7 +85,7 @@ def report(
     form: Form,
     as_json: bool,
     **chosen: Any,
-) -> None:
+) -> int:
     """Write a page of HTML that shows what is in DATASET, or in each split in that folder.
 
     It has counts, sizes, pictures, duplicates, suspects of a wrong label, and oddities. The page is one file,
@@ -100,11 +97,11 @@ def report(
         raise click.UsageError(
             "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
         )
-    if run and (typed := typed_options(ctx) & OF_A_DATASET.keys()):
+    if run and (typed := typed_options() & OF_A_DATASET.keys()):
         raise click.UsageError(f"{OF_A_DATASET[min(typed)]} is for a DATASET, not for a run")
     if dataset is None:
         report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
-        return
+        return 0
     has_splits = bool(splits_of(dataset))
     if record is not None and has_splits:
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
@@ -123,7 +120,7 @@ def report(
         lambda done: {"page": str(done.page)} | done.found,
         lambda results: f"{count_of(len(results), 'page')} written",
     )
-    ctx.exit(work.run(dataset, as_json=as_json))
+    return work.run(dataset, as_json=as_json)
 
 
 def file_of(file: Path, dataset: Path, has_splits: bool) -> Path:
@@ -238,10 +235,7 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
     help="Which images are read, if a limit needs them; a sample is up to 4,096.",
 )
 @work_options
-@click.pass_context
 def gate(
-    ctx: click.Context,
-    /,
     dataset: Path,
     against: Path | None,
     root: str | None,
@@ -254,7 +248,7 @@ def gate(
     pixels: str,
     workers: int | None,
     **named: Limit | None,
-) -> None:
+) -> int:
     """Check DATASET, or each split in that folder, against limits, and exit with 1 if one is exceeded.
 
     N is a number of records, or below 1 a share of them, such as 0.001. A limit on the command line replaces
@@ -291,7 +285,7 @@ def gate(
         lambda results: f"{sum(one.passed for one in results.values())} of {len(results)} passed",
         exit_code=lambda found: 0 if found.passed else 1,
     )
-    ctx.exit(work.run(dataset, as_json=as_json))
+    return work.run(dataset, as_json=as_json)
 
 
 def print_gate(found: GateResult) -> None:
@@ -316,10 +310,7 @@ def print_gate(found: GateResult) -> None:
 @file_option("--run", "FILE", "The card or state of a run: also say when it saw them.")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="With --run: how many epochs it had.")
 @work_options
-@click.pass_context
 def find(
-    ctx: click.Context,
-    /,
     dataset: Path,
     images: tuple[Path, ...],
     near: bool,
@@ -329,7 +320,7 @@ def find(
     workers: int | None,
     form: Form,
     as_json: bool,
-) -> None:
+) -> int:
     """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
 
     A record is found if it has the picture's bytes, or was made of them; with --near also if it looks alike.
@@ -339,7 +330,7 @@ def find(
         raise click.UsageError("--hashes keeps what --near reads; give both")
     if run is not None and has_splits:
         raise click.UsageError(f"{dataset} is a folder of splits; a run is of one of them")
-    if run is None and "epochs" in typed_options(ctx):
+    if run is None and "epochs" in typed_options():
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
 
@@ -356,7 +347,7 @@ def find(
         SearchResult.to_json,
         lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
     )
-    ctx.exit(work.run(dataset, as_json=as_json))
+    return work.run(dataset, as_json=as_json)
 
 
 class SearchResult(NamedTuple):

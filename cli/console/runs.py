@@ -57,8 +57,9 @@ TRANSFORM_NAME = Parsed("transform", _transform_name)
 """The name of a transform of this package, or the import path of another one: "my.module:name"."""
 
 
-def typed_options(ctx: click.Context) -> set[str]:
-    """Return which parameters of the command were typed."""
+def typed_options() -> set[str]:
+    """Return which parameters of the running command were typed."""
+    ctx = click.get_current_context()
     return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
