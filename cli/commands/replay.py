@@ -44,15 +44,8 @@ MEANINGS = {
     "augmentation": "other augmentation",
     "pixels": "other values",
 }
-OF_ONE_STEP = {
-    "epoch": "--epoch",
-    "step": "--step",
-    "start": "--start",
-    "rank": "--rank",
-    "listed": "--records",
-    "sheet": "--sheet",
-}
-OF_TWO_RUNS = {"epochs": "--epochs", "by_pixels": "--pixels"}
+OF_ONE_STEP = ("epoch", "step", "start", "rank", "listed", "sheet")
+OF_TWO_RUNS = ("epochs", "by_pixels")
 COUNT = click.IntRange(min=0)
 
 

@@ -12,6 +12,7 @@ from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
     DatasetWork,
+    Parsed,
     check_replaced,
     command,
     file_option,
@@ -20,7 +21,7 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import say
 from shardprep.cli.console.progress import Form, progress_in
-from shardprep.cli.console.runs import RunOptions, typed_options
+from shardprep.cli.console.runs import RunOptions, option_of, typed_options
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
@@ -29,15 +30,7 @@ from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
 
-OF_A_DATASET = {
-    "against": "--against",
-    "pixels": "--pixels",
-    "classes": "--class",
-    "record": "--record",
-    "seed": "--seed",
-    "save_findings": "--save-findings",
-    "workers": "--workers",
-}
+OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
 
@@ -97,8 +90,8 @@ def report(
         raise click.UsageError(
             "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
         )
-    if run and (typed := typed_options() & OF_A_DATASET.keys()):
-        raise click.UsageError(f"{OF_A_DATASET[min(typed)]} is for a DATASET, not for a run")
+    if run and (typed := typed_options().intersection(OF_A_DATASET)):
+        raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
     if dataset is None:
         report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
         return 0
@@ -169,20 +162,14 @@ def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None
     say(json.dumps({"page": str(output)}) if as_json else f"{output}: the run in {run}")
 
 
-class LimitType(click.ParamType[Limit]):
-    """A number of records, or a share of them below 1."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
-        """Return the number."""
-        try:
-            return int(value) if str(value).isdecimal() else float(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a number of records nor a share of them", param, ctx)
+def _limit(text: str) -> Limit:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a number of records nor a share of them") from None
 
 
-LIMIT = LimitType()
+LIMIT = Parsed("number", _limit)
 NAMED_LIMITS = {
     "leaks": "Images equal or similar to one of the --against dataset.  [default: 0 with it]",
     "duplicates": "Images with the bytes of an earlier one.",

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 NAMED = ("train", "eval", "none")
-OF_THE_CARD = {
-    "pixels": "--size",
-    "batch_size": "--batch-size",
-    "shuffle": "--shuffle",
-    "seed": "--seed",
-    "world_size": "--world-size",
-    "drop_last": "--drop-last",
-    "labels": "--labels",
-    "columns": "--columns",
-    "gaps": "--gaps",
-}
+OF_THE_CARD = (
+    "pixels",
+    "batch_size",
+    "shuffle",
+    "seed",
+    "world_size",
+    "drop_last",
+    "labels",
+    "columns",
+    "gaps",
+)
 
 
 def _transform_name(text: str) -> str:
@@ -63,9 +63,15 @@ def typed_options() -> set[str]:
     return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
-def refuse_typed(names: Mapping[str, str], typed: Container[str], reason: str) -> None:
-    """Raise UsageError if one of these options, by parameter, was typed."""
-    if found := [option for name, option in names.items() if name in typed]:
+def option_of(parameter: str) -> str:
+    """Return the name of the option that gives the running command a parameter."""
+    options = click.get_current_context().command.params
+    return next(option.opts[0] for option in options if option.name == parameter)
+
+
+def refuse_typed(parameters: Iterable[str], typed: Container[str], reason: str) -> None:
+    """Raise UsageError if the option of one of these parameters was typed."""
+    if found := [option_of(name) for name in parameters if name in typed]:
         raise click.UsageError(f"{', '.join(found)}: {reason}; leave it out")
 
 
