@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 
@@ -51,16 +50,15 @@ class CacheCounts:
     """Counts of a cache's work for this object since it was opened.
 
     ``downloaded`` files with ``downloaded_bytes`` were downloaded here; ``received_bytes`` also count what is
-    on its way, and what had to be asked for again. ``hits`` were there already when they
-    were to be held, or came by another process; ``waited_s`` is the time until what was not there was.
-    ``replaced`` copies were thrown away by any process because the disk had not kept their bytes.
+    on its way, and what had to be asked for again. ``hits`` were there already when they were to be held, or
+    came by another process. ``replaced`` copies were thrown away by any process because the disk had not kept
+    their bytes.
     """
 
     downloaded: int = 0
     downloaded_bytes: int = 0
     received_bytes: int = 0
     hits: int = 0
-    waited_s: float = 0.0
     replaced: int = 0
 
 
@@ -91,7 +89,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self.place = place
         self._patience_s = patience_s
         self._lock = threading.RLock()
-        self._kept, self._hits, self._waited_s = FileHold(), 0, 0.0
+        self._kept, self._hits = FileHold(), 0
         self._downloads = Downloads(self.folder, place, policy)
         with naming_full_disk(self.folder.path):
             self.folder.make()
@@ -110,7 +108,6 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             arrived.bytes,
             arrived.received_bytes,
             self._hits,
-            self._waited_s,
             max(0, self.folder.replaced - self._replaced),
         )
 
@@ -135,7 +132,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for missing files;
         OSError.
         """
-        wanted, began = self._fitting(entries), perf_counter()
+        wanted = self._fitting(entries)
         found, patience = self._held(wanted), Patience(self._patience_s, self._readers_with_room)
         while isinstance(found, NoRoom):
             still_s = patience.still_s(found.state)
@@ -146,23 +143,16 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self._refuse_closed()
             patience.wait()
             found = self._held(wanted)
-        return self._waited(found, began)
+        return found
 
     def hold_now(self, entries: Iterable[FileEntry]) -> FileHold | None:
         """Hold some files as :meth:`hold` does, None if there is no room now."""
-        wanted, began = self._fitting(entries), perf_counter()
-        found = self._held(wanted)
-        return None if isinstance(found, NoRoom) else self._waited(found, began)
+        found = self._held(self._fitting(entries))
+        return None if isinstance(found, NoRoom) else found
 
-    def keep(self, entries: Iterable[FileEntry]) -> None:
-        """Hold some files until this cache is closed. Raises what :meth:`hold` does."""
-        with self.hold(entries) as held, self._lock:
-            self._refuse_closed()
-            self._kept.take(held)
-
-    def keep_right(self, entry: FileEntry) -> None:
-        """Hold a file as :meth:`hold_right` does until this cache is closed."""
-        with self.hold_right(entry) as held, self._lock:
+    def keep(self, held: FileHold) -> None:
+        """Hold files that are held until this cache is closed. Raises UsageError for a closed cache."""
+        with held, self._lock:
             self._refuse_closed()
             self._kept.take(held)
 
@@ -191,6 +181,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             raise
         held.release()
         return self.hold([entry])
+
+    @contextmanager
+    def right(self, entry: FileEntry) -> Iterator[None]:
+        """The context in which a file is held right; damage that is read then was published."""
+        with self.hold_right(entry), saying_published(self.place, self.folder.path, entry):
+            yield
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
         """Tell all processes the files that this one will use, in their order; replaces earlier ones.
@@ -226,11 +222,6 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _waited(self, held: FileHold, began: float) -> FileHold:
-        if held.came:
-            self._count(waited_s=perf_counter() - began)
-        return held
 
     def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
         """Return each of the files once. Raises CacheTooSmall if they can never be there together."""
@@ -275,7 +266,9 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         except BaseException:
             held.release()
             raise
-        self._count(hits=hits)
+        if self.made_here:  # else the lock can be held by a thread that was not copied
+            with self._lock:
+                self._hits += hits
         return held
 
     def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> int:
@@ -303,12 +296,6 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def _downloads_of(self, coming: Sequence[FileEntry]) -> str:
         holders = sorted({holder_of(self.folder.part_of(hex_of(entry))) for entry in coming})
         return f"{coming[0].name}, which {', '.join(holders)} downloads into the cache {self.folder.path}"
-
-    def _count(self, *, hits: int = 0, waited_s: float = 0.0) -> None:
-        if self.made_here:  # else the lock can be held by a thread that was not copied
-            with self._lock:
-                self._hits += hits
-                self._waited_s += waited_s
 
 
 def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
@@ -350,7 +337,7 @@ class FileSource:
         if self.url is None or self.cache is None:
             yield LOCAL
             return
-        with closing((_HeldElsewhere if held else _LastOpenedFiles)(self)) as opened:
+        with closing(_SourceFiles(self, held=held)) as opened:
             yield opened
 
     def opened(self) -> FileCache:
@@ -361,56 +348,44 @@ class FileSource:
         return FileCache(self.cache, self.limit, Location.parse(self.url))
 
 
-class _HeldElsewhere(LocalFiles, Owned):
-    """Files that another process holds: the cache is opened where one of them has to be replaced."""
+class _SourceFiles(LocalFiles, Owned):
+    """The files of a source. Unless another process has ``held`` them, each thread holds the last of its own.
 
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
+    The cache is opened when it is needed.
+    """
+
+    def __init__(self, source: FileSource, *, held: bool) -> None:
+        self._source, self._held = source, held
         self._cache: FileCache | None = None
+        self._last: dict[int, FileHold] = {}
         self._lock = threading.Lock()
 
-    @contextmanager
-    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+    def _opened(self) -> FileCache:
         with self._lock:
             self._cache = self._cache or self._source.opened()
-        with (
-            self._cache.hold_right(entry),
-            saying_published(self._cache.place, self._cache.folder.path, entry),
-        ):
-            yield
-
-    def close(self) -> None:
-        """Close the cache."""
-        if self._cache is not None:
-            self._cache.close()
-
-
-class _LastOpenedFiles(_HeldElsewhere):
-    """Files; each thread holds the one that it opened last."""
-
-    def __init__(self, source: FileSource) -> None:
-        super().__init__(source)
-        self._cache: FileCache = source.opened()
-        self._held: dict[int, FileHold] = {}
+            return self._cache
 
     def bring(self, entry: FileEntry) -> None:
-        self._let_go()
-        self._held[threading.get_ident()] = self._cache.hold([entry])
+        if not self._held:
+            self._let_go()
+            self._last[threading.get_ident()] = self._opened().hold([entry])
 
     def _let_go(self) -> None:
-        if last := self._held.pop(threading.get_ident(), None):
+        if last := self._last.pop(threading.get_ident(), None):
             last.release()
 
     @contextmanager
     def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self._let_go()
-        with super().right(entry, error):
+        self._let_go()  # or its room could not be had
+        with self._opened().right(entry):
             yield
 
     def close(self) -> None:
-        while self._held:
-            self._held.popitem()[1].release()
-        super().close()
+        """Release the files, and close the cache."""
+        while self._last:
+            self._last.popitem()[1].release()
+        if self._cache is not None:
+            self._cache.close()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -188,12 +188,9 @@ class CacheFolder:
         """Be the only one, of all processes and threads, that changes the cache. Not reentrant."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self.path / CACHE_LOCK_NAME
-        lock = LockDescriptor(os.open(path, flags, 0o644))
-        try:
+        with closing(LockDescriptor(os.open(path, flags, 0o644))) as lock:
             wait_for_lock(lock, path, self._patience_s if patience_s is None else patience_s)
             yield
-        finally:
-            lock.close()
 
     @contextmanager
     def last_turn(self) -> Iterator[None]:
@@ -249,14 +246,8 @@ class CacheFolder:
 
     def is_coming(self, entry: FileEntry) -> bool:
         """Whether a process downloads the file now."""
-        try:
-            lock = LockDescriptor(os.open(self.part_of(hex_of(entry)), OPEN_FLAGS | os.O_NOFOLLOW))
-        except FileNotFoundError:
-            return False
-        try:
-            return not lock.lock(wait=False)
-        finally:
-            lock.close()
+        with _opened(self.part_of(hex_of(entry))) as lock:
+            return lock is not None and not lock.lock(wait=False)
 
     def changed_ns(self, entry: FileEntry) -> int | None:
         """Return when a file on its way last came on, or its process showed that it lives; None without."""
@@ -308,20 +299,28 @@ def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)
 
 
+@contextmanager
+def _opened(path: Path, unless: type[OSError] = FileNotFoundError) -> Iterator[LockDescriptor | None]:
+    """The context of a file that can be locked, None where it cannot be opened for that reason."""
+    try:
+        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
+    except unless:
+        yield None
+        return
+    with closing(lock):
+        yield lock
+
+
 def _bytes_coming(path: Path) -> int:
     if path.suffix != ".part" or not _NAME.fullmatch(path.stem):
         return 0
-    try:
-        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
-    except FileNotFoundError:  # its process has ended it, and did not get its turn
-        return 0
-    try:
+    with _opened(path) as lock:
+        if lock is None:  # its process has ended it, and did not get its turn
+            return 0
         if lock.lock(wait=False):
             path.unlink()
             return 0
         return os.fstat(lock.fileno()).st_size
-    finally:
-        lock.close()
 
 
 MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
@@ -410,26 +409,19 @@ def living_readers(folder: Path) -> Iterator[LivingReader]:
 
 
 def _living(path: Path) -> LivingReader | None:
-    try:
-        lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
-    except OSError:
-        return None
-    try:
+    with _opened(path, OSError) as lock:
+        if lock is None:
+            return None
         if lock.lock(wait=False):
             path.unlink()
             return None
-        return _parsed(read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0))
-    finally:
-        lock.close()
-
-
-def _parsed(data: bytes) -> LivingReader | None:
+        data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
     if len(data) < HEADER.size:
         return None
     mark, limit, position = HEADER.unpack_from(data)
-    count = (len(data) - HEADER.size) // 8
     if mark != MARK:
         return None
+    count = (len(data) - HEADER.size) // 8
     return LivingReader(limit, position, np.frombuffer(data, "<u8", count, HEADER.size))
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,12 @@ def _link(path: Path, target: str) -> None:
     new.replace(path)
 
 
+def tables_of(manifest: Manifest) -> list[FileEntry]:
+    """Return the tables of a dataset and of its columns, which stay in the cache while it is open."""
+    columns = manifest.columns.entries if manifest.columns else ()
+    return [*manifest.tables, *(column.table for column in columns)]
+
+
 MOST = 4  # the others stay open, and can be evicted: a dataset that is idle takes little room from others
 
 
@@ -100,8 +106,7 @@ class ShardPins(LocalFiles, Owned):
     @contextmanager
     def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
         self.release()  # or its room could not be had
-        cache = self._cache()
-        with cache.hold_right(entry), saying_published(cache.place, cache.folder.path, entry):
+        with self._cache().right(entry):
             yield
 
     def _brought(self, entry: FileEntry) -> FileHold:
@@ -144,17 +149,17 @@ class CachedDataset(Dataset):
         self.url = place.url
         self._opening = place, user_path(cache).absolute(), limit, policy
         self._cache: FileCache | None = None
+        self._lock = threading.Lock()  # of its opening
         self._root: str | None = None  # known when it is open
         self._pins = ShardPins(lambda: self.cache)
         self._files = self._pins
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)
-            columns = manifest.columns.entries if manifest.columns else ()
-            self.cache.keep([*manifest.tables, *(column.table for column in columns)])
+            self.cache.keep(self.cache.hold(tables_of(manifest)))
             for table in manifest.tables:
                 if table.name != INDEX_NAME:  # which opening reads
-                    self.cache.keep_right(table)
+                    self.cache.keep(self.cache.hold_right(table))
             self._open(folder_of(folder, manifest.root), labels, manifest)
             self._root = manifest.root
         except BaseException:
@@ -167,24 +172,25 @@ class CachedDataset(Dataset):
         except (ManifestDamaged, OSError):
             if (index := manifest.table(INDEX_NAME)) is None:
                 raise
-            self.cache.keep_right(index)
+            self.cache.keep(self.cache.hold_right(index))
             with saying_published(self._opening[0], self.cache.folder.path, index):
                 super().__init__(folder, labels=labels)
 
     @property
     def cache(self) -> FileCache:
         """The cache of this dataset's files, with the tables as long as the dataset is open."""
-        if self._cache is None:
-            place, folder, limit, policy = self._opening
-            cache = FileCache(folder, limit, place, policy=policy)
-            try:
-                if self._root is not None:  # the folder may have been deleted since it was closed
-                    self._manifest_in(cache.folder, self._root)
-            except BaseException:
-                cache.close()
-                raise
-            self._cache = cache
-        return self._cache
+        if (found := self._cache) is not None:  # without the lock, which a forked copy may never get
+            return found
+        with self._lock:
+            if self._cache is None:
+                place, folder, limit, policy = self._opening
+                with ExitStack() as failed:
+                    cache = failed.enter_context(FileCache(folder, limit, place, policy=policy))
+                    if self._root is not None:  # the folder may have been deleted since it was closed
+                        self._manifest_in(cache.folder, self._root)
+                    failed.pop_all()
+                self._cache = cache
+            return self._cache
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root which the cache knows, else the one at the place."""

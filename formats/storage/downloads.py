@@ -8,9 +8,9 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -55,6 +55,18 @@ class DownloadPlan:
     parts: list[ReservedPart] = field(default_factory=list)
     coming: list[FileEntry] = field(default_factory=list)
 
+    def begin(self, folder: CacheFolder, entries: Iterable[FileEntry], files: Iterable[CachedFile]) -> None:
+        """Make parts for the files that are neither there nor on their way. The caller has its turn."""
+        there = {file.name: file.size for file in files}
+        for entry in entries:
+            if there.get(hex_of(entry)) == entry.size:
+                self.coming.append(entry)  # since the caller looked
+                continue
+            try:
+                self.parts.append(ReservedPart(folder.part_of(hex_of(entry)), entry))
+            except FileExistsError:
+                self.coming.append(entry)
+
     def give_up(self) -> None:
         """Remove the parts. The caller has its turn."""
         while self.parts:
@@ -86,17 +98,41 @@ def take_room(
     """
     taken = DownloadPlan()
     with folder.turn():
-        account = _Account(folder, limit)
+        readers, disk = [*living_readers(folder.readers)], shutil.disk_usage(folder.path)
+        limit = min([limit, disk.total, *(reader.limit for reader in readers)])
+        coming, files = folder.remove_leftovers(), folder.cached()
         try:
-            account.begin(taken, entries)
-            missing = account.make_room(taken, entries, evict)
-            if missing is None and all(map(_has_room, taken.parts)):
+            taken.begin(folder, entries, files)
+            wanted = sum(part.entry.size for part in taken.parts)
+            used = coming + sum(file.size for file in files)
+            lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
+            lacking = max(used + wanted - limit, lacking_on_disk)
+            freed = _evict(_evictable(files, entries, nearest(readers), evict), lacking)
+            if freed >= lacking and all(map(_has_room, taken.parts)):
                 return taken
         except BaseException:
             taken.give_up()
             raise
         taken.give_up()
-        return missing or account.no_room(0, is_full=True)
+        state = {file.name for file in files}, coming, [reader.position for reader in readers]
+        if freed >= lacking:
+            return NoRoom(0, limit, is_full=True, state=state)
+        least = used + wanted - freed
+        return NoRoom(least, limit, is_full=freed < lacking_on_disk and least <= limit, state=state)
+
+
+def _evictable(
+    files: Iterable[CachedFile], entries: Sequence[FileEntry], distances: Mapping[int, float], evict: Evict
+) -> list[CachedFile]:
+    """Return the files that may go for the entries, in the order in which they do."""
+    if evict == "none":
+        return []
+    bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1
+    keep = {hex_of(entry) for entry in entries}
+    others = [file for file in files if file.name not in keep]
+    return eviction_order(
+        (file for file in others if distances.get(identity_of(file.name), math.inf) > bound), distances
+    )
 
 
 def room_on_disk(folder: CacheFolder) -> int:
@@ -104,58 +140,6 @@ def room_on_disk(folder: CacheFolder) -> int:
     with folder.turn():
         cached = sum(file.size for file in folder.cached()) + folder.remove_leftovers()
         return max(0, cached + shutil.disk_usage(folder.path).free - SPARE_BYTES)
-
-
-class _Account:
-    """Content of a cache while no other process changes it."""
-
-    def __init__(self, folder: CacheFolder, limit: int) -> None:
-        self._folder = folder
-        self._readers = [*living_readers(folder.readers)]
-        self._disk = shutil.disk_usage(folder.path)
-        self._limit = min([limit, self._disk.total, *(reader.limit for reader in self._readers)])
-        self._distances = nearest(self._readers)
-        self._coming = folder.remove_leftovers()
-        self._files = folder.cached()
-
-    def begin(self, taken: DownloadPlan, entries: Iterable[FileEntry]) -> None:
-        """Make parts for the files that are neither there nor on their way."""
-        there = {file.name: file.size for file in self._files}
-        for entry in entries:
-            if there.get(hex_of(entry)) == entry.size:
-                taken.coming.append(entry)  # since the caller looked
-                continue
-            try:
-                taken.parts.append(ReservedPart(self._folder.part_of(hex_of(entry)), entry))
-            except FileExistsError:
-                taken.coming.append(entry)
-
-    def make_room(self, taken: DownloadPlan, entries: Sequence[FileEntry], evict: Evict) -> NoRoom | None:
-        """Evict enough for the parts; if that is impossible, evict nothing, and return why."""
-        wanted = sum(part.entry.size for part in taken.parts)
-        used = self._coming + sum(file.size for file in self._files)
-        lacking = max(used + wanted - self._limit, wanted + SPARE_BYTES - self._disk.free if wanted else 0)
-        bound = self._distance(hex_of(entries[0])) if evict == "later" else -1
-        keep = {hex_of(entry) for entry in entries}
-        others = [f for f in self._files if f.name not in keep and self._distance(f.name) > bound]
-        others = [] if evict == "none" else others
-        freed = _evict(eviction_order(others, self._distances), lacking)
-        if freed >= lacking:
-            return None
-        least = used + wanted - freed
-        return self.no_room(
-            least, is_full=freed < wanted + SPARE_BYTES - self._disk.free and least <= self._limit
-        )
-
-    def no_room(self, least: int, *, is_full: bool) -> NoRoom:
-        """Return that there is none, and why."""
-        return NoRoom(least, self._limit, is_full, self._state())
-
-    def _distance(self, name: str) -> float:
-        return self._distances.get(identity_of(name), math.inf)
-
-    def _state(self) -> tuple[object, ...]:
-        return {file.name for file in self._files}, self._coming, [r.position for r in self._readers]
 
 
 def _evict(files: Sequence[CachedFile], lacking: int) -> int:
@@ -176,13 +160,10 @@ def _evict(files: Sequence[CachedFile], lacking: int) -> int:
 
 def _unless_pinned(file: CachedFile, call: Callable[[Path, LockDescriptor], None]) -> bool:
     """Call unless a reader has a lock on the file; return whether none has."""
-    lock = LockDescriptor(os.open(file.path, OPEN_FLAGS | os.O_NOFOLLOW))
-    try:
+    with closing(LockDescriptor(os.open(file.path, OPEN_FLAGS | os.O_NOFOLLOW))) as lock:
         if is_free := lock.lock(wait=False):
             call(file.path, lock)
         return is_free
-    finally:
-        lock.close()
 
 
 def _has_room(part: ReservedPart) -> bool:

@@ -301,7 +301,7 @@ async def _listed_in(folder: RemoteFolder) -> set[str]:
 
 async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
     """Return the dataset in a folder; a damaged manifest is read again, at most TRIES times."""
-    for tried in range(1, TRIES + 1):
+    for _tried in range(TRIES):
         try:
             found = RemoteDataset(folder, await _manifest_bytes(folder))
             _ = found.manifest
@@ -309,9 +309,7 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
             failure = error
         else:
             return found
-        if tried == TRIES:
-            failure.path = folder.place.url
-            failure.shard = MANIFEST_NAME
+    failure.path, failure.shard = folder.place.url, MANIFEST_NAME
     raise failure
 
 

@@ -21,7 +21,7 @@ from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.storage.cache import FileCache
-from shardprep.formats.storage.cached_dataset import CachedDataset
+from shardprep.formats.storage.cached_dataset import CachedDataset, tables_of
 from shardprep.formats.storage.downloads import CacheTooSmall, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
@@ -369,7 +369,7 @@ class ShardFeed(LocalShards, Owned):
         self._threads = Daemons()
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
-        self._check_limit(_bytes_kept(dataset))
+        self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
         ahead = self._ahead() * files.per_shard
         self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead)
         self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
@@ -461,17 +461,12 @@ class ShardFeed(LocalShards, Owned):
 
     @property
     def counts(self) -> StorageCounts:
-        found = self._cache.counts
         ahead = self._prefetcher.ahead // max(1, self._files.per_shard)
         return StorageCounts(
-            found.downloaded,
-            found.downloaded_bytes,
-            found.received_bytes,
-            found.hits,
-            self._waited_s,
-            self._waited_first_s,
-            found.replaced,
-            ShardLevels(self._total, self._begun, min(ahead, self._total - self._begun)),
+            **vars(self._cache.counts),
+            waited=self._waited_s,
+            waited_first=self._waited_first_s,
+            shards=ShardLevels(self._total, self._begun, min(ahead, self._total - self._begun)),
         )
 
     def close(self) -> None:
@@ -485,10 +480,3 @@ def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: Daem
     finally:
         prefetcher.close()
         threads.join()
-
-
-def _bytes_kept(dataset: CachedDataset) -> int:
-    """The bytes of the tables, which stay in the cache while the dataset is open."""
-    columns = dataset.manifest.columns
-    tables = [column.table for column in columns.entries] if columns else []
-    return sum(file.size for file in (*dataset.manifest.tables, *tables))

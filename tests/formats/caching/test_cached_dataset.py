@@ -5,13 +5,16 @@ import multiprocessing
 import pickle
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
+from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.downloads import CacheTooSmall
 from support.datasets import prep_here, tree
@@ -76,6 +79,21 @@ def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Pa
         assert SECRET_KEY not in str(path)
         if path.is_file() and path.parent.parent.name != "files":
             assert SECRET_KEY.encode() not in path.read_bytes()
+
+
+def test_threads_that_read_after_it_was_closed_open_its_cache_once(
+    remote: CachedDataset, tmp_path: Path
+) -> None:
+    remote.close()
+    together = Barrier(8)
+
+    def cache(_: int) -> FileCache:
+        together.wait()
+        return remote.cache
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({*pool.map(cache, range(8))}) == 1
+    assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
 
 
 @pytest.mark.torture

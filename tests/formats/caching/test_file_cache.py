@@ -184,7 +184,7 @@ def test_closing_a_cache_that_was_deleted_ends_all_of_it(
 ) -> None:
     threads = threading.active_count()
     cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
-    cache.keep(shards[:1])
+    cache.keep(cache.hold(shards[:1]))
     proxy.fault = lambda path, count: "stall"
     asked = len(proxy.asked)
     with ThreadPoolExecutor(1) as pool:
@@ -210,7 +210,11 @@ def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
         waiting = pool.submit(cache.hold, shards[2:3])
         time.sleep(0.1)
         cache.close()
-        for call in (lambda: cache.foresee(shards), lambda: cache.used(1), lambda: cache.keep(shards[:1])):
+        for call in (
+            lambda: cache.foresee(shards),
+            lambda: cache.used(1),
+            lambda: cache.keep(cache.hold(shards[:1])),
+        ):
             with pytest.raises(UsageError, match="closed"):
                 call()
         with pytest.raises(UsageError, match="closed"):
