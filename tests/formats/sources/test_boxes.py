@@ -83,15 +83,6 @@ def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
     assert caught.value.__cause__ is not None
 
 
-def annotations() -> dict[str, bytes]:
-    second = box_object("n02100735", 0, 0, 100, 50)
-    return {
-        "n02100735/n02100735_3.xml": xml(box_object("n02100735", 0, 0, 50, 50)),
-        f"{WNID}/{WNID}_7.xml": xml(box_object(WNID, 0, 0, 10, 50), second),
-        f"{WNID}/{WNID}_10026.xml": xml(box_object(WNID, 200, 0, 300, 50)),
-    }
-
-
 @pytest.mark.parametrize("place", ["Annotations/train", "ILSVRC/Annotations/CLS-LOC/train", "my_bbox_train"])
 def test_annotations_of_another_dataset_are_left_alone(place: str, tmp_path: Path) -> None:
     write(tmp_path / "train/cat/holiday.jpg", b"x")
@@ -146,6 +137,6 @@ def test_an_annotation_of_absurd_size_is_not_read(tmp_path: Path) -> None:
 
 def test_a_gzip_bomb_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes_module, "MAX_BOXES_BYTES", 1 << 20)
-    write(tmp_path / "a.tgz", gzip.compress(tar_of(annotations()) + bytes(4 << 20)))
+    write(tmp_path / "a.tgz", gzip.compress(tar_of({f"{WNID}_7.xml": xml(BOX)}) + bytes(4 << 20)))
     with pytest.raises(SourceDamaged, match="inflates to more than 1048576"):
         list(read_boxes(tmp_path / "a.tgz"))

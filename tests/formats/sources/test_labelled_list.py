@@ -20,7 +20,7 @@ from shardprep.formats import (
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tables import MAX_LINE_BYTES
-from support.column_sources import as_csv as table_as_csv, as_json_lines, write_pictures
+from support.column_sources import as_csv, as_json_lines, write_pictures
 from support.datasets import prep_here
 from support.source_builders import contents, image, write
 
@@ -41,10 +41,6 @@ def listing(path: Path, text: str | bytes, root: Path, **options: Any) -> Listin
 
 def as_text(rows: dict[str, str]) -> str:
     return "".join(f"{path} {label}\n" for path, label in rows.items())
-
-
-def as_csv(rows: dict[str, str]) -> str:
-    return "label,path\r\n" + "".join(f'{label},"{path}"\r\n' for path, label in rows.items())
 
 
 def test_an_absolute_path_may_begin_with_the_root_as_it_was_given(root: Path, tmp_path: Path) -> None:
@@ -182,7 +178,7 @@ def pictures(tmp_path: Path) -> Path:
 def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
     name: str, pictures: Path, tmp_path: Path
 ) -> None:
-    write(tmp_path / name, (table_as_csv if name.endswith("csv") else as_json_lines)(TABLE).encode())
+    write(tmp_path / name, (as_csv if name.endswith("csv") else as_json_lines)(TABLE).encode())
     words = ["convert", tmp_path / name, tmp_path / "out", "--root", pictures, "--workers", 0, "--quiet"]
     columns = ["--column", "caption:text=Caption", "--column", "id:int"]
 
