@@ -173,15 +173,7 @@ class Devkit:
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gunzipped or not, or its folder. Raises SourceDamaged, OSError."""
     with foreign_file(path, f"download {FORMS[0]} again"):
-        files = (
-            _files_of_archive(path)
-            if not path.is_dir()
-            else {
-                name: read_small_file(path / name, MAX_DEVKIT_BYTES)
-                for name in (META, GROUND_TRUTH)
-                if (path / name).exists()
-            }
-        )
+        files = _files_of(path)
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
@@ -197,7 +189,10 @@ def read_devkit(path: Path) -> Devkit:
     return Devkit(classes, images, truth)
 
 
-def _files_of_archive(path: Path) -> dict[str, bytes]:
+def _files_of(path: Path) -> dict[str, bytes]:
+    if path.is_dir():
+        there = [name for name in (META, GROUND_TRUTH) if (path / name).exists()]
+        return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in there}
     if path.stat().st_size > MAX_DEVKIT_BYTES:
         raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
     files: dict[str, bytes] = {}

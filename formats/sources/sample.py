@@ -127,21 +127,18 @@ class SamplePlan:
             n = rank * self.classes + label
             yield self._image(f"{wnid}/{wnid}_{number}", n, "train")
 
-    def flat_images(self, split: str) -> Iterator[SampleImage]:
-        """Yield the images of val or test by ascending name, the order of the ground truth.
+    def images(self, split: str) -> list[SampleImage]:
+        """Return all images of a split: those of train by class, others by ascending name.
 
-        Classes are mixed and even. No archive has the labels of test.
+        The latter is the order of the ground truth. Classes are mixed and even. No archive has the labels of
+        test.
         """
+        if split == "train":
+            return [image for label in range(self.classes) for image in self.train_images(label)]
         images = self.val if split == "val" else self.test
         mixed = np.random.default_rng((self.seed, RandomUse[split.upper()])).permutation(images)
-        for number, n in enumerate(mixed.tolist(), start=1):
-            yield self._image(f"ILSVRC2012_{split}_{number:08d}", n, split)
-
-    def images(self, split: str) -> list[SampleImage]:
-        """Return all images of a split; those of train by class."""
-        if split != "train":
-            return list(self.flat_images(split))
-        return [image for label in range(self.classes) for image in self.train_images(label)]
+        numbered = enumerate(mixed.tolist(), start=1)
+        return [self._image(f"ILSVRC2012_{split}_{number:08d}", n, split) for number, n in numbered]
 
     def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
