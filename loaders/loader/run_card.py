@@ -660,15 +660,14 @@ class RecordedRun:
         try:
             epoch, start, at = (natural(value[name]) for name in ("epoch", "start", "place"))
             place = StatePlace(epoch, start, at, checked_ranges(value.get("passed", []), MAX_RECORDS))
-            card = RunCard.from_json(value["card"])
+            found = value["card"]
         except (KeyError, TypeError, ValueError) as error:
             reason = (
                 "has no card, as those of older releases" if is_state(value) else "is not a loader's state"
             )
             raise DataError(f"{reason}; {CARD_ADVICE}", path=file) from error
-        except (DataError, UnknownVersion) as error:
-            raise type(error)(f"its card {error.message}", path=file) from error
-        return cls(card, place)
+        with naming_file(file, "its card "):
+            return cls(RunCard.from_json(found), place)
 
 
 def is_state(value: Any) -> bool:

@@ -16,7 +16,7 @@ from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields
+from shardprep.loaders.loader.json_parts import built_fields, naming_file
 
 FORMAT = "shardprep disk profile"
 VERSION = 1
@@ -178,7 +178,7 @@ class DiskProfile:
         try:
             profile = cls(**built_fields(cls, value))
             same = json.dumps(profile.to_json(), sort_keys=True) == json.dumps(value, sort_keys=True)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"is a damaged disk profile ({type(error).__name__}: {error}); {ADVICE}"
             ) from error
@@ -196,11 +196,11 @@ class DiskProfile:
         """Read a file. Raises DataError where it holds no profile, UnknownVersion, OSError."""
         path = user_path(path)
         try:
-            return cls.from_json(json.loads(read_small_file(path, LARGEST)))
+            value = json.loads(read_small_file(path, LARGEST))
         except (ValueError, RecursionError) as error:
             raise DataError(f"is not a disk profile: it is not JSON; {ADVICE}", path=path) from error
-        except (DataError, UnknownVersion) as error:
-            raise type(error)(error.message, path=path) from error
+        with naming_file(path):
+            return cls.from_json(value)
 
 
 def _rate(reads: Reads, name: str) -> float | None:
