@@ -96,7 +96,8 @@ class Shard(Owned):
 
         def read_at(length: int, offset: int) -> Memory:
             memory = room(length)
-            return memory[: self.file.read_into(memory.data, offset)]
+            count = self.file.read_into(memory.data, offset)
+            return memory if count == length else memory[:count]
 
         found = address if address[3] else self._located(ordinal, address)
         return checked_image(self.file, self.path, ordinal, found, read_at)
