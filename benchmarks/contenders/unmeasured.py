@@ -44,12 +44,9 @@ class UnmeasuredWorkerLoop(worker._WorkerLoop):
             self.status_table.lease[self.index] = worker.IDLE
 
 
-def outcome(bench: Any, reader: Any, item: Any, arrays: Any, row: int, room: Any) -> object:
-    """Do the same as shard_task's function, without clocks."""
-    transform = bench._work.transform
-    if transform is None:
-        return reader.image_in(item.ordinal, room, indexed=item.indexed)
-    return bench._transformed(transform, bench._read(reader, item), item, arrays, row)
+def outcome(bench: Any, shard: Any, item: Any, arrays: Any, row: int) -> object:
+    """Do the same as shard_task's function for a transform of images, without clocks."""
+    return bench._transformed(bench._transform, bench._read(shard, item), item, arrays, row)
 
 
 def decode(image: Any, *, orientation: str = "ignore", key: str | None = None) -> Any:
