@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat, starmap
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -130,8 +130,8 @@ class TensorInput(DirectInput):
 
     def __iter__(self) -> Iterator[Any]:
         self._check_open()
-        calls = repeat(()) if self._length is None else repeat((), self._length)
-        return self._epoch(starmap(self._make, calls))
+        calls = repeat(None) if self._length is None else repeat(None, self._length)
+        return self._epoch(self._make() for _ in calls)  # a StopIteration of its own is an error
 
     def __len__(self) -> int:
         if self._length is None:

@@ -464,7 +464,7 @@ class StagingAreas(Owned):
             for area in self._areas:
                 area.tokens.close(cancel_pending_enqueues=True)
                 self._drop_elements(area)
-                area.permits.close(cancel_pending_enqueues=True)
+                area.permits.enqueue(PERMIT)  # wakes the thread that waits for room, which finds this closed
 
     def _drop_elements(self, area: _Area) -> None:
         """Take out the parts that have a token in the queue; a step that has a token finds its part."""

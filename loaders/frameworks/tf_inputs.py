@@ -355,7 +355,8 @@ class FeedInput(DirectInput, SourceInput):
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
-        return self._epoch(map(self._fed, self._pulled.batches(self._pulled.begin())))
+        batches = self._pulled.batches(self._pulled.begin())
+        return self._epoch(self._fed(batch) for batch in batches)
 
     def _fed(self, batch: Any) -> Any:
         convert = tensors_of if self._placeholders is None else arrays_of

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import resources
 from time import perf_counter
@@ -36,7 +37,7 @@ from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 
 
-class FakeDataset:
+class FakeDataset(AbstractContextManager["FakeDataset"]):
     """The records of a FakeData by number, in the place of a Dataset: ``len``, iteration and ``classes``.
 
     ``made_by(number)`` returns a record's image and label. Pixels become PNG files, which decode to them.
@@ -44,20 +45,23 @@ class FakeDataset:
 
     def __init__(self, made_by: Callable[[int], tuple[Any, int]], *, records: int, classes: int) -> None:
         self._made_by = made_by
-        self._numbers = range(records)
+        self._records = records
         self._classes = classes
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._records
 
     def __getitem__(self, number: int) -> Record:
-        number = self._numbers[operator.index(number)]
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"record {number} of {len(self)}")
+        number %= len(self)
         image, label = self._made_by(number)
         encoded = bytes(image) if isinstance(image, memoryview) else png_of(image)
-        return Record(key_of(number), label, encoded)
+        return Record(self.key(number), label, encoded)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(self.__getitem__, self._numbers)
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -65,13 +69,18 @@ class FakeDataset:
         digits = len(str(self._classes - 1))
         return tuple(f"class{number:0{digits}}" for number in range(self._classes))
 
+    def key(self, number: int) -> str:
+        """Return the key of the record with this number."""
+        return f"fake/{number}"
+
     def __repr__(self) -> str:
         return f"<FakeDataset: {len(self):,} records of {self._classes:,} classes>"
 
+    def close(self) -> None:
+        """Does nothing: no file is open."""
 
-def key_of(number: int) -> str:
-    """Return the key of the record with this number."""
-    return f"fake/{number}"
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 PER_PHOTOGRAPH = 2
@@ -357,7 +366,7 @@ class FakeData(EpochLoader):
 
     def key(self, number: int) -> str:
         """Return the key of the record with this number."""
-        return key_of(number)
+        return self.dataset.key(number)
 
     @property
     def skipped(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
@@ -33,18 +34,20 @@ def built(kind: Any, value: Any) -> Any:
     if kind is int:
         return natural(value)
     if type(value) is not kind:
-        raise TypeError(f"{str(value)[:100]!r} has the wrong type")
+        raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
     return value
 
 
 def built_fields(kind: Any, value: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the fields of a dataclass from its JSON, as :func:`built` does, but not those ``without``."""
-    hints = get_type_hints(kind)
-    return {
-        field.name: built(hints[field.name], value[field.name])
-        for field in fields(kind)
-        if field.name not in without and (field.default is MISSING or field.name in value)
-    }
+    hints, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        if field.name not in without and (field.default is MISSING or field.name in value):
+            try:
+                found[field.name] = built(hints[field.name], value[field.name])
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"its {field.name}: {error}") from error
+    return found
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
+    TensorInput,
     original_errors,
     to_dataset,
 )
@@ -130,3 +131,9 @@ def test_two_machines_train_on_their_own_ranks(lmdb_shards: Path, tmp_path: Path
     assert len(numbers) == len(set(numbers)) == 200
     assert one_said["totals"] == other_said["totals"]
     assert sum(one_said["totals"]) == sum(numbers)
+
+
+def test_a_maker_that_stops_is_an_error_and_no_short_epoch() -> None:
+    values = iter([tf.zeros([2])] * 4)
+    with TensorInput(lambda: next(values), length=10) as made, pytest.raises(RuntimeError):
+        list(made)
