@@ -171,8 +171,9 @@ def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-def test_a_verification_has_nothing_to_go_on_from(archives: Path, tmp_path: Path) -> None:
-    convert(archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=1), workers=0)
+def test_a_verification_has_nothing_to_go_on_from(lmdb_shards: Path, tmp_path: Path) -> None:
+    archives, in_many = lmdb_shards.parent / "archives", PlanOptions(shard_size=1)
+    convert(archives, tmp_path / "out", split="train", plan_options=in_many, workers=0)
     command = [sys.executable, "-m", "shardprep.cli", "verify", str(tmp_path / "out")]
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
