@@ -220,7 +220,7 @@ def test_large_results_take_memory_for_a_group_not_for_all_that_could_be_large()
             assert array.base is not None
             del array
         (engine,) = flow._kept._idle[(os.getpid(), (((), 1), 64))]
-        assert os.fstat(engine._dispatcher._ring._file.fileno()).st_blocks * 512 <= 9 * (GROUP_BYTES + size)
+        assert os.fstat(engine._dispatcher.ring._file.fileno()).st_blocks * 512 <= 9 * (GROUP_BYTES + size)
 
 
 def test_too_little_address_space_is_said_to_be_that() -> None:
