@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -69,6 +70,9 @@ class Screen:
         return "\n".join(row.rstrip() for row in self.rows if row.strip())
 
 
+QUIET_S = 0.3  # without output, after which a program is taken to wait
+
+
 class Terminal:
     """A program that runs on a pseudo-terminal of its own."""
 
@@ -116,7 +120,12 @@ class Terminal:
         return termios.tcgetattr(self._ours)
 
     def resize(self, columns: int) -> None:
-        """Make the terminal so wide; rows that are longer are broken, as by most terminals."""
+        """Make the terminal so wide; rows that are longer are broken, as by most terminals.
+
+        What the program has drawn for the old width is read before.
+        """
+        while select.select([self._ours], [], [], QUIET_S)[0]:
+            self._read()
         self._resize(self._ours, columns)
         broken = Screen(columns)
         broken.write("\r\n".join(self.screen.rows))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders.frameworks.tf_graph import SinkClosed, StagingAreas, Status
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
 from support.loaded import loader_on
 from support.tf_devices import tf
@@ -81,6 +82,19 @@ def test_closing_wakes_waiting_replicas(way: str) -> None:
     error = woken_by_closing(each, taking(strategy, each) if way == "graph" else each.dequeue, stop)
 
     assert isinstance(error, tf.errors.OutOfRangeError if way == "graph" else UsageError)
+
+
+def test_a_step_that_has_its_token_gets_its_part_of_a_stage_that_is_closed_meanwhile() -> None:
+    stage = StagingAreas([tf.TensorSpec([2], tf.float32)], ["/CPU:0"], 2)
+    stage.put(Status.BATCH, [[tf.ones([2])]])
+    (area,) = stage._areas
+    area.tokens.dequeue()
+    stage.close()
+
+    (part,) = area.unstage()
+    assert part.numpy().tolist() == [1, 1]
+    with pytest.raises(SinkClosed):
+        stage.put(Status.BATCH, [[tf.ones([2])]])
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

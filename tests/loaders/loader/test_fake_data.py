@@ -54,3 +54,11 @@ def test_encoded_batches_are_described_as_a_loaders_are(lmdb_shards: Path) -> No
 def test_what_cannot_be_meant_is_wrong_usage(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be at least"):
         FakeData(**({"batches": 1, "batch_size": 1} | options))
+
+
+def test_its_dataset_stands_in_the_place_of_one() -> None:
+    with FakeData(4, batch_size=2, classes=3).dataset as records:
+        assert records[-1].key == records.key(7)
+        assert [record.key for record in records] == [records.key(number) for number in range(8)]
+        with pytest.raises(IndexError, match="record 8 of 8"):
+            records[8]
