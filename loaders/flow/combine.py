@@ -113,9 +113,7 @@ class Zip(Combined):
     def run(self, now: PassContext) -> Iterator[Any]:
         return _zipped(self.begun(now))
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        if not self.can_pick:
-            return super().pick(now, numbers)
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
         return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
 

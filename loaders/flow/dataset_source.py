@@ -24,7 +24,7 @@ from shardprep.formats.shards.read import LocalFiles, OpenShards, PartShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
-from shardprep.loaders.flow.node import Fetched, Length, described, exact, seed_of, within
+from shardprep.loaders.flow.node import Fetched, Length, exact, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Daemons, Prefetcher, ShardFiles
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
@@ -161,6 +161,9 @@ class FromDataset(Fetched):
     with_keys: bool
     columns: WantedColumns
 
+    title = "from_dataset"
+    facts = "{0.plan.dataset}, shuffle={0.plan.shuffle}, seed={0.plan.seed}, with_keys={0.with_keys}"
+
     @classmethod
     def of(
         cls,
@@ -201,27 +204,13 @@ class FromDataset(Fetched):
         return made
 
     @property
-    def label(self) -> str:
-        return "from_dataset"
-
-    @property
     def description(self) -> str:
-        return described(
-            self,
-            self.plan.dataset,
-            f"shuffle={self.plan.shuffle}",
-            f"seed={self.plan.seed}",
-            f"with_keys={self.with_keys}",
-            *((f"columns={self.columns.names}",) if self.columns.are_chosen else ()),
-        )
+        columns = f", columns={self.columns.names}" if self.columns.are_chosen else ""
+        return super().description.removesuffix(")") + columns + ")"
 
     @property
     def length(self) -> Length:
         return exact(len(self.dataset))
-
-    @property
-    def never_change(self) -> bool:
-        return True
 
     def fetch(self) -> RecordFetch:
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())

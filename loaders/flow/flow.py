@@ -11,7 +11,7 @@ from shardprep.loaders.batches.stack import Padding
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
 from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
-from shardprep.loaders.flow.node import Node, checked_int
+from shardprep.loaders.flow.node import Node, checked_int, seed_of
 from shardprep.loaders.flow.passes import Function
 from shardprep.loaders.flow.pipeline import Pipeline
 from shardprep.loaders.flow.prefetch import InProcess, Prefetch
@@ -69,7 +69,7 @@ class FlowSources(Pipeline):
         what takes the time (``map``, ``batch``) belongs into ``make``. Raises UsageError for fewer than one
         part, and in a pass for a result without items.
         """
-        return cls(FromParts(Function(make), parts))
+        return cls(FromParts(Function(make), checked_int(parts, "the number of parts", least=1)))
 
     @classmethod
     def from_dataset(
@@ -297,7 +297,9 @@ class Flow(FlowSources):
         Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
         are shuffled. Otherwise about half a window of items is held in memory.
         """
-        return self._with(LocallyShuffled(self.node, window, seed))
+        return self._with(
+            LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
+        )
 
     def batch(self, size: int, *, remainder: Remainder = "keep", as_list: bool = False) -> Flow:
         """Combine each ``size`` items into one batch: arrays [size, ...], in tuples or dicts like the items.
@@ -343,15 +345,16 @@ class Flow(FlowSources):
         With n passes, pass p runs the passes p * n to p * n + n - 1 of this flow. Raises UsageError for an
         infinite flow, and for a flow without items that is repeated without end.
         """
-        return self._with(Repeat(self.node, passes))
+        number = None if passes is None else checked_int(passes, "the number of passes", least=0)
+        return self._with(Repeat(self.node, number))
 
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
-        return self._with(Take(self.node, count))
+        return self._with(Take(self.node, checked_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
         """Each pass without its first ``count`` items. Items by number are not made to be skipped."""
-        return self._with(Skip(self.node, count))
+        return self._with(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
         """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""
@@ -398,7 +401,7 @@ class Flow(FlowSources):
 
     def prefetch(self, items: int = 2) -> Flow:
         """Run all steps before this one in a thread, at most ``items`` items ahead."""
-        return self._with(Prefetch(self.node, items))
+        return self._with(Prefetch(self.node, checked_int(items, "the number of items to prefetch", least=1)))
 
     def in_process(self, *, ahead: int = 64) -> Flow:
         """Run all steps before this one in another process, at most max(``ahead``, 4) items ahead.
@@ -406,11 +409,13 @@ class Flow(FlowSources):
         was closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
         closures need cloudpickle. Raises UsageError for steps with processes and for caches before this step.
         """
-        return self._with(InProcess(self.node, ahead))
+        return self._with(
+            InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1))
+        )
 
     def print(self, items: int = 1) -> Flow:
         """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""
-        return self._with(Print(self.node, items))
+        return self._with(Print(self.node, checked_int(items, "the number of items to print", least=0)))
 
     def _with(self, node: Node) -> Flow:
         return Flow(node)

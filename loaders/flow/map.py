@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, partial
 from itertools import count
+from operator import is_not
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -16,7 +18,7 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.formats.records.schema import RESERVED
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.flow.node import InPlace, Length, Node, Step, described, numbered, seed_of
+from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered, seed_of
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
@@ -59,12 +61,11 @@ class Mapped(PerItem):
     random: bool
     seed: int
 
+    title = "map({0.function.name})"
+    facts = "drop_none={0.drop_none}, random={0.random}, seed={0.seed}"
+
     def __post_init__(self) -> None:
         seed_of(self.seed)
-
-    @property
-    def description(self) -> str:
-        return described(self, f"drop_none={self.drop_none}", f"random={self.random}", f"seed={self.seed}")
 
     @property
     def length(self) -> Length:
@@ -73,10 +74,6 @@ class Mapped(PerItem):
     @property
     def can_pick(self) -> bool:
         return self.source.can_pick and not self.drop_none
-
-    @property
-    def label(self) -> str:
-        return f"map({self.function.name})"
 
     def result(self, now: PassContext, number: int, item: Any) -> Any:
         """Call the function. Thread-safe if the function is."""
@@ -91,11 +88,7 @@ class Mapped(PerItem):
             return found
 
     def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
-        return filter(_is_not_none, results) if self.drop_none else results
-
-
-def _is_not_none(result: Any) -> bool:
-    return result is not None
+        return filter(partial(is_not, None), results) if self.drop_none else results
 
 
 @dataclass(frozen=True)
@@ -110,9 +103,7 @@ class Filter(Step):
     source: Node
     function: Function
 
-    @property
-    def label(self) -> str:
-        return f"filter({self.function.name})"
+    title = "filter({0.function.name})"
 
     @property
     def length(self) -> Length:
@@ -188,13 +179,11 @@ class MapComponent(PerItem):
     random: bool
     seed: int
 
+    title = "map_component({0.function.name}, {0.component!r})"
+
     def __post_init__(self) -> None:
         _check(self.component)
         seed_of(self.seed)
-
-    @property
-    def label(self) -> str:
-        return f"map_component({self.function.name}, {self.component!r})"
 
     def result(self, now: PassContext, number: int, item: Any) -> Any:
         with ErrorNote(now, number, self.label):
@@ -217,7 +206,7 @@ class Select(PerItem):
         if not self.components or (names and len(names) < len(self.components)):
             raise UsageError(f"select takes numbers or names, each once, not {self.components}")
 
-    @property
+    @cached_property
     def label(self) -> str:
         return f"select({', '.join(map(repr, self.components))})"
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 from itertools import count
 from numbers import Real
-from typing import Any, Protocol, SupportsIndex, cast
+from typing import Any, ClassVar, Protocol, SupportsIndex, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.passes import ending
@@ -124,12 +125,16 @@ class Node(ABC):
     """A source, or a step over other nodes.
 
     Nodes are frozen dataclasses: immutable, picklable, without any state of a pass. ``sources`` are the nodes
-    that a node draws from; a source has none.
+    that a node draws from; a source has none. ``title`` and ``facts`` are forms of :attr:`label` and
+    :attr:`description`, with the node as ``{0}``; without them they are the class, and all plain fields.
     """
 
+    title: ClassVar[str] = ""
+    facts: ClassVar[str | None] = None
+
     @property
-    @abstractmethod
-    def sources(self) -> tuple[Node, ...]: ...
+    def sources(self) -> tuple[Node, ...]:
+        return ()
 
     @property
     @abstractmethod
@@ -144,10 +149,10 @@ class Node(ABC):
         ``self.sources[n].run(now.of(self, n))``.
         """
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name of this step or source in exceptions and stats: its method, with what tells it apart."""
-        return type(self).__name__.lower()
+        return (self.title or type(self).__name__.lower()).format(self)
 
     @property
     def description(self) -> str:
@@ -156,8 +161,8 @@ class Node(ABC):
         It is the same however the step is run: in this thread, in others, or in processes.
         """
         plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
-        facts = [f"{name}={value!r}" for name, value in plain.items() if _is_plain(value)]
-        return described(self, *facts)
+        own = ", ".join(f"{name}={value!r}" for name, value in plain.items() if _is_plain(value))
+        return f"{self.label.partition('(')[0]}({own if self.facts is None else self.facts.format(self)})"
 
     @property
     def can_pick(self) -> bool:
@@ -169,7 +174,13 @@ class Node(ABC):
 
         ``numbers`` may be drawn some items ahead of the yielded item. Raises UsageError unless ``can_pick``.
         """
-        raise UsageError(f"items of {type(self).__name__} cannot be picked by number")
+        if not self.can_pick:
+            raise UsageError(f"items of {type(self).__name__} cannot be picked by number")
+        return self.picked(now, numbers)
+
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        """What :meth:`pick` yields, where the node can pick."""
+        raise NotImplementedError
 
     @property
     def can_fetch(self) -> bool:
@@ -177,15 +188,12 @@ class Node(ABC):
         return False
 
     def fetch(self) -> Fetch:
-        """The object that makes items from keys. Raises UsageError unless ``can_fetch``."""
-        raise UsageError(f"items of {type(self).__name__} cannot be fetched by keys")
+        """The object that makes items from keys, where the node ``can_fetch``."""
+        raise NotImplementedError
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """The keys of the items with these numbers, in that order. Each key pickles to few bytes.
-
-        Raises UsageError unless ``can_fetch``.
-        """
-        raise UsageError(f"items of {type(self).__name__} cannot be fetched by keys")
+        """The keys of the items with these numbers, in that order. Each key pickles to few bytes."""
+        raise NotImplementedError
 
     @property
     def never_change(self) -> bool:
@@ -196,11 +204,6 @@ class Node(ABC):
     def height(self) -> int:
         """The longest path to a source, which has height 0. It identifies the step in random streams."""
         return 1 + max((source.height for source in self.sources), default=-1)
-
-
-def described(node: Node, *facts: str) -> str:
-    """Return the description of a node, with these facts."""
-    return f"{node.label.partition('(')[0]}({', '.join(facts)})"
 
 
 def _is_plain(value: object) -> bool:
@@ -245,8 +248,8 @@ class InPlace(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.results(now, numbers) if self.can_pick else super().pick(now, numbers)
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.results(now, numbers)
 
 
 class Fetch(Protocol):
@@ -262,45 +265,14 @@ class Fetched(Node):
     A ``map`` with processes sends the keys to its workers, and the workers read.
     """
 
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        return ()
+    can_pick = can_fetch = never_change = True
 
-    @property
-    def can_fetch(self) -> bool:
-        return True
-
-    @abstractmethod
-    def fetch(self) -> Fetch: ...
-
-    @abstractmethod
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]: ...
-
-    @property
-    def can_pick(self) -> bool:
-        return True
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         with ending(self.keys(now, numbers)) as keys, self.fetch().open() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
     def run(self, now: PassContext) -> Iterator[Any]:
         return self.pick(now, range(self.length.items))
-
-
-class BatchingSource(ABC):
-    """A node that can make whole batches for a following ``batch`` step, if ``can_batch``."""
-
-    @property
-    @abstractmethod
-    def can_batch(self) -> bool: ...
-
-    @abstractmethod
-    def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
-        """Yield new arrays of ``size`` rows in the form of the items; they are never written to again.
-
-        A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
-        """
 
 
 def checked_int(value: object, name: str, *, least: int) -> int:
@@ -395,9 +367,7 @@ class Renumbered(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        if not self.can_pick:
-            return super().pick(now, numbers)
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         return self.source.pick(now.of(self), self._source_numbers(now, numbers))
 
     @property

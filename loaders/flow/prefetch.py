@@ -21,7 +21,7 @@ from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, EngineBatch, Fill, Items, SkippedRow
-from shardprep.loaders.flow.node import InPlace, Node, Step, checked_int, described
+from shardprep.loaders.flow.node import InPlace, Node, Step
 from shardprep.loaders.flow.passes import GroupMeter, PassContext, PassResources
 from shardprep.loaders.flow.process_map import (
     EngineMeter,
@@ -47,16 +47,8 @@ class Prefetch(InPlace):
     source: Node
     items: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "items", checked_int(self.items, "the number of items to prefetch", least=1))
-
-    @property
-    def label(self) -> str:
-        return f"prefetch({self.items})"
-
-    @property
-    def description(self) -> str:
-        return described(self)
+    title = "prefetch({0.items})"
+    facts = ""
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread"))
@@ -190,24 +182,15 @@ class InProcess(Step):
     source: Node
     ahead: int
 
+    title = "in_process()"
+    facts = ""
+    never_change = True  # items are copies from the other process
+
     def __post_init__(self) -> None:
-        checked_int(self.ahead, "the items that in_process runs ahead", least=1)
         if _has(self.source, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
         if _has(self.source, Cache):  # it would be lost with the process, in the middle of a pass
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
-
-    @property
-    def label(self) -> str:
-        return "in_process()"
-
-    @property
-    def description(self) -> str:
-        return described(self)
-
-    @property
-    def never_change(self) -> bool:
-        return True  # items are copies from the other process
 
     def run(self, now: PassContext) -> Iterator[Any]:
         with (

@@ -37,7 +37,6 @@ from shardprep.loaders.engine.messages import (
 )
 from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import (
-    BatchingSource,
     Fetch,
     PendingNumbers,
     checked_int,
@@ -387,7 +386,7 @@ INPUT_BYTES = RESULT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
-class ProcessMap(Mapped, BatchingSource):
+class ProcessMap(Mapped):
     """``function`` of each item, in ``processes`` worker processes. See :meth:`.Flow.map`."""
 
     processes: int
@@ -426,9 +425,14 @@ class ProcessMap(Mapped, BatchingSource):
 
     @property
     def can_batch(self) -> bool:
+        """Whether it can make the batches of a following ``batch`` step."""
         return self.ordered and not self.drop_none
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
+        """Yield new arrays of ``size`` rows in the form of the items; they are never written to again.
+
+        A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
+        """
         items, groups = self._grouped(now, None, size, size)
         with ending(self._received(now, items, groups)) as received:
             yield from map(self._made(now, groups), filter(partial(self._is_enough, least), received))

@@ -23,7 +23,6 @@ from shardprep.loaders.flow.node import (
     Length,
     Node,
     checked_int,
-    described,
     exact,
     seconds_of,
     seed_of,
@@ -59,27 +58,15 @@ def _has_length(items: Any) -> bool:
     return True
 
 
-class FlowSource(Node):
-    """A node without sources."""
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        return ()
-
-
 @dataclass(frozen=True)
-class FromSequence(FlowSource):
+class FromSequence(Node):
     """The elements ``items[0]`` to ``items[len(items) - 1]``; of an array, the rows."""
 
     items: Any
 
-    @property
-    def label(self) -> str:
-        return f"from_iterable({type(self.items).__name__})"
-
-    @property
-    def description(self) -> str:
-        return described(self, str(self.length))
+    title = "from_iterable({0.items.__class__.__name__})"
+    facts = "{0.length}"
+    can_pick = True
 
     @property
     def length(self) -> Length:
@@ -92,11 +79,7 @@ class FromSequence(FlowSource):
     def run(self, now: PassContext) -> Iterator[Any]:
         yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
 
-    @property
-    def can_pick(self) -> bool:
-        return True
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
 
     def _item(self, number: int) -> Any:
@@ -110,18 +93,13 @@ class FromSequence(FlowSource):
 
 
 @dataclass(frozen=True)
-class FromIterable(FlowSource):
+class FromIterable(Node):
     """The elements of ``items``, which is iterated once per pass: a set, a Loader, another library's data."""
 
     items: Iterable[Any]
 
-    @property
-    def label(self) -> str:
-        return f"from_iterable({type(self.items).__name__})"
-
-    @property
-    def description(self) -> str:
-        return described(self, str(self.length))
+    title = "from_iterable({0.items.__class__.__name__})"
+    facts = "{0.length}"
 
     @property
     def length(self) -> Length:
@@ -149,18 +127,13 @@ def _item(item: Any, number: int) -> Any:
 
 
 @dataclass(frozen=True)
-class FromCallable(FlowSource):
+class FromCallable(Node):
     """The items of ``function()``, which is called for each pass."""
 
     function: Function
 
-    @property
-    def label(self) -> str:
-        return f"from_callable({self.function.name})"
-
-    @property
-    def length(self) -> Length:
-        return UNKNOWN
+    title = "from_callable({0.function.name})"
+    length = UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
         items = self.function()
@@ -194,9 +167,8 @@ class FromFakeData(Fetched):
 
     data: FakeData
 
-    def __post_init__(self) -> None:
-        if self.data.batch_specs[0].shape[0] != 1:
-            raise UsageError("fake items are the rows of batches of size 1; give FakeData batch_size=1")
+    title = "fake"
+    facts = "{0.length}"
 
     @classmethod
     def of(cls, items: int, *, size: tuple[int, int], encoded: bool, seconds: float, seed: int) -> Self:
@@ -213,20 +185,8 @@ class FromFakeData(Fetched):
         )
 
     @property
-    def label(self) -> str:
-        return "fake"
-
-    @property
-    def description(self) -> str:
-        return described(self, str(self.length))
-
-    @property
     def length(self) -> Length:
         return exact(len(self.data))
-
-    @property
-    def never_change(self) -> bool:
-        return True
 
     def fetch(self) -> FakeItems:
         return FakeItems(self.data)
@@ -258,14 +218,17 @@ class FromFiles(Fetched):
     """The files in a folder at ``paths``, which are relative, sorted and with ``/``; ``labels`` are theirs.
 
     They are sorted by code points, which is the order of their bytes in UTF-8. Without a seed every pass has
-    this order. Keys are (path, label). ``facts`` are what tells one such flow from another.
+    this order. Keys are (path, label). ``digests`` tell one such flow from another.
     """
 
     folder: Path
     paths: tuple[str, ...]
     labels: tuple[int, ...]
     seed: int | None
-    facts: str
+    digests: str
+
+    title = "from_files"
+    facts = "{0.length}, {0.digests}, seed={0.seed}"
 
     @classmethod
     def of(
@@ -296,30 +259,18 @@ class FromFiles(Fetched):
         if not paths:
             where = "in folders of classes that end in" if labels is None else "that end in"
             raise UsageError(f"has no files {where} {', '.join(endings)}", path=folder)
-        facts = f"paths={crc32(repr(paths).encode()):08x}"
+        digests = f"paths={crc32(repr(paths).encode()):08x}"
         if labels is None:
             place = {name: label for label, name in enumerate(classes)}
             of_each = tuple(place[path.partition("/")[0]] for path in paths)
         else:
             of_each = _given(labels, paths, top)
-            facts += f" labels={crc32(repr(of_each).encode()):08x}"
-        return cls(top, paths, of_each, None if seed is None else seed_of(seed), facts)
-
-    @property
-    def label(self) -> str:
-        return "from_files"
-
-    @property
-    def description(self) -> str:
-        return described(self, str(self.length), self.facts, f"seed={self.seed}")
+            digests += f" labels={crc32(repr(of_each).encode()):08x}"
+        return cls(top, paths, of_each, None if seed is None else seed_of(seed), digests)
 
     @property
     def length(self) -> Length:
         return exact(len(self.paths))
-
-    @property
-    def never_change(self) -> bool:
-        return True
 
     def fetch(self) -> FileFetch:
         return FileFetch(self.folder)
@@ -374,22 +325,14 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True)
-class FromParts(FlowSource):
+class FromParts(Node):
     """One item of ``function(0)``, ``function(1)``, ... in turn. See :meth:`.Flow.from_parts`."""
 
     function: Function
     parts: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", checked_int(self.parts, "the number of parts", least=1))
-
-    @property
-    def label(self) -> str:
-        return f"from_parts({self.function.name})"
-
-    @property
-    def length(self) -> Length:
-        return UNKNOWN
+    title = "from_parts({0.function.name})"
+    length = UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
         with ExitStack() as opened:

@@ -29,7 +29,6 @@ from shardprep.loaders.flow.combine import words
 from shardprep.loaders.flow.node import (
     INFINITE,
     UNKNOWN,
-    BatchingSource,
     InPlace,
     Length,
     Node,
@@ -37,12 +36,11 @@ from shardprep.loaders.flow.node import (
     Renumbered,
     Step,
     checked_int,
-    described,
     numbered,
-    seed_of,
     within,
 )
 from shardprep.loaders.flow.passes import PassContext, map_with_notes
+from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
 
 Remainder = Literal["keep", "drop", "pad"]
@@ -53,13 +51,15 @@ class Batch(Step):
     """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`.
 
     Python's numbers become bool, int64, float64 or complex128. Strings and bytes need ``as_list``. A source
-    that can make whole batches (:class:`.BatchingSource`) makes them.
+    that can make whole batches (:class:`.ProcessMap`) makes them.
     """
 
     source: Node
     size: int
     remainder: Remainder
     as_list: bool
+
+    title = "batch({0.size})"
 
     @classmethod
     def of(cls, source: Node, size: int, *, remainder: Remainder, as_list: bool) -> Self:
@@ -70,10 +70,6 @@ class Batch(Step):
         return cls(source, checked_int(size, "a batch size", least=1), remainder, as_list)
 
     @property
-    def label(self) -> str:
-        return f"batch({self.size})"
-
-    @property
     def length(self) -> Length:
         return self.source.length.batches(self.size, drop=self.remainder == "drop")
 
@@ -82,7 +78,7 @@ class Batch(Step):
         return not self.as_list or self.source.never_change
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        if not self.as_list and isinstance(self.source, BatchingSource) and self.source.can_batch:
+        if not self.as_list and isinstance(self.source, ProcessMap) and self.source.can_batch:
             return self._made_whole(self.source.batches(now.of(self), self.size, least=self._least))
         return self._made_of(now, self.drawn(now), repeat(self.size), count())
 
@@ -90,9 +86,7 @@ class Batch(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        if not self.can_pick:
-            return super().pick(now, numbers)
+    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         asked = PendingNumbers(within(numbers, self.length))
         items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, asked)))
         begun = PendingNumbers(asked.again)
@@ -131,22 +125,17 @@ class BatchByShape(Step):
     size: int
     remainder: Literal["keep", "drop"]
 
+    title = "batch_by_shape({0.size})"
+    never_change = True
+
     def __post_init__(self) -> None:
         checked_int(self.size, "a batch size", least=1)
         _check(self.remainder, ("keep", "drop"))
 
     @property
-    def label(self) -> str:
-        return f"batch_by_shape({self.size})"
-
-    @property
     def length(self) -> Length:
         least = self.size if self.remainder == "drop" else 1
         return self.source.length.batches(least, drop=True).filtered()
-
-    @property
-    def never_change(self) -> bool:
-        return True
 
     def run(self, now: PassContext) -> Iterator[Any]:
         with ending(self.drawn(now)) as items:
@@ -184,13 +173,11 @@ class Cache(Step):
 
     source: Node
 
+    never_change = True
+
     def __post_init__(self) -> None:
         if self.source.length.is_infinite:
             raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
-
-    @property
-    def never_change(self) -> bool:
-        return True
 
     def run(self, now: PassContext) -> Iterator[Any]:
         store = now.kept.shared(now.place(self), _Store)
@@ -254,12 +241,7 @@ class Print(InPlace):
     source: Node
     items: int = 1
 
-    def __post_init__(self) -> None:
-        checked_int(self.items, "the number of items to print", least=0)
-
-    @property
-    def description(self) -> str:
-        return described(self)
+    facts = ""
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
@@ -328,8 +310,6 @@ class Repeat(Step):
     passes: int | None
 
     def __post_init__(self) -> None:
-        if self.passes is not None:
-            object.__setattr__(self, "passes", checked_int(self.passes, "the number of passes", least=0))
         if self.source.length.is_infinite:
             raise UsageError("an infinite flow cannot be repeated; leave out repeat(), or use take(n) before")
         if self.passes is None and self.source.length.is_exact and not self.source.length.items:
@@ -363,9 +343,6 @@ class Take(Renumbered):
     source: Node
     count: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", checked_int(self.count, "the number of items to take", least=0))
-
     @property
     def length(self) -> Length:
         return self.source.length.limited(self.count)
@@ -384,9 +361,6 @@ class Skip(Renumbered):
 
     source: Node
     count: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "count", checked_int(self.count, "the number of items to skip", least=0))
 
     @property
     def length(self) -> Length:
@@ -417,29 +391,20 @@ class LocallyShuffled(Renumbered):
     window: int
     seed: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "window", checked_int(self.window, "a shuffle window", least=1))
-        seed_of(self.seed)
-
-    @property
-    def label(self) -> str:
-        return "shuffle"
+    title = "shuffle"
 
     @property
     def can_pick(self) -> bool:
         return self.source.can_pick and self.source.length.items <= MAX_RECORDS
 
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
-        yield from self._order(now).each(places)
-
-    def _order(self, now: PassContext) -> DisplacedOrder:
         items = self.source.length.items
-        return DisplacedOrder(items, window=min(self.window, items), bits=now.bits(self, self.seed))
+        order = DisplacedOrder(items, window=min(self.window, items), bits=now.bits(self, self.seed))
+        yield from order.each(places)
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            order = self._order(now)
-            return self.source.pick(now.of(self), order.each(range(len(order))))
+            return self.source.pick(now.of(self), self.numbers(now, range(self.length.items)))
         return self._from_a_heap(now)
 
     def _from_a_heap(self, now: PassContext) -> Iterator[Any]:

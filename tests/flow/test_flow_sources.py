@@ -9,10 +9,6 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from shardprep.loaders.flow.sources import (
-    FromFakeData,
-)
-from shardprep.loaders.loader.fake import FakeData
 
 
 class CountedIterable:
@@ -63,11 +59,6 @@ def test_two_passes_at_once_cannot_share_one_iterator() -> None:
 def test_a_function_that_returns_no_items_is_an_error(returned: Any) -> None:
     with pytest.raises(UsageError, match=r"returned|iterable"):
         list(Flow.from_callable(lambda: returned))
-
-
-def test_fake_batches_of_several_are_refused() -> None:
-    with pytest.raises(UsageError, match="batch_size=1"):
-        FromFakeData(FakeData(3, batch_size=2, size=(2, 2)))
 
 
 class Exhausted:
