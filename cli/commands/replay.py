@@ -31,7 +31,7 @@ from shardprep.formats.runtime.sizes import count_of
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
-    from shardprep.loaders.loader.run_card import RecordedRun
+    from shardprep.loaders.loader.run_log import RecordedRun
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
@@ -57,7 +57,7 @@ COUNT = click.IntRange(min=0)
 )
 @click.argument("dataset", type=FOLDER)
 @file_option("--card", "FILE", "Run card, from loader.card().save.")
-@file_option("--state", "FILE", "State of the loader as JSON; shows its last step.")
+@file_option("--state", "FILE", "State of the loader as JSON, or the run's log; shows its last step.")
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
 @click.option("--start", type=COUNT, help="Position at which a resumed epoch began.  [default: the state's]")
@@ -91,7 +91,7 @@ COUNT = click.IntRange(min=0)
 @flag("--records", "List all records of the step, not only the first ten.", name="listed")
 @file_option("--sheet", "FILE", "Also write a contact sheet of the pixels, .png or .html.")
 @click.option(
-    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards or states."
+    "--diff", nargs=2, type=ANY_PATH, metavar="A B", help="Compare two runs by their cards, states or logs."
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help="How many epochs --diff compares.")
 @flag("--pixels", "With --diff: make the batches, and compare their values.", name="by_pixels")
@@ -109,11 +109,11 @@ def replay(
 ) -> None:
     """Make again what a rank got from DATASET at a step: records, labels, crops and pixels, bit for bit.
 
-    The run is that of a card, of a loader's state, or of the options. --diff names the first step and
-    record at which two runs differ, and why.
+    The run is that of a card, of a loader's state, of a log, or of the options. --diff names the first step
+    and record at which two runs differ, and why.
     """
     # start-up time: OpenCV
-    from shardprep.loaders.loader.run_card import RecordedRun
+    from shardprep.loaders.loader.run_log import RecordedRun
     from shardprep.loaders.loader.sheet import ContactSheet, check_suffix
 
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
@@ -135,9 +135,8 @@ def replay(
     with options.loader(recorded.card if recorded else None) as loader:
         epoch, step, start = _place(run, recorded)
         try:
-            place = recorded.place if recorded else None
-            passed = place.passed if place and place.epoch == epoch else ()
-            made = loader.replay(epoch, step, start=start, passed=passed)
+            passed = recorded.passed if recorded else {}
+            made = loader.replay(epoch, step, start=start, passed=passed.get(epoch, ()))
         except IndexError as error:
             raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
         if sheet:
@@ -161,18 +160,16 @@ def replay(
 
 
 def _place(run: dict[str, Any], recorded: RecordedRun | None) -> tuple[int, int, int]:
-    """The epoch, the step and the start that were asked for; by default those of the state."""
-    place = recorded.place if recorded else None
-    epoch = run["epoch"] if run["epoch"] is not None else place.epoch if place else 0
-    is_same = place is not None and place.epoch == epoch
+    """The epoch, the step and the start that were asked for; by default those of the state or log."""
+    last = recorded.last_of(run["epoch"]) if recorded else None
+    epoch = run["epoch"] if run["epoch"] is not None else last.receipt.epoch if last else 0
     start, step = run["start"], run["step"]
     if start is None:
-        start = place.start if place and is_same else 0
-    if step is None and place and recorded and is_same:
-        step = place.last_step(recorded.card)
+        start = last.start if last else 0
     if step is None:
-        why = ": no step of this epoch was delivered before the state" if is_same else ""
-        raise click.UsageError(f"give --step{why}")
+        step = last.last_step if last else None
+    if step is None:
+        raise click.UsageError(f"give --step{': no step of this epoch was delivered' if last else ''}")
     return epoch, step, start
 
 
@@ -232,7 +229,8 @@ def compare_runs(
 ) -> None:
     """Print where the runs of two files part, and which of their settings differ."""
     # start-up time: OpenCV
-    from shardprep.loaders.loader.run_card import RecordedRun, differences
+    from shardprep.loaders.loader.run_card import differences
+    from shardprep.loaders.loader.run_log import RecordedRun
 
     runs = [RecordedRun.load(file) for file in files]
     parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, form=form)
@@ -281,7 +279,7 @@ def _parting(
     from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
 
     cards = one_card, other_card = [run.card for run in runs]
-    passed = [{run.place.epoch: run.place.passed} if run.place and run.place.passed else {} for run in runs]
+    passed = [run.passed for run in runs]
     if parted := parting_of_datasets(one_card, other_card):
         return parted, None
     make = options.loader if by_pixels else options.ordering_loader

@@ -288,14 +288,18 @@ def print_gate(found: GateResult) -> None:
 @command(
     "Say whether pictures are in datasets.",
     "find shards/train photo.jpg",
-    "find shards/train *.jpg --near --hashes train.hashes --run card.json --epochs 90",
+    "find shards/train *.jpg --near --hashes train.hashes --run run.jsonl",
 )
 @click.argument("dataset", type=FOLDER)
 @click.argument("images", type=ANY_PATH, nargs=-1, required=True, metavar="IMAGE...")
 @flag("--near", "Also find images that were scaled or compressed again; reads all images.")
 @file_option("--hashes", "FILE", "With --near: keeps the hashes, for the next time.")
-@file_option("--run", "FILE", "The card or state of a run: also say when it saw them.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, help="With --run: how many epochs it had.")
+@file_option("--run", "FILE", "The log, card or state of a run: also say when it saw them.")
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    help="With --run: how many epochs it had.  [default: those of the log, or 1]",
+)
 @work_options
 def find(
     dataset: Path,
@@ -303,7 +307,7 @@ def find(
     near: bool,
     hashes: Path | None,
     run: Path | None,
-    epochs: int,
+    epochs: int | None,
     workers: int | None,
     form: Form,
     as_json: bool,
@@ -317,7 +321,7 @@ def find(
         raise click.UsageError("--hashes keeps what --near reads; give both")
     if run is not None and has_splits:
         raise click.UsageError(f"{dataset} is a folder of splits; a run is of one of them")
-    if run is None and "epochs" in typed_options():
+    if run is None and epochs is not None:
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
 
@@ -371,16 +375,18 @@ class SearchResult(NamedTuple):
 
 
 def sighted(
-    dataset: Path, run: Path, found: list[ImageMatch], epochs: int
+    dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
 ) -> dict[int, list[tuple[int, int, int]]]:
-    """Return when the run of a card or state saw each record: epoch, step and rank."""
+    """Return when a run saw each record: epoch, step and rank."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
-    from shardprep.loaders.loader.run_card import RecordedRun
+    from shardprep.loaders.loader.run_log import RecordedRun
 
     options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
+    recorded = RecordedRun.load(run)
     seen: dict[int, list[tuple[int, int, int]]] = {one.record: [] for one in found}
-    with options.ordering_loader(RecordedRun.load(run).card) as loader:
-        for one in sightings(loader.order_of(), seen, range(epochs)):
+    with options.ordering_loader(recorded.card) as loader:
+        order = loader.order_of()._replace(passed=recorded.passed)
+        for one in sightings(order, seen, range(epochs or recorded.epochs or 1)):
             seen[one.number].append((one.epoch, one.step, one.rank))
     return seen
 

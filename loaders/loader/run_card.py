@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from importlib.metadata import version
 from itertools import zip_longest
-from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, Protocol, Self
 
@@ -30,11 +29,9 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.shards.columns import ColumnEntry
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_parts import built_fields, naming_file
-from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
+from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
-from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
-from shardprep.loaders.order.receipt import natural
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
 from shardprep.loaders.transforms.cut import Cut
@@ -611,63 +608,6 @@ def _transform_digest(transform: Transform, *without: type) -> str | None:
         return digest_of(transform, without=without)
     except (UsageError, RecursionError):  # it cannot be compared
         return None
-
-
-LARGEST_STATE = 16 << 20  # bytes; the skipped records make it long
-CARD_ADVICE = "a state is loader.state_dict() written as JSON"
-
-
-@dataclass(frozen=True)
-class StatePlace:
-    """The place of a state: the ``epoch`` went on at ``start``, and all ranks have reached ``place``.
-
-    ``passed`` are the ranges of places that the epoch leaves out.
-    """
-
-    epoch: int
-    start: int
-    place: int
-    passed: Ranges = ()
-
-    def last_step(self, card: RunCard) -> int | None:
-        """The step that was delivered last, counted from ``start``; None where none was in this epoch."""
-        taken = place_within(self.passed, self.place) - place_within(self.passed, self.start)
-        return -(-taken // (card.batch_size * card.world_size)) - 1 if taken > 0 else None
-
-
-@dataclass(frozen=True)
-class RecordedRun:
-    """The ``card`` of a run, and the ``place`` of a state; None for a card."""
-
-    card: RunCard
-    place: StatePlace | None
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a card, or a state as JSON. Raises DataError for anything else, UnknownVersion, OSError."""
-        file = user_path(path)
-        data = read_small_file(file, LARGEST_STATE)
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"is neither a run card nor a state; {CARD_ADVICE}", path=file) from error
-        if isinstance(value, dict) and value.get("format") == FORMAT:
-            return cls(RunCard.load(file), None)
-        return cls._of_state(value, file)
-
-    @classmethod
-    def _of_state(cls, value: Any, file: Path) -> Self:
-        try:
-            epoch, start, at = (natural(value[name]) for name in ("epoch", "start", "place"))
-            place = StatePlace(epoch, start, at, checked_ranges(value.get("passed", []), MAX_RECORDS))
-            found = value["card"]
-        except (KeyError, TypeError, ValueError) as error:
-            reason = (
-                "has no card, as those of older releases" if is_state(value) else "is not a loader's state"
-            )
-            raise DataError(f"{reason}; {CARD_ADVICE}", path=file) from error
-        with naming_file(file, "its card "):
-            return cls(RunCard.from_json(found), place)
 
 
 def is_state(value: Any) -> bool:

@@ -20,8 +20,8 @@ from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_parts import naming_file
-from shardprep.loaders.loader.run_card import RunCard, is_state
-from shardprep.loaders.order.epoch import Epoch, checked_ranges
+from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard, is_state
+from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
 from shardprep.loaders.order.receipt import Receipt, Tally, natural
@@ -34,7 +34,7 @@ VERSION = 1
 SIGNATURE_BYTES = 1024  # more than the line of a signature has
 LARGEST = 1 << 30  # bytes of a log: a line for each rank and epoch
 MOST_KEYS = 20  # of a statement
-ADVICE = "it is written by loader.log_epoch(path)"
+ADVICE = "loader.log_epoch(path) writes a log, and a state is loader.state_dict() as JSON"
 _SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of the line of a signature
 
 
@@ -62,6 +62,12 @@ class LogEntry:
     def of(cls, card: RunCard, epoch: Epoch) -> Self:
         """Return the entry for the deliveries of the epoch so far."""
         return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was delivered last, counted from ``start``; None if there was none since then."""
+        taken = place_within(self.passed, self.place) - place_within(self.passed, self.start)
+        return -(-taken // (self.card.batch_size * self.card.world_size)) - 1 if taken > 0 else None
 
     @property
     def slot(self) -> tuple[int, ...]:
@@ -120,6 +126,8 @@ class LogEntry:
             raise UnknownVersion(f"run log version {value.get('version')!r}; this release knows {VERSION}")
         if not is_line and not is_state(value):
             raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}")
+        if "card" not in value:
+            raise DataError("is a state without a card, as those of older releases")
         try:
             receipt = Receipt.from_json(value["receipt"])
             part = cls(
@@ -208,6 +216,40 @@ class RunLog:
 
             data += Signature.of(data, key).line()
         save_bytes(user_path(path).absolute(), data)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run by its ``card``, and the ``entries`` of its log or state; a card alone has none."""
+
+    card: RunCard
+    entries: Sequence[LogEntry] = ()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a card, a log, or a state as JSON. Raises what :meth:`RunLog.load` raises."""
+        file = user_path(path)
+        with suppress(ValueError, RecursionError):
+            value = json.loads(read_small_file(file, LARGEST))
+            if isinstance(value, dict) and value.get("format") == CARD_FORMAT:
+                return cls(RunCard.load(file))
+        entries = RunLog.load(file).entries
+        return cls(entries[-1].card, entries)
+
+    def last_of(self, epoch: int | None = None) -> LogEntry | None:
+        """Return the last entry of an epoch, or of all; None if there is none."""
+        found = [entry for entry in self.entries if epoch in (None, entry.receipt.epoch)]
+        return found[-1] if found else None
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs that the run has begun; 0 for a card."""
+        return max((1 + entry.receipt.epoch for entry in self.entries), default=0)
+
+    @property
+    def passed(self) -> dict[int, Ranges]:
+        """The ranges of places that were skipped, by epoch."""
+        return {entry.receipt.epoch: entry.passed for entry in self.entries if entry.passed}
 
 
 def _checked_signature(data: bytes, file: Path) -> tuple[bytes, bytes | None]:

@@ -8,10 +8,10 @@ from shardprep.cli.app import run
 
 GROUPS = {
     "Prepare": ["demo", "sample", "convert", "index", "join", "collect"],
-    "Check and mend": ["verify", "repair"],
-    "Look": ["inspect", "report"],
+    "Check and mend": ["verify", "repair", "gate"],
+    "Look": ["inspect", "report", "find"],
     "Move": ["publish", "fetch", "export"],
-    "Train": ["bench-disk", "bench-loader", "replay", "serve", "keygen"],
+    "Train": ["bench-disk", "bench-loader", "replay", "prove", "serve", "keygen"],
 }
 
 

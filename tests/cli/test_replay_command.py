@@ -31,6 +31,11 @@ def folder(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         loader.set_epoch(1)
         list(islice(loader, 3))
         (folder / "state.json").write_text(json.dumps(loader.state_dict()))
+        loader.set_epoch(0)
+        loader.skip([1])
+        for _ in range(2):
+            list(islice(loader, 3))
+            loader.log_epoch(folder / "run.jsonl")
     return folder
 
 
@@ -74,11 +79,18 @@ def records_of(loader: Loader, epoch: int, step: int) -> list[dict[str, Any]]:
     return [record.to_json() for record in loader.replay(epoch, step)]
 
 
-def test_the_last_step_before_a_state_is_the_default(folder: Path) -> None:
-    found = replayed(folder, "--state", "state.json")
+@pytest.mark.parametrize("file", ["state.json", "run.jsonl"])
+def test_the_last_step_of_a_state_or_log_is_the_default(file: str, folder: Path) -> None:
+    found = replayed(folder, "--state", file)
     with run(folder) as loader:
         assert found["records"] == records_of(loader, 1, 2)
     assert (found["epoch"], found["step"]) == (1, 2)
+
+
+def test_an_epoch_of_a_log_is_shown_without_the_steps_that_it_skipped(folder: Path) -> None:
+    found = replayed(folder, "--state", "run.jsonl", "--epoch", 0, "--step", 1)
+    with run(folder) as loader:
+        assert found["records"] == records_of(loader, 0, 2)
 
 
 def test_another_rank_of_the_run_has_its_own_records(folder: Path) -> None:
@@ -138,7 +150,7 @@ def test_all_records_are_listed_on_request(folder: Path) -> None:
         (["--diff", "run.json", "seed.json", "--sheet", "x.png", "--records"], "--records, --sheet: --diff"),
         (["--step", 0, "--epochs", 2], "--epochs: it is only for --diff"),
         (["--step", 0, "--subset", "run.json"], "is not a NumPy array"),
-        (["--card", "mine.py", "--step", 0], "neither a run card nor a state"),
+        (["--card", "mine.py", "--step", 0], "line 1 is not JSON"),
     ],
     ids=lambda each: " ".join(map(str, each)) if isinstance(each, list) else "",
 )

@@ -37,7 +37,7 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.sources.tf_example import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
-from shardprep.loaders.loader.run_card import RecordedRun
+from shardprep.loaders.loader.run_log import RecordedRun
 from shardprep.loaders.order.rng import record_rng
 from support.mutations import mutated, mutated_json, mutated_png, with_png_sums, with_tar_sums
 from support.record_sources import frame

@@ -174,12 +174,15 @@ def test_the_command_says_where_and_when(
 ) -> None:
     with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0, seed=2) as loader:
         loader.card().save(tmp_path / "card.json")
+        for _ in range(2):
+            list(loader)
+            loader.log_epoch(tmp_path / "run.jsonl")
     unknown = tmp_path / "unknown.png"
     unknown.write_bytes(encoded(picture(40), ".png"))
-    words = ["find", datasets["plain"], files[3], unknown, "--run", tmp_path / "card.json", "--epochs", 2]
+    words = ["find", datasets["plain"], files[3], unknown, "--workers", 1, "--run"]
 
-    said = prep_here(*words, "--workers", 1)
-    told = json.loads(prep_here(*words, "--workers", 1, "--json").stdout)
+    said = prep_here(*words, tmp_path / "card.json", "--epochs", 2)
+    told = json.loads(prep_here(*words, tmp_path / "run.jsonl", "--json").stdout)
 
     assert f"{unknown}: not found" in said.stdout
     assert f"{key_of(files[3])} (equal bytes)" in said.stdout

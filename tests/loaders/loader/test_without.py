@@ -12,7 +12,8 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import FakeData, GlobalShuffle, Loader, LocalShuffle, Receipt
-from shardprep.loaders.loader.run_card import RecordedRun, RunCard
+from shardprep.loaders.loader.run_card import RunCard
+from shardprep.loaders.loader.run_log import RecordedRun
 from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.loaded import assert_same, crops_on, epoch_of, kept, numbers_in
@@ -205,7 +206,7 @@ def test_old_cards_are_read_and_plain_ones_written_as_before(lmdb_shards: Path) 
     for wrong in (value | {"gaps": None}, value | {"without": None}, value | {"gaps": "open"}):
         with pytest.raises(Exception, match="damaged run card"):
             RunCard.from_json(wrong)
-    assert RecordedRun(RunCard.from_json(value), None).card.gaps == "close"
+    assert RecordedRun(RunCard.from_json(value)).card.gaps == "close"
 
 
 def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, whole: list[Any]) -> None:

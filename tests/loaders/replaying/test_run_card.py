@@ -21,7 +21,7 @@ from shardprep.loaders import (
     RunCard,
     TrainTransform,
 )
-from shardprep.loaders.loader.run_card import RecordedRun
+from shardprep.loaders.loader.run_log import RecordedRun
 from support.loaded import assert_same, epoch_of, loader_on
 
 RUNS: dict[str, dict[str, Any]] = {
