@@ -308,7 +308,7 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
         yield number
 
 
-def seconds_of(value: object, name: str, *, above: float | None = None) -> float:
+def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
     """Return the value as a float.
 
     Raises UsageError unless it is a finite number: at least 0, or more than ``above`` where that is given.

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -24,48 +24,11 @@ from shardprep.loaders.batches.pickling import (
     dumps_noting_main,
     loads,
 )
+from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
 
 NodePlace = tuple[tuple[int, ...], int]
 T = TypeVar("T")
-SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, besides its stages
-
-
-@dataclass(frozen=True)
-class GroupTimes:
-    """The seconds of the stages that share the thread, the threads or the processes of one step.
-
-    ``name`` is the step's, "main" for the consumer's thread. ``place`` is where the stages run, as in
-    :class:`.StageLoad`; ``width`` is the number of threads or processes. ``stages`` are the seconds of each
-    stage, of all threads or processes together. ``starved`` is how long they waited for items, ``blocked``
-    how long for the consumer. ``filling``, ``cpu`` and ``queued`` are for processes only: the seconds with
-    work, and the parts of these on a CPU and waiting for one.
-    """
-
-    name: str
-    place: Literal["worker", "main", "thread"]
-    width: int = 1
-    stages: dict[str, float] = field(default_factory=dict)
-    starved: float = 0.0
-    blocked: float = 0.0
-    filling: float = 0.0
-    cpu: float = 0.0
-    queued: float = 0.0
-
-    def plus(self, other: GroupTimes) -> GroupTimes:
-        """Return the sum of both, which are of one group."""
-        stages = dict.fromkeys((*self.stages, *other.stages), 0.0)
-        for name in stages:
-            stages[name] = self.stages.get(name, 0.0) + other.stages.get(name, 0.0)
-        sums = {name: getattr(self, name) + getattr(other, name) for name in SECONDS}
-        return replace(self, stages=stages, **sums)
-
-    def less(self, other: GroupTimes) -> GroupTimes:
-        """Return the times since ``other``, earlier times of the same group."""
-        stages = {name: seconds - other.stages.get(name, 0.0) for name, seconds in self.stages.items()}
-        return replace(
-            self, stages=stages, **{name: getattr(self, name) - getattr(other, name) for name in SECONDS}
-        )
 
 
 class GroupMeter:

@@ -40,11 +40,12 @@ from shardprep.loaders.flow.node import (
     Fetch,
     PendingNumbers,
     checked_int,
+    checked_seconds,
     numbered,
-    seconds_of,
 )
-from shardprep.loaders.flow.passes import Function, GroupMeter, GroupTimes, PassContext, StepRandom
+from shardprep.loaders.flow.passes import Function, GroupMeter, PassContext, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
+from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
 from shardprep.loaders.transforms.contract import ArraySpec
 
@@ -92,21 +93,9 @@ class EngineMeter:
         return ended if current is None else ended.plus(self._times(*current))
 
     def _times(self, engine: Engine, before: EngineStats) -> GroupTimes:
-        stats = engine.stats().since(before)
-        stages = {name: stats.stages[stage] for stage, name in self._names.items()}
-        filling = sum(stats.filling)
-        stages[self._rest] = max(0.0, filling - sum(stages.values()))
-        return GroupTimes(
-            self._ended.name,
-            "worker",
-            self._ended.width,
-            stages,
-            starved=sum(stats.waiting) / len(stats.waiting),
-            blocked=stats.blocked,
-            filling=filling,
-            cpu=sum(stats.cpu),
-            queued=sum(stats.queued),
-        )
+        stats, group = engine.stats().since(before), self._ended
+        starved = sum(stats.waiting) / len(stats.waiting)
+        return GroupTimes.of_engine(stats, group.name, group.width, self._names, self._rest, starved)
 
 
 # An item's position in the inputs, and its row.
@@ -399,7 +388,7 @@ class ProcessMap(Mapped):
         super().__post_init__()
         checked_int(self.processes, "processes", least=1)
         if self.deadline is not None:
-            seconds_of(self.deadline, "a deadline", above=0)
+            checked_seconds(self.deadline, "a deadline", above=0)
 
     @property
     def can_pick(self) -> bool:

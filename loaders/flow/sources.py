@@ -23,8 +23,8 @@ from shardprep.loaders.flow.node import (
     Length,
     Node,
     checked_int,
+    checked_seconds,
     exact,
-    seconds_of,
     seed_of,
     within,
 )
@@ -179,7 +179,7 @@ class FromFakeData(Fetched):
                 batch_size=1,
                 size=size,
                 encoded=encoded,
-                seconds=seconds_of(seconds, "what an item costs"),
+                seconds=checked_seconds(seconds, "what an item costs"),
                 seed=seed_of(seed),
             )
         )

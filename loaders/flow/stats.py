@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
@@ -19,20 +18,21 @@ from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
 from shardprep.loaders.flow.map import PerItem
-from shardprep.loaders.flow.node import Node, Step, seconds_of
-from shardprep.loaders.flow.passes import GroupTimes, NodePlace, PassMeter
+from shardprep.loaders.flow.node import Node, Step, checked_seconds
+from shardprep.loaders.flow.passes import NodePlace, PassMeter
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
 from shardprep.loaders.loader.stats import (
     MAX_WAITING_SHARE,
     OR_PREFETCH,
     STEP,
     Arrivals,
-    PipelineTimes,
+    GroupTimes,
     ShownStats,
     StageLoad,
     Verdict,
+    limited_by,
     loads_to_list,
-    rate_of,
+    seconds_of,
 )
 
 HAND_OVER = "hand-over"
@@ -80,24 +80,17 @@ class FlowStats(ShownStats):
         groups = {MAIN: main} | {at: group.read() for at, group in list(meter.groups.items())}
         return cls(has_rows, passes=1, groups=groups, **counts)
 
-    def plus(self, other: Self) -> Self:
-        """Return the sum of both, which are of different passes."""
+    def plus(self, other: Self, sign: int = 1) -> Self:
+        """Return the sum of both, which are of different passes, or with -1 the difference."""
         groups = dict(self.groups)
         for at, group in other.groups.items():
-            groups[at] = groups[at].plus(group) if at in groups else group
-        return replace(
-            self, groups=groups, **{name: getattr(self, name) + getattr(other, name) for name in COUNTS}
-        )
+            groups[at] = groups[at].plus(group, sign) if at in groups else group
+        counts = {name: getattr(self, name) + sign * getattr(other, name) for name in COUNTS}
+        return replace(self, groups=groups, **counts)
 
     def since(self, before: Self) -> Self:
         """Return the counts since ``before``, earlier stats of the same flow."""
-        groups = {
-            at: group.less(before.groups[at]) if at in before.groups else group
-            for at, group in self.groups.items()
-        }
-        return replace(
-            self, groups=groups, **{name: getattr(self, name) - getattr(before, name) for name in COUNTS}
-        )
+        return self.plus(before, -1)
 
     @property
     def unit(self) -> str:
@@ -110,98 +103,50 @@ class FlowStats(ShownStats):
 
         Empty before a second item.
         """
-        if not self._is_known:
-            return ()
-        beside = [load for _, loads in self._beside() for load in loads]
-        return (*beside, *self._own(), self._step())
+        own, beside = self._groups()
+        return (*(load for _, loads in beside for load in loads), *own)
 
     @property
     def verdict(self) -> Verdict | None:
         """The stage that limits; None before a second item."""
-        if not self._is_known:
+        main, beside = self._groups()
+        if not main:
             return None
-        own, beside, step = self._own(), self._beside(), self._step()
+        *own, step = main
+        others: list[Sequence[StageLoad]] = [loads for _, loads in beside]
         rate = self.timed / self.elapsed
         if self.drawing <= MAX_WAITING_SHARE * self.elapsed or not (beside or own):
-            return self._verdict(step, rate, STEP_ADVICE, [own, *(loads for _, loads in beside)])
+            return limited_by(step, rate, STEP_ADVICE, [own, *others], self.unit)
         if beside and self.groups[MAIN].starved >= self.drawing / 2:
-            group, loads = max(beside, key=lambda found: _seconds(found[1]))
-            slowest = max(loads, key=_seconds_of)
-            others = [other for _, other in beside if other is not loads]
-            return self._verdict(slowest, rate, self._advice(group, slowest, rate), [(*own, step), *others])
-        busiest = max(own, key=_seconds_of)
-        rest = (*(load for load in own if load is not busiest), step)
+            group, loads = max(beside, key=lambda found: seconds_of(*found[1]))
+            slowest = max(loads, key=seconds_of)
+            others = [main, *(other for other in others if other is not loads)]
+            return limited_by(slowest, rate, self._advice(group, slowest.name, rate), others, self.unit)
+        busiest = max(own, key=seconds_of)
         advice = HAND_OVER_ADVICE if busiest.name == HAND_OVER else MAIN_ADVICE
-        return self._verdict(busiest, rate, advice, [rest, *(loads for _, loads in beside)])
+        rest = [load for load in main if load is not busiest]
+        return limited_by(busiest, rate, advice, [rest, *others], self.unit)
 
-    def _verdict(
-        self, limit: StageLoad, rate: float, advice: str, others: Iterable[tuple[StageLoad, ...]]
-    ) -> Verdict:
-        """Return the verdict; without the limit, the slowest of the others would limit."""
-        slowest = max(filter(None, others), key=_seconds, default=())
-        after = rate_of(_seconds(slowest))
-        name = max(slowest, key=_seconds_of).name if slowest else STEP
-        return Verdict(limit.name, rate, name, max(after, rate), advice, self.unit)
-
-    def _advice(self, group: GroupTimes, slowest: StageLoad, rate: float) -> str:
+    def _advice(self, group: GroupTimes, slowest: str, rate: float) -> str:
         if group.place == "thread":
-            return POOL_ADVICE if slowest.name == group.name else THREAD_ADVICE
+            return POOL_ADVICE if slowest == group.name else THREAD_ADVICE
         if group.name == "in_process()":
             return PROCESS_ADVICE
-        times = PipelineTimes(
-            images=self.rows,
-            timed=self.timed,
-            elapsed=self.elapsed,
-            image_bytes=0.0,
-            workers=group.width,
-            cpus=self.cpus,
-            filling=group.filling,
-            cpu=group.cpu,
-            queued=group.queued,
-            stages=group.stages,
-            blocked=group.blocked,
-            starved=self.groups[MAIN].starved,
-            handing=0.0,
-            unit=self.unit,
-        )
-        return times.advice(slowest, rate)
+        return group.advice(slowest, rate, cpus=self.cpus, unit=self.unit)
 
-    @property
-    def _is_known(self) -> bool:
-        return self.timed > 0 and self.elapsed > 0
-
-    def _beside(self) -> list[tuple[GroupTimes, tuple[StageLoad, ...]]]:
-        """The stages that run beside the consumer's thread, by their groups."""
-        return [
-            (
-                group,
-                tuple(self._load(group, name, seconds, self.rows) for name, seconds in group.stages.items()),
-            )
+    def _groups(self) -> tuple[Sequence[StageLoad], list[tuple[GroupTimes, tuple[StageLoad, ...]]]]:
+        """The loads in the consumer's thread, its own work last, and those beside it; of a second item on."""
+        if self.timed <= 0 or self.elapsed <= 0:
+            return (), []
+        main = self.groups[MAIN]
+        rest = max(0.0, self.drawing - main.starved - sum(main.stages.values()))
+        stages = main.stages | {HAND_OVER: rest, STEP: max(0.0, self.elapsed - self.drawing)}
+        beside = [
+            (group, group.loads(self.rows, self.elapsed))
             for at, group in self.groups.items()
             if at != MAIN and group.stages
         ]
-
-    def _own(self) -> tuple[StageLoad, ...]:
-        """The flow's stages in the consumer's thread."""
-        main = self.groups[MAIN]
-        rest = max(0.0, self.drawing - main.starved - sum(main.stages.values()))
-        parts = main.stages | {HAND_OVER: rest}
-        return tuple(self._load(main, name, seconds, self.timed) for name, seconds in parts.items())
-
-    def _step(self) -> StageLoad:
-        return self._load(self.groups[MAIN], STEP, max(0.0, self.elapsed - self.drawing), self.timed)
-
-    def _load(self, group: GroupTimes, name: str, seconds: float, rows: int) -> StageLoad:
-        each = seconds / rows
-        return StageLoad(
-            name,
-            group.place,
-            seconds=each,
-            utilisation=min(1.0, seconds / group.width / self.elapsed),
-            starved=min(1.0, group.starved / self.elapsed),
-            blocked=min(1.0, group.blocked / self.elapsed),
-            limit=rate_of(each / group.width),
-        )
+        return replace(main, stages=stages).loads(self.timed, self.elapsed), beside
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the counts, ``groups``, ``loads`` and ``verdict``."""
@@ -219,15 +164,6 @@ class FlowStats(ShownStats):
 
     def __str__(self) -> str:
         return str(self.verdict or "nothing is known before the second item of a pass; make batches smaller")
-
-
-def _seconds(loads: Iterable[StageLoad]) -> float:
-    """The seconds that the loads' group takes for one row."""
-    return sum(map(_seconds_of, loads))
-
-
-def _seconds_of(load: StageLoad) -> float:
-    return 1 / load.limit if math.isfinite(load.limit) else 0.0
 
 
 class RunningPass(Iterator[Any]):
@@ -338,7 +274,7 @@ def measure(flow: MeasurableFlow, *, seconds: float) -> FlowSpeed:
     At least one item is measured after the first. Raises UsageError for a pass without items, and the
     exceptions of the flow.
     """
-    seconds = seconds_of(seconds, "how long a flow is measured")
+    seconds = checked_seconds(seconds, "how long a flow is measured")
     began = time.perf_counter()
     drawn = _DrawnItems(flow)
     with closing(drawn.items()) as items:

@@ -10,10 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from shardprep.loaders.engine.trace import BatchWait
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.replay import Replayed, ReplayedRecord, RunOrder
 from shardprep.loaders.loader.run_card import RunCard, digest_of
-from shardprep.loaders.loader.stats import LoaderStats, PipelineTimes
+from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
@@ -131,15 +131,13 @@ def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 COUNTS = ("rows", "timed", "batches", "elapsed", "warming", "starved", "handing")
-ADVICE = "FakeData itself takes this time, with seconds= for each record"
 
 
 @dataclass(frozen=True, repr=False)
 class FakeStats(LoaderStats):
     """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
 
-    def _flowing(self) -> PipelineTimes:
-        return replace(super()._flowing(), alone=ADVICE)
+    alone: ClassVar[str] = "FakeData itself takes this time, with seconds= for each record"
 
 
 Labels = npt.NDArray[np.int64]

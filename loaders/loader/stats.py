@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -30,10 +30,7 @@ Place = Literal["worker", "main", "thread"]
 
 OR_PREFETCH = ", or add prefetch() if your step draws them itself"  # an input's thread draws for it
 STEP_ADVICE = "your step is slower than the data; a faster loader would gain nothing"
-_MAIN_ADVICE = {
-    True: STEP_ADVICE,
-    False: "the main process is busy passing batches on; make batches larger",
-}
+HAND_OVER_ADVICE = "the main process is busy passing batches on; make batches larger"
 
 
 @dataclass(frozen=True)
@@ -60,146 +57,106 @@ class StageLoad:
     limit: float
 
 
-@dataclass(frozen=True)
-class PipelineTimes:
-    """Counts and times of a pipeline over an interval, in seconds.
+SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, besides its stages
 
-    ``timed`` of the images came in the time ``elapsed``; the others were in the first batch, before it.
-    ``unit`` is the word for images. ``crop_ready`` is the share of the images that are crop-ready, None where
-    that is unknown. ``storage`` is how long no batch could be begun because its shards were not downloaded.
-    ``alone`` is the advice without workers.
+
+@dataclass(frozen=True)
+class GroupTimes:
+    """The seconds of the stages that share the thread, the threads or the processes of one step.
+
+    ``name`` is the step's, "main" for the consumer's thread. ``place`` is where the stages run, as in
+    :class:`.StageLoad`; ``width`` is the number of threads or processes. ``stages`` are the seconds of each
+    stage, of all threads or processes together. ``starved`` is how long they waited for items, ``blocked``
+    how long for the consumer. ``filling``, ``cpu`` and ``queued`` are for processes only: the seconds with
+    work, and the parts of these on a CPU and waiting for one.
     """
 
-    images: int
-    timed: int
-    elapsed: float
-    image_bytes: float
-    workers: int
-    cpus: int
-    filling: float
-    cpu: float
-    queued: float
-    stages: dict[str, float]
-    blocked: float
-    starved: float
-    handing: float
-    unit: str = "images"
-    crop_ready: float | None = None
-    storage: float = 0.0
-    alone: str = "everything runs in the thread that draws batches; set workers to 1 or more"
+    name: str
+    place: Place
+    width: int = 1
+    stages: dict[str, float] = field(default_factory=dict)
+    starved: float = 0.0
+    blocked: float = 0.0
+    filling: float = 0.0
+    cpu: float = 0.0
+    queued: float = 0.0
 
-    def loads(self) -> tuple[StageLoad, ...]:
-        """Return the stages in an image's order. Empty before a second batch."""
-        if not self.timed or self.elapsed <= 0:
-            return ()
-        overhead = max(0.0, self.filling - sum(self.stages.values()))
-        parts = {**self.stages, "transport": overhead}
-        step = max(0.0, self.elapsed - self.starved - self.handing - self.storage)
-        return (
-            *((self._in_main(STORAGE, self.storage),) if self.storage else ()),
-            *(self._in_workers(name, seconds) for name, seconds in parts.items()),
-            self._in_main("hand-over", self.handing),
-            self._in_main(STEP, step),
+    @classmethod
+    def of_engine(
+        cls, stats: EngineStats, name: str, width: int, stages: Mapping[str, str], rest: str, starved: float
+    ) -> Self:
+        """Return those of an engine's workers. ``stages`` maps its stages to names, ``rest`` is all else."""
+        filling = sum(stats.filling)
+        seconds = {own: stats.stages[stage] for stage, own in stages.items()}
+        seconds[rest] = max(0.0, filling - sum(seconds.values()))
+        cpu, queued = sum(stats.cpu), sum(stats.queued)
+        return cls(name, "worker", width, seconds, starved, stats.blocked, filling, cpu, queued)
+
+    def plus(self, other: Self, sign: int = 1) -> Self:
+        """Return the sum of both, which are of one group, or with -1 the times since the other ones."""
+        stages = {
+            name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)
+            for name in self.stages | other.stages
+        }
+        seconds = {name: getattr(self, name) + sign * getattr(other, name) for name in SECONDS}
+        return replace(self, stages=stages, **seconds)
+
+    def loads(self, rows: int, elapsed: float) -> tuple[StageLoad, ...]:
+        """Return the stages' loads over a time in which so many rows passed them."""
+        waits = {name: min(1.0, getattr(self, name) / elapsed) for name in ("starved", "blocked")}
+        return tuple(
+            StageLoad(
+                name,
+                self.place,
+                seconds=seconds / rows,
+                utilisation=min(1.0, seconds / self.width / elapsed),
+                limit=rate_of(seconds / rows / self.width),
+                **waits,
+            )
+            for name, seconds in self.stages.items()
         )
 
-    def _in_workers(self, name: str, seconds: float) -> StageLoad:
-        workers = max(1, self.workers)
-        return StageLoad(
-            name,
-            "worker",
-            seconds=seconds / self.images,
-            utilisation=min(1.0, seconds / workers / self.elapsed),
-            starved=0.0,
-            blocked=min(1.0, self.blocked / self.elapsed),
-            limit=rate_of(seconds / self.images / workers),
-        )
+    def advice(
+        self,
+        slowest: str,
+        rate: float,
+        *,
+        cpus: int,
+        unit: str = "images",
+        image_bytes: float = 0.0,
+        crop_ready: float = 1.0,
+    ) -> str:
+        """Return what helps where the slowest stage of these processes limits, at that rate.
 
-    def _in_main(self, name: str, seconds: float) -> StageLoad:
-        return StageLoad(
-            name,
-            "main",
-            seconds=seconds / self.timed,
-            utilisation=min(1.0, seconds / self.elapsed),
-            starved=min(1.0, self.starved / self.elapsed),
-            blocked=0.0,
-            limit=rate_of(seconds / self.timed),
-        )
-
-    def verdict(self) -> Verdict | None:
-        """Return the stage that limits; None before a second batch."""
-        loads = self.loads()
-        if not loads:
-            return None
-        workers = [load for load in loads if load.place == "worker"]
-        main = [load for load in loads if load.place == "main" and load.name != STORAGE]
-        slowest, busiest = max(workers, key=_seconds), max(main, key=_seconds)
-        together = rate_of(sum(map(_seconds, workers)) / max(1, self.workers))
-        rate = self.timed / self.elapsed
-        if self.storage > max(self.starved, MAX_WAITING_SHARE * self.elapsed):
-            after = slowest if together * sum(map(_seconds, main)) < 1 else busiest
-            least = min(together, rate_of(sum(map(_seconds, main))))
-            return Verdict(STORAGE, rate, after.name, max(least, rate), self._of_storage())
-        if self.starved <= MAX_WAITING_SHARE * self.elapsed:
-            advice = _MAIN_ADVICE[busiest.name == STEP]
-            return Verdict(busiest.name, rate, slowest.name, max(together, rate), advice)
-        alone = rate_of(sum(map(_seconds, main)))
-        return Verdict(slowest.name, rate, busiest.name, max(alone, rate), self.advice(slowest, rate))
-
-    def of_workers(self) -> Verdict | None:
-        """Return the verdict on the workers alone, at the rate that they would reach without a consumer."""
-        workers = [load for load in self.loads() if load.place == "worker"]
-        if not workers:
-            return None
-        slowest, together = (
-            max(workers, key=_seconds),
-            rate_of(sum(map(_seconds, workers)) / max(1, self.workers)),
-        )
-        return Verdict(slowest.name, together, STEP, math.inf, self.advice(slowest, together))
-
-    def _of_storage(self) -> str:
-        return (
-            f"batches wait for downloads {self.storage / self.elapsed:.0%} of the time; a faster link, a larger "
-            "cache_limit, or prep fetch before training helps"
-        )
-
-    def advice(self, slowest: StageLoad, rate: float) -> str:
-        """Return what helps where this stage of the workers limits, at that rate."""
-        if not self.workers:
-            return self.alone
-        asleep = self.filling - self.cpu - self.queued
+        ``crop_ready`` is the share of the images that are crop-ready.
+        """
+        asleep, busy = self.filling - self.cpu - self.queued, self.cpu + self.queued
         if asleep > max(self.cpu, self.queued):
-            if slowest.name == "read":
+            if slowest == "read":
                 return (
-                    f"the storage delivers {rate * self.image_bytes / 1e6:,.0f} MB/s and the workers wait for it; "
+                    f"the storage delivers {rate * image_bytes / 1e6:,.0f} MB/s and the workers wait for it; "
                     "faster storage helps, more workers only if it serves several readers"
                 )
             return "the workers wait in this stage instead of computing; more workers help"
-        if self.workers <= self.cpus and self.queued > MAX_QUEUED_SHARE * (self.cpu + self.queued):
+        if self.width <= cpus and self.queued > MAX_QUEUED_SHARE * busy:
             return (
-                f"the workers wait for a CPU {self.queued / (self.cpu + self.queued):.0%} of the time, because other "
+                f"the workers wait for a CPU {self.queued / busy:.0%} of the time, because other "
                 "processes use the CPUs; more workers do not help"
             )
-        enough = self._workers_for_all_cpus()
-        if self.workers >= enough:
+        # more workers than CPUs use all of them where a worker computes only part of the time
+        enough = max(cpus, int(cpus * self.filling / busy)) if busy > 0 else cpus
+        if self.width >= enough:
+            smaller = (
+                "; in shards made with prep convert --crop-ready only the training crop of a JPEG is decoded"
+            )
             return (
-                f"all {self.cpus} CPUs are in use, so more workers do not help; more or faster CPUs would, as "
-                f"would data machines{self._smaller_part(slowest)}"
+                f"all {cpus} CPUs are in use, so more workers do not help; more or faster CPUs would, as "
+                f"would data machines{smaller if slowest == 'decode' and crop_ready < MOST_CROP_READY else ''}"
             )
         return (
-            f"more workers help: {enough} instead of {self.workers} would reach "
-            f"about {rate * enough / self.workers:,.0f} {self.unit}/s"
+            f"more workers help: {enough} instead of {self.width} would reach "
+            f"about {rate * enough / self.width:,.0f} {unit}/s"
         )
-
-    def _smaller_part(self, slowest: StageLoad) -> str:
-        """Say what lessens the work of decoding, where it can be."""
-        if slowest.name != "decode" or self.crop_ready is None or self.crop_ready >= MOST_CROP_READY:
-            return ""
-        return "; in shards made with prep convert --crop-ready only the training crop of a JPEG is decoded"
-
-    def _workers_for_all_cpus(self) -> int:
-        """Number of workers that use all CPUs; more than CPUs if a worker computes only part of the time."""
-        busy = self.cpu + self.queued
-        return max(self.cpus, int(self.cpus * self.filling / busy)) if busy > 0 else self.cpus
 
 
 @dataclass(frozen=True)
@@ -245,19 +202,34 @@ def loads_to_list(loads: Sequence[StageLoad]) -> list[dict[str, Any]]:
     return [{**asdict(load), "limit": load.limit if math.isfinite(load.limit) else None} for load in loads]
 
 
-def _seconds(load: StageLoad) -> float:
-    return load.seconds
-
-
 def rate_of(seconds: float) -> float:
     """The rate per second of an operation that takes ``seconds``; inf for 0."""
     return 1 / seconds if seconds > 0 else math.inf
+
+
+def seconds_of(*loads: StageLoad) -> float:
+    """The seconds that these stages of one group take for a row."""
+    return sum(1 / load.limit for load in loads if math.isfinite(load.limit))
+
+
+def limited_by(
+    limit: StageLoad, rate: float, advice: str, others: Iterable[Sequence[StageLoad]], unit: str = "images"
+) -> Verdict:
+    """Return the verdict on a pipeline; without the limit, the slowest of the other groups would limit."""
+    slowest = max(filter(None, others), key=lambda loads: seconds_of(*loads), default=())
+    after = max(slowest, key=seconds_of).name if slowest else STEP
+    return Verdict(limit.name, rate, after, max(rate_of(seconds_of(*slowest)), rate), advice, unit)
 
 
 class ShownStats(ABC):
     """Stats of a loader or another input of a training, with their JSON values. ``kind`` names it."""
 
     kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def verdict(self) -> Verdict | None:
+        """The stage that limits; None where nothing is known yet."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -297,6 +269,7 @@ class LoaderStats(EngineStats, ShownStats):
     """
 
     kind: ClassVar[str] = "loader"
+    alone: ClassVar[str] = "everything runs in the thread that draws batches; set workers to 1 or more"
 
     workers: int
     cpus: int
@@ -312,26 +285,61 @@ class LoaderStats(EngineStats, ShownStats):
     @property
     def loads(self) -> tuple[StageLoad, ...]:
         """Each stage's service time, utilisation and waiting; the last stage is the consumer's own work."""
-        return self._flowing().loads()
+        storage, workers, main = self._groups()
+        return (*storage, *workers, *main)
+
+    def _groups(self) -> tuple[tuple[StageLoad, ...], ...]:
+        """The loads of the storage, of the workers and of the main process; empty before a second batch."""
+        if not self.timed or self.elapsed <= 0:
+            return (), (), ()
+        storage = self.storage.limiting
+        step = max(0.0, self.elapsed - self.starved - self.handing - storage)
+        downloading = GroupTimes(STORAGE, "main", 1, {STORAGE: storage} if storage else {}, self.starved)
+        main = GroupTimes("main", "main", 1, {"hand-over": self.handing, STEP: step}, self.starved)
+        return (
+            downloading.loads(self.timed, self.elapsed),
+            self._workers().loads(self.rows, self.elapsed),
+            main.loads(self.timed, self.elapsed),
+        )
+
+    def _workers(self) -> GroupTimes:
+        stages = {name: name for name in self.stages}
+        return GroupTimes.of_engine(self, "workers", max(1, self.workers), stages, "transport", 0.0)
 
     @property
     def verdict(self) -> Verdict | None:
         """The stage that limits; None before the second batch."""
-        return self._flowing().verdict()
+        storage, workers, main = self._groups()
+        if not main:
+            return None
+        rate, enough = self.timed / self.elapsed, MAX_WAITING_SHARE * self.elapsed
+        if self.storage.limiting > max(self.starved, enough):
+            advice = (
+                f"batches wait for downloads {self.storage.limiting / self.elapsed:.0%} of the time; a faster "
+                "link, a larger cache_limit, or prep fetch before training helps"
+            )
+            return limited_by(storage[0], rate, advice, [main, workers])
+        if self.starved <= enough:
+            busiest = max(main, key=seconds_of)
+            return limited_by(
+                busiest, rate, STEP_ADVICE if busiest.name == STEP else HAND_OVER_ADVICE, [workers]
+            )
+        slowest = max(workers, key=seconds_of)
+        return limited_by(slowest, rate, self._advice(slowest.name, rate), [main])
 
     def of_workers(self) -> Verdict | None:
         """Return what limits the workers, also where the consumer is slower."""
-        return self._flowing().of_workers()
+        _, workers, _ = self._groups()
+        if not workers:
+            return None
+        slowest, together = max(workers, key=seconds_of).name, rate_of(seconds_of(*workers))
+        return Verdict(slowest, together, STEP, math.inf, self._advice(slowest, together))
 
-    def _flowing(self) -> PipelineTimes:
-        return PipelineTimes(
-            images=self.rows,
-            filling=sum(self.filling),
-            cpu=sum(self.cpu),
-            queued=sum(self.queued),
-            storage=self.storage.limiting,
-            **{name: getattr(self, name) for name in SAME},
-        )
+    def _advice(self, slowest: str, rate: float) -> str:
+        if not self.workers:
+            return self.alone
+        conditions = {name: getattr(self, name) for name in ("cpus", "image_bytes", "crop_ready")}
+        return self._workers().advice(slowest, rate, **conditions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the counts, ``loads`` and ``verdict``."""
@@ -349,11 +357,6 @@ class LoaderStats(EngineStats, ShownStats):
     def __str__(self) -> str:
         return str(self.verdict or "nothing is known before the second batch")
 
-
-SAME = (
-    *("timed", "elapsed", "image_bytes", "crop_ready", "workers", "cpus"),
-    *("stages", "blocked", "starved", "handing"),
-)  # in the stats and the times
 
 WINDOW_S = 0.5  # of one rate, so that the median ignores short delays
 
