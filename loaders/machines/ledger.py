@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from shardprep.loaders.machines.codec import FrameDamaged
 
@@ -38,19 +38,6 @@ class SenderWindow:
     def __post_init__(self) -> None:
         self.size = min(self.wants, FIRST_SIZE)
 
-    @property
-    def room(self) -> int:
-        """The number of further steps that the sender may hold."""
-        return max(0, self.size - len(self.steps))
-
-    @property
-    def is_nearly_empty(self) -> bool:
-        """Whether the sender will soon have nothing to do."""
-        return len(self.steps) <= self.size // 4
-
-    def holds(self, step: int) -> bool:
-        return any(held == step for _, held in self.steps)
-
     def shrink(self) -> None:
         """Halve the window, as others wait for it. Does nothing before the first step has arrived."""
         if not self.has_begun:  # it still starts its workers
@@ -68,24 +55,53 @@ class SenderWindow:
 T = TypeVar("T")
 
 
+@dataclass
+class Part:
+    """A part of a pass: the peer that makes it, and its steps that are not assigned.
+
+    ``first`` is the first step that was never assigned, ``again`` a heap of others. ``end`` is the step after
+    the last one; None while it is unknown.
+    """
+
+    first: int
+    owner: bytes | None = None
+    again: list[int] = field(default_factory=list)
+    end: int | None = None
+
+
 class Steps(Generic[T]):
     """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken`` before.
 
     ``total`` is None while it is unknown. Items are taken in the order of the steps, or, unless ``ordered``,
     in the order of arrival. Each step is taken once, however often it arrives. Not thread-safe.
+
+    Step n belongs to part n % ``parts``. A single part is of all peers. Of several, which end one by one,
+    each has one peer: a peer gets steps of the parts that it has, then of one that no peer has; a peer
+    without either takes a part from the peer with the most, if that has two more than itself.
     """
 
     def __init__(
-        self, *, start: int = 0, total: int | None, taken: Collection[int] = (), ordered: bool = True
+        self,
+        *,
+        start: int = 0,
+        total: int | None,
+        taken: Collection[int] = (),
+        ordered: bool = True,
+        parts: int = 1,
     ) -> None:
         self.due = start
         self.total = total
         self.ordered = ordered
         self._taken = set(taken)  # beyond ``due``
         self._arrived: dict[int, T] = {}
-        self._unassigned: list[int] = []  # a heap; a step in it may have arrived since
-        self._next = start  # the first that was never assigned
+        self._parts = [Part(start + (part - start) % parts) for part in range(parts)]
         self._pass_over_taken()
+
+    def in_parts(self, parts: int) -> Steps[T]:
+        """Return the steps that are to be taken, in so many parts; none is assigned."""
+        if parts == len(self._parts):
+            return self
+        return Steps(start=self.due, total=None, taken=self._taken, ordered=self.ordered, parts=parts)
 
     @property
     def is_over(self) -> bool:
@@ -104,32 +120,38 @@ class Steps(Generic[T]):
 
     def is_missing(self, step: int) -> bool:
         """Return whether a step has not arrived, and is one of the pass as far as known."""
-        beyond = self.total is not None and step >= self.total
-        return self.due <= step and not beyond and step not in self._arrived and step not in self._taken
+        is_there = step in self._arrived or step in self._taken
+        return self.due <= step and not is_there and not self._is_beyond(step)
 
-    def assign(self, most: int, *, below: int, peer: bytes = b"") -> range:
+    def assign(self, most: int, *, below: int, peer: bytes) -> range:
         """Assign the first consecutive missing steps that are not assigned to ``peer``; perhaps none."""
-        first = self._first_unassigned()
-        if first >= below:
+        part = self._part_for(peer, below) if most > 0 else None
+        if part is None:
             return range(0)
-        stop = first
-        while stop < min(first + most, below) and self._first_unassigned() == stop and self.is_missing(stop):
-            self._mark_assigned(stop)
+        if len(self._parts) > 1:
+            part.owner, most = peer, 1
+        first = stop = self._next_of(part)
+        while stop < min(first + most, below) and self._next_of(part) == stop and self.is_missing(stop):
+            while part.again and part.again[0] == stop:
+                heapq.heappop(part.again)
+            part.first = max(part.first, stop + len(self._parts))
             stop += 1
         return range(first, stop)
 
     def goes_beyond(self, step: int) -> bool:
-        """Return whether the next step to assign is at or after ``step``."""
-        first = self._first_unassigned()
-        return first >= step and (self.total is None or first < self.total)
+        """Return whether there are steps to assign, all at or after ``step``."""
+        return min((self._next_of(part) for part in self._open_parts()), default=-1) >= step
 
     def unassign(self, steps: Iterable[int]) -> None:
         """Mark steps as not assigned; those that are missing are assigned next."""
         for step in filter(self.is_missing, steps):
-            heapq.heappush(self._unassigned, step)
+            heapq.heappush(self._parts[step % len(self._parts)].again, step)
 
     def release(self, peer: bytes, *, one: bool = False) -> None:
-        """Leave what further steps this peer would get to others, or only ``one`` part of it."""
+        """Leave the parts of this peer to others, or ``one`` of several."""
+        own = self._open_parts(peer)
+        for part in own[1:2] if one else own:
+            part.owner = None
 
     def arrive(self, step: int, item: T) -> bool:
         """Add an item. Return False where its step is not missing; the item is dropped then."""
@@ -147,29 +169,51 @@ class Steps(Generic[T]):
         return item
 
     def end_at(self, total: int) -> bool:
-        """Set the number of steps; return False where it cannot be right."""
-        known = max([self.due - 1, *self._arrived, *self._taken])
-        if self.total not in (None, total) or total <= known:
+        """Set the end of the part that step ``total`` would be of; return False where it cannot be right."""
+        part, parts = self._parts[total % len(self._parts)], len(self._parts)
+        if (known_end := self.total if parts == 1 else part.end) is not None:
+            return known_end == total
+        known = [step for step in (*self._arrived, *self._taken) if (step - total) % parts == 0]
+        if total <= max([self.due - 1, *known]):
             return False
-        self.total = total
+        part.end = total
+        ends = [part.end for part in self._parts if part.end is not None]
+        if len(ends) == parts:
+            self.total = max(max(ends) - parts + 1, self.due)
+        self._pass_over_taken()
         return True
 
-    def _first_unassigned(self) -> int:
-        while self._unassigned and not self.is_missing(self._unassigned[0]):
-            heapq.heappop(self._unassigned)
-        self._next = max(self._next, self.due)
-        while self._next in self._taken or self._next in self._arrived:
-            self._next += 1
-        return self._unassigned[0] if self._unassigned else self._next
+    def _part_for(self, peer: bytes, below: int) -> Part | None:
+        """The part that the peer's next step is from."""
+        ready = [part for part in self._open_parts() if self._next_of(part) < below]
+        choice = [part for part in ready if part.owner == peer] or [p for p in ready if p.owner is None]
+        if not choice and ready:
+            held = Counter(part.owner for part in self._open_parts())
+            most = max({part.owner for part in ready}, key=lambda owner: held[owner])
+            if held[most] >= held[peer] + 2:
+                choice = [part for part in ready if part.owner == most][-1:]
+        return min(choice, key=self._next_of, default=None)
 
-    def _mark_assigned(self, step: int) -> None:
-        while self._unassigned and self._unassigned[0] == step:
-            heapq.heappop(self._unassigned)
-        self._next = max(self._next, step + 1)
+    def _open_parts(self, *owners: bytes) -> list[Part]:
+        """The parts, all or those of a peer, that have steps to assign."""
+        owned = [part for part in self._parts if not owners or part.owner in owners]
+        return [part for part in owned if not self._is_beyond(self._next_of(part))]
+
+    def _next_of(self, part: Part) -> int:
+        """The first step of the part that is missing and not assigned; perhaps beyond its end."""
+        while part.again and not self.is_missing(part.again[0]):
+            heapq.heappop(part.again)
+        while part.first < self.due or part.first in self._arrived or part.first in self._taken:
+            part.first += len(self._parts)
+        return part.again[0] if part.again else part.first
+
+    def _is_beyond(self, step: int) -> bool:
+        end = self._parts[step % len(self._parts)].end
+        return (end is not None and step >= end) or (self.total is not None and step >= self.total)
 
     def _pass_over_taken(self) -> None:
-        while self.due in self._taken:
-            self._taken.remove(self.due)
+        while not self.is_over and (self.due in self._taken or self._is_beyond(self.due)):
+            self._taken.discard(self.due)
             self.due += 1
 
 
@@ -251,7 +295,10 @@ class Ledger(Generic[T]):
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
         """Yield new leases for all peers with room, a few steps to each in turn."""
-        self._forget_old_leases()
+        for lease_id, (_, lease) in list(self._leases.items()):
+            if lease.stop > self.steps.due:
+                break
+            del self._leases[lease_id]
         self._throttle()
         granted = True
         while granted:
@@ -259,7 +306,8 @@ class Ledger(Generic[T]):
             for peer, window in self._active_windows():
                 if lease := self._lease_for(peer, window, now):
                     granted = True
-                    self._move_to_end(peer)
+                    if self.in_any_order:
+                        self._windows[peer] = self._windows.pop(peer)  # the last in turn
                     yield peer, lease
 
     def arrive(
@@ -313,27 +361,19 @@ class Ledger(Generic[T]):
         is_final = not self._windows or (step == self.steps.due and len(texts) >= MAX_FAILURES)
         return texts[0] if is_final else None
 
-    def expire(self, now: float) -> int:
-        """Suspend peers with expired leases where another peer can take these; return how many."""
-        late = 0
+    def expire(self, now: float) -> None:
+        """Suspend peers with expired leases where another peer can take these."""
         for peer, window in list(self._windows.items()):
             is_late = window.steps and now - window.last_arrival > self._lease_seconds
-            others = [other for other in self._windows.values() if other is not window]
-            if is_late and any(not other.is_suspended for other in others):
+            if is_late and any(not w.is_suspended for w in self._windows.values() if w is not window):
                 self._suspend(peer, window)
-                late += 1
-        return late
 
     def _active_windows(self) -> list[tuple[bytes, SenderWindow]]:
         active = [(peer, window) for peer, window in self._windows.items() if not window.is_suspended]
         return active if self.in_any_order else active[:1]
 
-    def _move_to_end(self, peer: bytes) -> None:
-        if self.in_any_order:
-            self._windows[peer] = self._windows.pop(peer)
-
     def _lease_for(self, peer: bytes, window: SenderWindow, now: float) -> StepLease | None:
-        most = min(LEASE_STEPS, window.room)
+        most = min(LEASE_STEPS, window.size - len(window.steps))
         steps = self.steps.assign(most, below=self._end_of_window, peer=peer)
         if not steps:
             return None
@@ -350,24 +390,24 @@ class Ledger(Generic[T]):
         return self.steps.due + self._ahead * len(self._windows)
 
     def _throttle(self) -> None:
-        """Shrink the window of the peer that holds the step due, once per step, if others wait for it."""
-        due = self.steps.due
-        if due == self._delaying_step or self.steps.has_next:
-            return
-        if not self.steps.goes_beyond(self._end_of_window):
-            return
-        active = self._active_windows()
-        slow = next(((peer, window) for peer, window in active if window.holds(due)), None)
-        if slow and any(window.is_nearly_empty for _, window in active if window is not slow[1]):
-            self._delaying_step = due
-            self._slow_down(*slow)
+        """Shrink the window of the peer that holds the step due, once per step, if others wait for it.
 
-    def _slow_down(self, peer: bytes, window: SenderWindow) -> None:
-        """Shrink a window. A peer that still delays the others with a window of one step is suspended."""
-        if window.has_begun and window.size == 1:
-            self._suspend(peer, window)
-        self.steps.release(peer, one=True)
-        window.shrink()
+        A peer that still delays them with a window of one step is suspended.
+        """
+        due = self.steps.due
+        is_known = due == self._delaying_step or self.steps.has_next
+        if is_known or not self.steps.goes_beyond(self._end_of_window):
+            return
+        for peer, window in self._active_windows():
+            if any(step == due for _, step in window.steps):
+                others = (other for _, other in self._active_windows() if other is not window)
+                if any(len(other.steps) <= other.size // 4 for other in others):  # soon without work
+                    self._delaying_step = due
+                    if window.has_begun and window.size == 1:
+                        self._suspend(peer, window)
+                    self.steps.release(peer, one=True)
+                    window.shrink()
+                return
 
     def _suspend(self, peer: bytes, window: SenderWindow) -> None:
         """Lease the steps of a peer to others, and nothing to it until it sends something."""
@@ -409,125 +449,3 @@ class Ledger(Generic[T]):
         missing = [(lease, step) for lease, step in held if self.steps.is_missing(step)]
         self.leases_given_again += len({lease for lease, _ in missing})
         self.steps.unassign(step for _, step in missing)
-
-    def _forget_old_leases(self) -> None:
-        while self._leases:
-            oldest = next(iter(self._leases))
-            if self._leases[oldest][1].stop > self.steps.due:
-                return
-            del self._leases[oldest]
-
-
-@dataclass
-class PartLease:
-    """A part: the peer that makes it, and its steps that are not assigned.
-
-    ``first`` is the first step that was never assigned, ``again`` a heap of others. ``end`` is the step after
-    the last one; None while it is unknown.
-    """
-
-    first: int
-    owner: bytes | None = None
-    again: list[int] = field(default_factory=list)
-    end: int | None = None
-
-
-class PartSteps(Steps[T]):
-    """Steps from ``start`` on; step n belongs to part n % ``parts``, and parts end one by one.
-
-    A peer gets steps of the parts that it has, then of one that no peer has. A peer without either takes a
-    part from the peer with the most, if that has two more than itself.
-    """
-
-    def __init__(
-        self, parts: int, *, start: int = 0, taken: Collection[int] = (), ordered: bool = True
-    ) -> None:
-        self._parts = [PartLease(start + (part - start) % parts) for part in range(parts)]
-        super().__init__(start=start, total=None, taken=taken, ordered=ordered)
-
-    @classmethod
-    def of(cls, steps: Steps[T], parts: int) -> Self:
-        """Return the steps of a new pass, in parts; none is assigned."""
-        return cls(parts, start=steps.due, taken=steps.taken, ordered=steps.ordered)
-
-    def is_missing(self, step: int) -> bool:
-        return super().is_missing(step) and not self._is_beyond(step)
-
-    def assign(self, most: int, *, below: int, peer: bytes = b"") -> range:
-        part = self._part_for(peer, below) if most > 0 else None
-        if part is None:
-            return range(0)
-        part.owner = peer
-        step = self._next_of(part)
-        if part.again and part.again[0] == step:
-            heapq.heappop(part.again)
-        else:
-            part.first = step + len(self._parts)
-        return range(step, step + 1)
-
-    def goes_beyond(self, step: int) -> bool:
-        open_steps = [self._next_of(part) for part in self._parts if not self._has_ended(part)]
-        return bool(open_steps) and min(open_steps) >= step
-
-    def unassign(self, steps: Iterable[int]) -> None:
-        for step in filter(self.is_missing, steps):
-            heapq.heappush(self._parts[step % len(self._parts)].again, step)
-
-    def release(self, peer: bytes, *, one: bool = False) -> None:
-        own = [part for part in self._parts if part.owner == peer and not self._has_ended(part)]
-        for part in own[1:][:1] if one else own:
-            part.owner = None
-
-    def end_at(self, total: int) -> bool:
-        part = self._parts[total % len(self._parts)]
-        known = [step for step in (*self._arrived, *self._taken) if (step - total) % len(self._parts) == 0]
-        if part.end not in (None, total) or total <= max(known, default=-1):
-            return False
-        part.end = total
-        ends = [part.end for part in self._parts]
-        if None not in ends:
-            last = max(end for end in ends if end is not None) - len(self._parts)
-            self.total = max(last + 1, self.due)
-        self._pass_over_taken()
-        return True
-
-    def _part_for(self, peer: bytes, below: int) -> PartLease | None:
-        """The part that the peer's next step is from."""
-        ready = [part for part in self._parts if self._is_ready(part, below)]
-        own = [part for part in ready if part.owner == peer]
-        free = [part for part in ready if part.owner is None]
-        if not own and not free:
-            free = self._from_the_one_with_most(ready, self._held_by(peer))
-        return min(own or free, key=self._next_of, default=None)
-
-    def _from_the_one_with_most(self, ready: list[PartLease], own: int) -> list[PartLease]:
-        owners = {part.owner for part in ready if part.owner is not None}
-        most = max(owners, key=self._held_by, default=b"")
-        return [part for part in ready if part.owner == most][-1:] if self._held_by(most) >= own + 2 else []
-
-    def _held_by(self, peer: bytes) -> int:
-        return sum(part.owner == peer and not self._has_ended(part) for part in self._parts)
-
-    def _is_ready(self, part: PartLease, below: int) -> bool:
-        return not self._has_ended(part) and self._next_of(part) < below
-
-    def _has_ended(self, part: PartLease) -> bool:
-        """Whether the part has no more steps to assign."""
-        return part.end is not None and self._next_of(part) >= part.end
-
-    def _next_of(self, part: PartLease) -> int:
-        """The first step of the part that is missing and not assigned; perhaps beyond its end."""
-        while part.again and not self.is_missing(part.again[0]):
-            heapq.heappop(part.again)
-        while part.first < self.due or part.first in self._arrived or part.first in self._taken:
-            part.first += len(self._parts)
-        return part.again[0] if part.again else part.first
-
-    def _is_beyond(self, step: int) -> bool:
-        end = self._parts[step % len(self._parts)].end
-        return end is not None and step >= end
-
-    def _pass_over_taken(self) -> None:
-        while not self.is_over and (self.due in self._taken or self._is_beyond(self.due)):
-            self._taken.discard(self.due)
-            self.due += 1

@@ -34,7 +34,7 @@ from shardprep.loaders.machines.codec import (
 from shardprep.loaders.machines.frames import SenderFailed
 from shardprep.loaders.machines.handshake import ReceiverAuth
 from shardprep.loaders.machines.keys import ReceiverKeys, check_endpoint
-from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, PartSteps, Steps
+from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_TEXT_CHARACTERS,
@@ -294,8 +294,7 @@ class Reception(Owned):
         terms = self.senders.terms
         if terms is not None:
             self._ledger.in_any_order = terms.picks or terms.parts > 1
-            if terms.parts > 1 and not isinstance(self.steps, PartSteps):
-                self._ledger.steps = PartSteps.of(self.steps, terms.parts)
+            self._ledger.steps = self.steps.in_parts(terms.parts)
             if self.steps.total is None and terms.steps != UNKNOWN:
                 self.steps.total = terms.steps
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.loaders.machines.ledger import Ledger, PartSteps
+from shardprep.loaders.machines.ledger import Ledger, Steps
 from shardprep.loaders.remote import RemoteSource
 from support.remote_ends import SOURCES, line_of, locally, programs, same, wired
 
@@ -68,7 +68,7 @@ def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
 def test_every_step_comes_once_whichever_senders_join_and_leave(lengths: list[int], data: Any) -> None:
     parts = len(lengths)
     ledger: Ledger[int] = Ledger(ahead=3, lease_seconds=10)
-    ledger.begin(0, PartSteps(parts), in_any_order=True)
+    ledger.begin(0, Steps(total=None, parts=parts), in_any_order=True)
     work: dict[bytes, list[Any]] = {}
     names, taken = iter(range(1000)), []
     for _ in range(2000):
@@ -84,16 +84,16 @@ def test_every_step_comes_once_whichever_senders_join_and_leave(lengths: list[in
             ledger.leave(peer)
             del work[peer]
         for peer, lease in ledger.grant(0):
-            work[peer].append(lease)
+            work[peer] += [(lease.id, step) for step in range(lease.start, lease.stop)]
         busy = [peer for peer in sorted(work) if work[peer]]
         if busy:
             peer = data.draw(st.sampled_from(busy))
-            lease = work[peer].pop(0)
-            number, part = divmod(lease.start, parts)
+            lease_id, step = work[peer].pop(0)
+            number, part = divmod(step, parts)
             if number < lengths[part]:
-                ledger.arrive(peer, lease.id, 0, lease.start, lease.start, now=0)
+                ledger.arrive(peer, lease_id, 0, step, step, now=0)
             else:
-                ledger.end(peer, lease.id, 0, lengths[part] * parts + part)
+                ledger.end(peer, lease_id, 0, lengths[part] * parts + part)
         while ledger.steps.has_next:
             taken.append(ledger.steps.take())
 
