@@ -25,7 +25,6 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 NEEDS_TENSORFLOW = [
     "tf_inputs",
-    "flow/test_flow_inputs.py",
     "whole/test_from_tensorpack.py",
     "whole/test_examples.py",
 ]

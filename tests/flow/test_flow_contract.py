@@ -1,9 +1,11 @@
-"""The contract of every step of a flow."""
+"""The contract of every step of a flow: it ends its source, holds no item, and takes endless ones or none."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
@@ -11,19 +13,98 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders import Flow
 from shardprep.loaders.batches.passes import end
-from shardprep.loaders.flow.node import Node
+from shardprep.loaders.flow.node import INFINITE, Length, Node, exact, within
 from shardprep.loaders.flow.passes import PassContext
-from support.flow_members import MEMBERS, Items, Member
 
-every_member = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
-HOLDING_NOTHING = [member for member in MEMBERS if not member.holds]
+
+@dataclass(frozen=True)
+class Items(Node):
+    """``count`` items, None for endless ones; the n-th is (float32 [2] of n, n), a new one at each draw."""
+
+    count: int | None = 20
+    can_pick: bool = True  # type: ignore[misc]
+    open: list[int] = field(default_factory=list, compare=False)
+    """The numbers of the passes under way."""
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        return ()
+
+    @property
+    def length(self) -> Length:
+        return INFINITE if self.count is None else exact(self.count)
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        return self._items(now, range(1 << 40 if self.count is None else self.count))
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self._items(now, within(numbers, self.length)) if self.can_pick else super().pick(now, numbers)
+
+    def _items(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        self.open.append(now.number)
+        try:
+            for number in numbers:
+                yield np.full(2, number, np.float32), number
+        finally:
+            self.open.remove(now.number)
+
+
+def negated(item: Any) -> Any:
+    return -item[0], -item[1]
+
+
+def jittered(item: Any, rng: np.random.Generator) -> Any:
+    return item[0] + rng.random(2, np.float32), item[1]
+
+
+def none_of_each_third(item: Any) -> Any:
+    return item if item[1] % 3 else None
+
+
+def reshaped(item: Any) -> Any:
+    """An array of one of three shapes."""
+    return np.full(1 + item[1] % 3, item[1])
+
+
+STEPS: dict[str, Callable[[Flow], Flow]] = {
+    "shuffle": lambda flow: flow.shuffle(7),
+    "shuffle of all": lambda flow: flow.shuffle(1000),
+    "repeat": lambda flow: flow.repeat(3),
+    "repeat for ever": lambda flow: flow.repeat().take(50),
+    "take": lambda flow: flow.take(7),
+    "take more": lambda flow: flow.take(1000),
+    "skip": lambda flow: flow.skip(3),
+    "concat": lambda flow: flow.take(5).concat(flow),
+    "zip": lambda flow: flow.zip(flow.shuffle(4), flow.take(15)),
+    "mix": lambda flow: flow.mix(flow.take(9)),
+    "mix with weights": lambda flow: flow.mix(flow.take(9), weights=(1.5, 0.3)),
+    "choose": lambda flow: flow.choose(flow.take(9).repeat(), weights=(0.2, 0.8)),
+    "cache": lambda flow: flow.cache(),
+    "prefetch": lambda flow: flow.prefetch(3),
+    "prefetch one": lambda flow: flow.prefetch(1),
+    "map": lambda flow: flow.map(negated),
+    "map, random": lambda flow: flow.map(jittered, random=True),
+    "map, drop_none": lambda flow: flow.map(none_of_each_third, drop_none=True),
+    "map, threads": lambda flow: flow.map(negated, threads=3),
+    "map, threads, random": lambda flow: flow.map(jittered, random=True, threads=3),
+    "map, threads, drop_none": lambda flow: flow.map(none_of_each_third, drop_none=True, threads=3),
+    "filter": lambda flow: flow.filter(lambda item: item[1] % 2),
+    "map_component": lambda flow: flow.map_component(np.negative, 0),
+    "select": lambda flow: flow.select(0, -1, 0),
+    "batch": lambda flow: flow.batch(3),
+    "batch, drop": lambda flow: flow.batch(3, remainder="drop"),
+    "batch, pad": lambda flow: flow.batch(3, remainder="pad"),
+    "batch, as_list": lambda flow: flow.batch(3, as_list=True),
+    "batch of map": lambda flow: flow.map(negated).batch(3),
+    "pad": lambda flow: flow.map(reshaped).batch(3, as_list=True).pad(-1),
+    "batch_by_shape": lambda flow: flow.map(reshaped).batch_by_shape(2),
+    "unbatch": lambda flow: flow.batch(3).unbatch(),
+    "print": lambda flow: flow.print(1),
+}
+every_step = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 with_and_without_numbers = pytest.mark.parametrize("can_pick", [True, False], ids=["numbers", "no numbers"])
-
-
-def made(member: Member, **source: Any) -> tuple[Node, Items]:
-    items = Items(**source)
-    return member.make(items), items
 
 
 def array_in(item: Any) -> np.ndarray:
@@ -33,38 +114,20 @@ def array_in(item: Any) -> np.ndarray:
     return item
 
 
-def assert_all_ended(source: Items) -> None:
-    gc.collect()
-    assert sorted(source.begun) == sorted(source.ended)
-
-
-@every_member
+@every_step
 @with_and_without_numbers
-def test_a_pass_that_is_over_has_ended_its_source(member: Member, can_pick: bool) -> None:
-    node, source = made(member, can_pick=can_pick)
-    items = node.run(PassContext())
-    for _ in items:
+def test_a_pass_that_is_over_has_ended_its_source(step: Callable[[Flow], Flow], can_pick: bool) -> None:
+    source = Items(can_pick=can_pick)
+    for _ in step(Flow(source)):
         pass
-    assert source.begun
-    assert sorted(source.begun) == sorted(source.ended)
+    assert source.open == []
 
 
-@every_member
-def test_without_numbers_nothing_is_picked(member: Member) -> None:
-    node, _ = made(member, can_pick=False)
-    assert not node.can_pick
-    with pytest.raises(UsageError, match="by number"):
-        list(node.pick(PassContext(), [0]))
-
-
-@pytest.mark.parametrize("member", HOLDING_NOTHING, ids=lambda member: member.name)
+@pytest.mark.parametrize("name", sorted({*STEPS} - {"cache"}))
 @with_and_without_numbers
-def test_nothing_is_held_once_it_was_yielded(member: Member, can_pick: bool) -> None:
-    node, _ = made(member, can_pick=can_pick)
-    runs = [node.run(PassContext())]
-    if node.can_pick:
-        runs.append(node.pick(PassContext(), cycle([0, 1])))
-    for items in runs:
+def test_nothing_is_held_once_it_was_yielded(name: str, can_pick: bool) -> None:
+    flow = STEPS[name](Flow(Items(can_pick=can_pick)))
+    for items in [iter(flow), *([flow.pick(0, cycle([0, 1]))] if flow.can_pick else [])]:
         for _ in range(4):
             seen = weakref.ref(array_in(next(items)))
             gc.collect()
@@ -72,15 +135,16 @@ def test_nothing_is_held_once_it_was_yielded(member: Member, can_pick: bool) -> 
         end(items)
 
 
-@every_member
-def test_an_endless_source_is_either_refused_or_drawn_from_as_needed(member: Member) -> None:
+@every_step
+def test_an_endless_source_is_either_refused_or_drawn_from_as_needed(step: Callable[[Flow], Flow]) -> None:
     source = Items(count=None, can_pick=False)
     try:
-        node = member.make(source)
+        flow = step(Flow(source))
     except UsageError:
         return
-    items = node.run(PassContext())
+    items = iter(flow)
     assert len(list(islice(items, 3))) > 0
     end(items)
-    assert node.length.is_exact or node.length.count == float("inf")
-    assert_all_ended(source)
+    assert flow.length.is_exact or flow.length.count == float("inf")
+    gc.collect()
+    assert source.open == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +11,17 @@ import pytest
 
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.storage.open import open_dataset
-from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
-from shardprep.loaders.flow import dataset_source as flow_dataset
-from shardprep.loaders.flow.dataset_source import FromDataset
+from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.flow.passes import PassContext
-from shardprep.loaders.flow.steps import LocallyShuffled, Take
-from support.datasets import writable
+from support.sampling import torture_except
 
 SHUFFLES = [None, LocalShuffle(1), LocalShuffle(30), LocalShuffle("500kB"), GlobalShuffle()]
-
-
-def node_of(path: Path, **options: Any) -> FromDataset:
-    return FromDataset.of(
-        path, **{"shuffle": None, "seed": 0, "label_space": "sorted_wnid0", "with_keys": False, **options}
-    )
 
 
 @pytest.fixture(params=["lmdb", "hdf5"])
 def shards(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(f"{request.param}_shards")
     return path
-
-
-@pytest.fixture
-def copy(lmdb_shards: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(lmdb_shards, tmp_path / "copy"))
 
 
 def test_records_come_as_they_are_stored(shards: Path) -> None:
@@ -62,7 +47,7 @@ def test_a_pass_has_the_order_of_the_loaders_epoch(lmdb_shards: Path, shuffle: A
 
 
 def test_what_is_shuffled_and_taken_is_fetched_all_the_same(lmdb_shards: Path) -> None:
-    node = Take(LocallyShuffled(node_of(lmdb_shards), 40, 3), 50)
+    node = Flow.from_dataset(lmdb_shards).shuffle(40, seed=3).take(50).node
     assert node.can_fetch
 
     with node.fetch().open() as item_of:
@@ -74,33 +59,40 @@ def test_what_is_shuffled_and_taken_is_fetched_all_the_same(lmdb_shards: Path) -
         list(node.keys(PassContext(), [50]))
 
 
-class RecordingReadAhead:
-    """A ReadAhead that records the announced numbers."""
-
-    made: list[RecordingReadAhead]
-
-    def __init__(self, stream: Any, *, budget: int) -> None:
-        self.numbers: list[int] = []
-        self.closed = False
-        RecordingReadAhead.made.append(self)
-
-    def expect(self, numbers: np.ndarray) -> None:
-        self.numbers += numbers.tolist()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.fixture
-def announced(monkeypatch: pytest.MonkeyPatch) -> list[RecordingReadAhead]:
-    RecordingReadAhead.made = []
-    monkeypatch.setattr(flow_dataset, "ReadAhead", RecordingReadAhead)
-    monkeypatch.setattr(flow_dataset, "ANNOUNCED_RECORDS", 16)
-    return RecordingReadAhead.made
-
-
-def test_a_damaged_dataset_is_an_error_at_once(copy: Path) -> None:
-    manifest = writable(copy / "manifest.json")
-    manifest.write_bytes(manifest.read_bytes().replace(b"lmdb", b"LMDB"))
+def test_a_damaged_dataset_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ManifestDamaged):
-        Flow.from_dataset(copy)
+        Flow.from_dataset(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    torture_except([{}, {"threads": 2}, {"processes": 2}], {}, {"threads": 2}),
+    ids=["here", "threads", "processes"],
+)
+def test_a_transformed_dataset_is_what_the_loader_delivers(lmdb_shards: Path, options: Any) -> None:
+    transform = EvalTransform(32)
+    with (
+        Flow.from_dataset(lmdb_shards).transform(transform, **options).batch(20) as flow,
+        Loader(lmdb_shards, batch_size=20, transform=transform, workers=0, drop_last=False) as loader,
+    ):
+        np.testing.assert_equal(list(flow), list(loader))
+
+
+@pytest.mark.torture
+def test_random_crops_are_the_same_wherever_they_are_made(lmdb_shards: Path) -> None:
+    source = Flow.from_dataset(lmdb_shards).take(40)
+    with source.transform(TrainTransform(32), processes=2, seed=5) as flow:
+        for number in range(2):
+            here = source.transform(TrainTransform(32), seed=5).at_pass(number)
+            np.testing.assert_equal(list(flow.at_pass(number)), list(here))
+
+
+def test_a_transform_s_outputs_of_any_size_go_with_their_labels() -> None:
+    def halves(record: Any, rng: np.random.Generator) -> tuple[Any, Any]:
+        return record.image[: len(record.image) // 2], rng.random()
+
+    items = list(Flow.from_iterable([(b"abcd", 7), (b"ef", 8)]).transform(halves))
+
+    assert [(image, label) for image, _, label in items] == [(b"ab", 7), (b"e", 8)]

@@ -35,35 +35,12 @@ def numbers(count: int) -> Flow:
     return Flow.from_iterable(range(count))
 
 
-def drawn(flow: Flow) -> tuple[list[Any], Exception | None]:
-    """The items of a pass until its end, and its exception."""
-    found = []
-    try:
-        for item in flow:
-            found.append(item)
-    except Exception as error:
-        return found, error
-    return found, None
-
-
 def test_lambdas_closures_and_any_values_go_both_ways() -> None:
     values = [
-        None,
-        b"bytes",
-        b"",
-        np.zeros((0, 3)),
-        np.zeros(2, "V0"),
-        np.array(5, ">i4"),
-        np.ma.array([1, 2], mask=[False, True]),
-        np.zeros(2, [("a", "f4"), ("b", "i8")]),
-        np.array(["2020-01-01"], "M8[ns]"),
-        np.array([1, None], object),
-        bytearray(b"x"),
-        "text",
-        {1: np.arange(3)},
-        (1, [np.ones(2)]),
-        np.float32(3),
-        1 << 80,
+        *(None, b"bytes", b"", bytearray(b"x"), "text", np.float32(3), 1 << 80),
+        *(np.zeros((0, 3)), np.zeros(2, "V0"), np.array(5, ">i4"), np.array([1, None], object)),
+        *(np.zeros(2, [("a", "f4"), ("b", "i8")]), np.array(["2020-01-01"], "M8[ns]")),
+        *(np.ma.array([1, 2], mask=[False, True]), {1: np.arange(3)}, (1, [np.ones(2)])),
     ]
     extra = object
     items = [(value, wrapped) for wrapped in (True, False) for value in values[not wrapped :]]
@@ -108,32 +85,23 @@ FAULTS: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_its_item() -> None:
-    faults = list(FAULTS)
     fault: list[str] = []
 
     def function(item: tuple[int, str]) -> Any:
         return FAULTS[item[1]][0]() if item[0] == 37 else item[0]
 
     with Flow.from_callable(lambda: ((x, fault[-1]) for x in range(100))).map(function, processes=1) as flow:
-        for name in faults:
+        for name in FAULTS:
             fault.append(name)
-            found, raised = drawn(flow)
-            told = "\n".join([str(raised), *getattr(raised, "__notes__", [])])
+            found: list[int] = []
+            with pytest.raises(FAULTS[name][1]) as raised:
+                found.extend(flow)
+            told = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
 
             assert found == list(range(37)), name
-            assert isinstance(raised, FAULTS[name][1]), name
             assert FAULTS[name][2] in told
             assert "item 37 of pass" in told
             assert "at map(" in told
-
-
-@pytest.fixture
-def shared(request: pytest.FixtureRequest) -> Iterator[dict[bool, Flow]]:
-    """One flow for all examples of a test."""
-    flows = {ordered: numbers(150).map(square, processes=2, ordered=ordered) for ordered in (True, False)}
-    yield flows
-    for flow in flows.values():
-        flow.close()
 
 
 def test_an_output_of_another_form_than_declared_says_both() -> None:
@@ -176,9 +144,6 @@ def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
     assert seen[:3] == [0, 1, 4]
 
 
-# In one other process
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", torture_except([4, 64], 4))
 def test_a_process_is_at_most_so_many_items_ahead(tmp_path: Path, ahead: int) -> None:
@@ -195,11 +160,8 @@ def test_a_process_is_at_most_so_many_items_ahead(tmp_path: Path, ahead: int) ->
             assert (tmp_path / "drawn").stat().st_size - taken <= ahead
 
 
-# What is left
-
-
 @pytest.mark.torture
-def test_a_forked_copy_of_a_flow_has_workers_of_its_own() -> None:
+def test_a_forked_copy_of_a_flow_has_workers_of_its_own_and_so_has_a_pass_after_it_was_closed() -> None:
     with numbers(30).map(square, processes=1) as flow:
         list(flow)
         pid = os.fork()
@@ -207,7 +169,11 @@ def test_a_forked_copy_of_a_flow_has_workers_of_its_own() -> None:
             with flow:
                 os._exit(0 if list(flow) == [x * x for x in range(30)] else 1)
         assert os.waitpid(pid, 0)[1] == 0
-        assert len(list(flow)) == 30
+        for _ in range(2):
+            assert len(list(flow)) == 30
+            assert len(multiprocessing.active_children()) == 1
+            flow.close()
+            assert not multiprocessing.active_children()
 
 
 @pytest.mark.torture
@@ -231,13 +197,3 @@ def test_too_little_address_space_is_said_to_be_that() -> None:
             next(iter(numbers(3).map(square, processes=1)))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
-
-
-@pytest.mark.torture
-def test_closing_a_flow_ends_its_workers_and_another_pass_begins_new_ones() -> None:
-    flow = numbers(30).map(square, processes=1)
-    for _ in range(2):
-        assert len(list(flow)) == 30
-        assert len(multiprocessing.active_children()) == 1
-        flow.close()
-        assert not multiprocessing.active_children()

@@ -38,47 +38,41 @@ def drawn(flow: Flow, step: float = 0.0) -> FlowStats:
         return flow.stats()
 
 
-BOTTLENECKS: dict[str, tuple[Callable[[], Flow], str, str]] = {
-    "a map": (lambda: numbers().map(slow), "map(slow)", "give map() threads= or processes="),
-    "a map in threads": (lambda: numbers().map(slow, threads=2), "map(slow)", "more threads help"),
-    "a map of a component": (
-        lambda: numbers().batch(1, as_list=True).map_component(slow, 0),
-        "map_component(slow, 0)",
-        "threads=",
-    ),
-    "a filter": (lambda: numbers().filter(slow), "filter(slow)", "threads= or processes="),
-    "a generator": (lambda: Flow.from_callable(slowly), "from_callable(slowly)", "prefetch()"),
-    "a generator before threads": (
-        lambda: Flow.from_callable(slowly).map(abs, threads=2),
-        "from_callable(slowly)",
-        "prefetch()",
-    ),
-    "a generator in a thread": (
-        lambda: Flow.from_callable(slowly).prefetch(2).batch(2),
-        "from_callable(slowly)",
-        "share one thread",
-    ),
-    "a slow source": (lambda: Flow.fake(40, size=(8, 8), seconds=SLOW_S), "fake", "threads="),
-    "a map picked by number": (lambda: numbers().map(slow).shuffle(40), "map(slow)", "threads="),
+GENERATOR = Flow.from_callable(slowly)
+BOTTLENECKS: dict[str, tuple[Flow, str, str]] = {
+    "a map": (numbers().map(slow), "map(slow)", "give map() threads= or processes="),
+    "a map in threads": (numbers().map(slow, threads=2), "map(slow)", "more threads help"),
+    "a map of a component": (numbers().zip().map_component(slow, 0), "map_component(slow, 0)", "threads="),
+    "a map picked by number": (numbers().map(slow).shuffle(40), "map(slow)", "threads="),
+    "a filter": (numbers().filter(slow), "filter(slow)", "threads= or processes="),
+    "a generator": (GENERATOR, "from_callable(slowly)", "prefetch()"),
+    "a generator before threads": (GENERATOR.map(abs, threads=2), "from_callable(slowly)", "prefetch()"),
+    "a generator in a thread": (GENERATOR.prefetch(2).batch(2), "from_callable(slowly)", "share one thread"),
+    "a slow source": (Flow.fake(40, size=(8, 8), seconds=SLOW_S), "fake", "threads="),
+    "a process": (GENERATOR.in_process(), "in_process()", "share one process"),
 }
 
 
-@pytest.mark.parametrize("name", BOTTLENECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "a process" else n for n in BOTTLENECKS]
+)
 def test_the_verdict_names_the_stage_that_is_slow_and_what_helps(name: str) -> None:
-    make, limit, says = BOTTLENECKS[name]
+    flow, limit, says = BOTTLENECKS[name]
 
-    verdict = drawn(make()).verdict
+    verdict = drawn(flow).verdict
 
     assert verdict is not None
     assert (verdict.limit, says in verdict.advice) == (limit, True), str(verdict)
 
 
-def test_a_slow_consumer_is_named() -> None:
-    verdict = drawn(numbers().map(abs, threads=2), step=SLOW_S).verdict
+def test_a_slow_consumer_is_named_and_its_thread_is_shared_out_among_all_that_it_does() -> None:
+    stats = drawn(numbers().map(abs).map(abs, threads=2).batch(4), step=SLOW_S)
+    own = [load for load in stats.loads if load.place == "main"]
 
-    assert verdict is not None
-    assert verdict.limit == STEP
-    assert "a faster flow would gain nothing" in str(verdict)
+    assert stats.verdict is not None
+    assert stats.verdict.limit == own[-1].name == STEP
+    assert "a faster flow would gain nothing" in str(stats.verdict)
+    assert sum(load.utilisation for load in own) + own[0].starved == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.torture
@@ -92,14 +86,6 @@ def test_the_stages_of_worker_processes_are_named(batch: bool) -> None:
     assert (stats.verdict.limit, stats.verdict.unit) == ("map(slow)", "rows" if batch else "items")
     assert "workers" in stats.verdict.advice
     assert {"fake", "map(slow)", "transport"} <= {load.name for load in stats.loads if load.place == "worker"}
-
-
-@pytest.mark.slow
-def test_a_step_in_another_process_is_named() -> None:
-    verdict = drawn(Flow.from_callable(slowly).in_process()).verdict
-
-    assert verdict is not None
-    assert (verdict.limit, "share one process" in verdict.advice) == ("in_process()", True)
 
 
 def test_counts_are_exact_over_passes_that_ended_and_passes_that_were_left() -> None:
@@ -116,22 +102,16 @@ def test_counts_are_exact_over_passes_that_ended_and_passes_that_were_left() -> 
     assert stats.unit == "rows"
 
 
-def test_a_flow_that_makes_no_batches_counts_items() -> None:
-    flow = numbers(10)
-    list(flow)
-
-    assert (flow.stats().rows, flow.stats().unit) == (10, "items")
-
-
-def test_since_other_stats_only_what_came_after_counts() -> None:
+def test_only_what_came_after_other_stats_counts_also_when_the_flow_is_closed() -> None:
     flow = numbers(10).map(slow, threads=2)
     list(flow)
     before = flow.stats()
     list(flow)
+    flow.close()
 
     later = flow.stats().since(before)
 
-    assert (later.passes, later.items) == (1, 10)
+    assert (later.passes, later.items, later.rows, later.unit) == (1, 10, 10, "items")
     assert all(seconds >= 0 for group in later.groups.values() for seconds in group.stages.values())
 
 
@@ -147,15 +127,6 @@ def test_before_a_second_item_nothing_is_known() -> None:
     assert "nothing is known" in str(stats[1])
 
 
-def test_the_consumers_thread_is_shared_out_among_its_stages_the_waiting_and_the_step() -> None:
-    stats = drawn(numbers().map(slow).map(abs, threads=2).batch(4), step=SLOW_S)
-
-    own = [load for load in stats.loads if load.place == "main"]
-
-    assert own[-1].name == STEP
-    assert sum(load.utilisation for load in own) + own[0].starved == pytest.approx(1, abs=0.02)
-
-
 def test_stats_are_plain_json() -> None:
     stats = drawn(numbers().map(slow, threads=2).batch(4))
 
@@ -164,14 +135,6 @@ def test_stats_are_plain_json() -> None:
     assert values["verdict"]["limit"] == "map(slow)"
     assert [load["name"] for load in values["loads"]] == [load.name for load in stats.loads]
     assert {group["name"] for group in values["groups"]} == {"main", "map(slow)"}
-
-
-def test_stats_stay_when_the_flow_is_closed() -> None:
-    flow = numbers(10)
-    list(flow)
-    flow.close()
-
-    assert flow.stats().items == 10
 
 
 class Terminal(io.StringIO):

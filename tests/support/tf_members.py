@@ -87,6 +87,14 @@ def arrays(batch: Any) -> Any:
     return tf.nest.map_structure(lambda tensor: np.array(tensor), batch)
 
 
+def assert_same_form(one: Any, other: Any) -> None:
+    """Check that two batches are equal bit for bit, with structure and dtypes."""
+    tf.nest.assert_same_structure(one, other)
+    for x, y in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
+        assert x.dtype == np.asarray(y).dtype
+        np.testing.assert_array_equal(x, y)
+
+
 def until_the_end(step: Callable[[], Any], steps: int | None = None) -> list[Any]:
     """The results of the step until its epoch is over, or so many of them."""
     out = []

@@ -39,6 +39,7 @@ from support.tf_members import (
     Numbered,
     Rows,
     arrays,
+    assert_same_form,
     assert_whole,
     first,
     gather,
@@ -233,11 +234,8 @@ def keeps_its_form(make: Made, form: str) -> None:
                 if form == "strings":
                     assert one[0].tolist() == expected[0]
                     expected = (one[0], expected[1])
-                tf.nest.assert_same_structure(one, expected)
                 assert type(one) is type(expected) or form == "scalars"
-                for x, y in zip(tf.nest.flatten(one), tf.nest.flatten(expected), strict=True):
-                    assert x.dtype == np.asarray(y).dtype
-                    np.testing.assert_array_equal(x, y)
+                assert_same_form(one, expected)
 
 
 @members()

@@ -17,10 +17,9 @@ from shardprep.loaders.tf_inputs import (
 )
 from support.flow_functions import named, pair, pair_but_17
 from support.loader_workers import OwnError
-from support.process_table import children
 from support.sampling import torture_except
 from support.tf_devices import tf
-from support.tf_members import WAYS, WHOLE, Made, first, members as members_of
+from support.tf_members import WAYS, WHOLE, Made, assert_same_form, members as members_of
 
 COUNT, SIZE = 23, 5
 
@@ -52,16 +51,6 @@ def source_for(make: Made, items: Flow) -> Flow:
     return items if make is batch_queue else items.batch(SIZE)
 
 
-def assert_same(got: list[Any], expected: list[Any]) -> None:
-    """Check that both are equal bit for bit, with forms and dtypes."""
-    assert len(got) == len(expected)
-    for one, other in zip(got, expected, strict=True):
-        tf.nest.assert_same_structure(one, other)
-        for x, y in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True):
-            assert x.dtype == y.dtype
-            np.testing.assert_array_equal(x, y)
-
-
 @pytest.mark.slow
 @members
 def test_two_epochs_are_the_flows_first_two_passes_bit_for_bit(make: Made) -> None:
@@ -71,7 +60,8 @@ def test_two_epochs_are_the_flows_first_two_passes_bit_for_bit(make: Made) -> No
             assert len(each) == each.batches_per_epoch == 5  # type: ignore[attr-defined]
             whole_epoch = way(each)
             for number in range(2):
-                assert_same(whole_epoch(), list(reference.at_pass(number)))
+                for got, expected in zip(whole_epoch(), reference.at_pass(number), strict=True):
+                    assert_same_form(got, expected)
 
 
 @pytest.mark.torture
@@ -79,11 +69,7 @@ def test_an_error_of_a_map_in_a_process_comes_as_itself_and_tells_the_item() -> 
     flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
     with flow, QueueInput(flow) as each, pytest.raises(OwnError, match="this one not") as caught:
         list(each)
-    assert "item 17 of pass 0, at map(pair_but_17)" in note_of(caught.value)
-
-
-def note_of(error: BaseException) -> str:
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    assert "item 17 of pass 0, at map(pair_but_17)" in "\n".join([str(caught.value), *caught.value.__notes__])
 
 
 def address_of(tensor: Any) -> int:
@@ -115,29 +101,3 @@ def test_the_mask_of_a_padded_flow_arrives(make: Made, function: Callable[..., A
             masks = [batch["mask"] if function is named else batch[-1] for batch in got]
             assert np.concatenate(masks).tolist() == [True] * COUNT + [False] * 2
             assert all(len(part) == SIZE for batch in got for part in tf.nest.flatten(batch))
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("steps", torture_except([None, 2], 2))
-def test_closing_input_and_flow_ends_the_workers_though_both_are_still_held(steps: int | None) -> None:
-    before = children()
-    flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
-    each = QueueInput(flow)
-    if steps is not None:
-        first(each, steps)
-    each.close()
-    flow.close()
-
-    assert children() <= before
-
-
-@pytest.mark.torture
-def test_a_keras_model_trains_on_a_flow() -> None:
-    flow = shuffled.map(pair, random=True).batch(SIZE).map(lambda batch: (batch[0], batch[1] % 2))
-    model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
-    model.compile(loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-
-    with QueueInput(flow) as batches:
-        history = model.fit(batches.to_dataset(), epochs=2, shuffle=False, verbose=0)
-        assert len(history.history["loss"]) == 2
-        assert batches.stats().batches == 10

@@ -1,0 +1,144 @@
+"""What lists do not say of steps: which memory items share, which orders stay forever, and what is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from shardprep.loaders import Flow
+from shardprep.loaders.flow.node import INFINITE, UNKNOWN, at_most, exact
+
+ENDLESS = Flow.from_iterable([1]).repeat()
+
+
+def test_rows_are_views_of_their_batch() -> None:
+    batch = {"x": np.arange(6).reshape(3, 2), "y": ([b"a", b"b", b"c"], np.arange(3))}
+    rows = list(Flow.from_iterable([batch]).unbatch())
+
+    assert [row["x"].tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    assert [row["y"] for row in rows] == [(b"a", 0), (b"b", 1), (b"c", 2)]
+    assert all(np.shares_memory(row["x"], batch["x"]) for row in rows)
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
+
+
+def test_kept_items_are_read_only() -> None:
+    source = [
+        {"x": np.zeros(2), "more": [np.zeros(2), {"y": np.zeros(2)}]},
+        Pair(np.zeros(2), 1),
+        np.zeros(2),
+        "t",
+    ]
+    flow = Flow.from_iterable(source).cache()
+    for _ in range(2):
+        first, second, third, text = flow
+        for array in (first["x"], first["more"][0], first["more"][1]["y"], second.image, third):
+            assert array.tolist() == [0, 0]
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 1
+        assert (second.label, text) == (1, "t")
+        first["x"] = "spoilt"
+        first["more"].clear()
+    for array in (source[0]["x"], source[2]):  # type: ignore[index, call-overload]
+        array[:] = 7  # the source's own is another
+    assert next(iter(flow))["x"].tolist() == [0, 0]
+
+
+def test_an_array_that_the_source_writes_to_again_is_copied() -> None:
+    def begin() -> Iterator[np.ndarray]:
+        row = np.zeros(2)
+        for number in range(3):
+            row[:] = number
+            yield row
+
+    flow = Flow.from_callable(begin).cache()
+    assert [row.tolist() for row in flow] == [row.tolist() for row in flow] == [[0, 0], [1, 1], [2, 2]]
+    assert flow.batches_never_change
+
+
+def test_a_source_that_never_changes_stays_one() -> None:
+    assert Flow.fake(3, size=(2, 2)).shuffle(3).batches_never_change
+    assert not Flow.from_callable(lambda: iter([1])).shuffle(3).batches_never_change
+
+
+def test_random_orders_stay_what_they_are() -> None:
+    first, second = (Flow.from_iterable([name] * count) for name, count in (("a", 6), ("b", 4)))
+
+    assert "".join(first.mix(second, seed=5).at_pass(1)) == "bbabbaaaaa"
+    assert "".join(first.choose(second, weights=[2, 1], seed=5).at_pass(1)) == "bbabba"
+    shuffled = Flow.from_iterable(range(12)).shuffle(5, seed=7)
+    assert list(shuffled.at_pass(2)) == [1, 2, 0, 3, 5, 4, 6, 8, 7, 10, 9, 11]
+
+
+def test_only_numbers_are_shuffled_where_there_are_some() -> None:
+    drawn: list[int] = []
+
+    class Noting:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, number: int) -> int:
+            drawn.append(number)
+            return number
+
+    assert list(islice(Flow.from_iterable(Noting()).shuffle(1000), 3)) == drawn
+
+
+def test_an_endless_flow_may_be_the_last() -> None:
+    assert list(islice(Flow.from_iterable([2]).concat(ENDLESS), 3)) == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flows", "weights", "length"),
+    [
+        ([3, 4], None, at_most(7)),
+        ([3, None], None, UNKNOWN),
+        ([None, None], None, INFINITE),
+        ([3, None], [0, 1], INFINITE),
+        ([3, None], [1, 0], exact(3)),
+        ([3], None, exact(3)),
+    ],
+    ids=str,
+)
+def test_how_many_are_chosen_is_said_as_far_as_it_is_known(flows: Any, weights: Any, length: Any) -> None:
+    first, *others = [Flow.from_iterable(range(count)) if count else ENDLESS for count in flows]
+    assert first.choose(*others, weights=weights).length == length
+
+
+def test_files_come_in_the_order_of_their_paths_bytes_with_their_classs_place(tmp_path: Path) -> None:
+    order = ["a-b/1.jpg", "a/sub/deep/1.jpg", "a/z.png", "b/10.JPEG", "b/2.jpg", "b/Z.jpg", "b/a.jpg"]
+    order.append("é/ü.jpg")
+    labels = {"a": 0, "a-b": 1, "b": 2, "empty": 3, "é": 4}
+    for name in [*reversed(order), "a/notes.txt", "b/.hidden.jpg", "README"]:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    (tmp_path / "empty").mkdir()
+
+    flow = Flow.from_files(tmp_path)
+
+    expected = [(name.encode(), labels[name.partition("/")[0]]) for name in order]
+    assert list(flow) == list(flow) == expected
+    assert len(flow) == len(order)
+    assert flow.batches_never_change
+
+
+def test_a_measurement_counts_bytes_at_any_depth_and_is_json_and_a_sentence() -> None:
+    item = {"x": (np.zeros((2, 3)), [b"abc", memoryview(bytearray(4))]), "y": "text", "z": np.int16(1)}
+    speed = Flow.from_iterable([item]).measure(seconds=0)
+    of_batches = Flow.from_iterable(np.zeros((10, 2))).batch(4).measure(seconds=0.01)
+
+    assert speed.megabytes_per_second == pytest.approx(speed.items_per_second * (48 + 3 + 4 + 2) / 1e6)
+    assert json.loads(json.dumps(of_batches.to_dict())) == of_batches.to_dict()
+    assert "\n" not in str(of_batches)
+    assert all(word in str(of_batches) for word in ("items/s", "rows/s", "MB/s", " pass", "ms", "CPU"))
+    assert "rows/s" not in str(speed)
