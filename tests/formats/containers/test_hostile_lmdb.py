@@ -12,10 +12,10 @@ from support.shard_files import HEADER, THREE, read, stored, values, write, writ
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 HONEST = values(THREE)
-FIRST, LAST = (bytes(8), (2).to_bytes(8, "big"))
+FIRST = bytes(8)
 
 # Fields of a meta page, after mdb.c's MDB_page and MDB_meta of 64-bit platforms.
-MAP_SIZE, FLAGS, DEPTH, ENTRIES, ROOT, LAST_PAGE, TRANSACTION = 32, 92, 94, 120, 128, 136, 144
+VERSION, PAGE_SIZE, FLAGS, DEPTH, ENTRIES, ROOT, TRANSACTION = 20, 40, 92, 94, 120, 128, 144
 
 
 @pytest.fixture
@@ -82,7 +82,12 @@ METAS = {
     "2**63 entries": (ENTRIES, struct.pack("<Q", 1 << 63)),
     "2**62 entries": (ENTRIES, struct.pack("<Q", 1 << 62)),
     "no entries": (ENTRIES, bytes(8)),
-    "another version": (20, struct.pack("<I", 2)),
+    "another version": (VERSION, struct.pack("<I", 2)),
+    "a page size of 0": (PAGE_SIZE, struct.pack("<I", 0)),
+    "a page size of 4095": (PAGE_SIZE, struct.pack("<I", 4095)),
+    "a page size of 2**31": (PAGE_SIZE, struct.pack("<I", 1 << 31)),
+    "65535 levels": (DEPTH, b"\xff\xff"),
+    "keys in reverse": (FLAGS, b"\x02\0"),
 }
 
 

@@ -196,14 +196,3 @@ def test_a_mask_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: p
     (finding,) = found(tmp_path / "d", "decode")
 
     assert (finding.key, finding.problem) == ("k0003", "crashes the decoder (SIGSEGV)")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("level", torture_except(["full", "records", "decode"], "full"))
-def test_mutated_files_under_a_right_root_never_end_verify(dataset: Path, level: str) -> None:
-    rng = random.Random(level)
-    for path in files(dataset):
-        path.write_bytes(mutated(path.read_bytes(), rng))
-    reseal(dataset)
-
-    verify(dataset, level=level)

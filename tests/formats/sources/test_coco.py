@@ -2,12 +2,10 @@
 
 import json
 import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import SourceOptions, convert, open_dataset, repair
 from shardprep.formats.errors import LabelConflict, ShardprepError, UsageError
@@ -170,19 +168,3 @@ def test_a_file_of_instances_as_source_says_what_to_run(
     ]
     words = [word.replace("IMAGES", str(tmp_path / images)) for word in words]
     assert prep_here(*words, "--workers", 0, "--quiet").returncode == 0
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.binary(max_size=60), cut=st.integers(0, 1200))
-def test_any_bytes_are_instances_or_a_documented_error(
-    data: bytes, cut: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    whole = json.dumps(coco_instances(NAMES)).encode()
-    write(folder / "annotations/instances_x.json", whole[:cut] + data + whole[cut + len(data) :])
-    write_pictures(folder / "x", NAMES)
-    with suppress(ShardprepError):
-        listing = recognise(folder).listing("train")
-        with listing.reader as reader:
-            for entry in listing.entries:
-                reader.values(entry)

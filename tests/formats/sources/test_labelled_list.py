@@ -1,12 +1,10 @@
 """Lists of images with their labels: three forms, one contract."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from shardprep.formats import (
     ShardprepError,
@@ -101,16 +99,6 @@ def test_a_list_that_cannot_be_is_an_error_with_its_line(
 ) -> None:
     with pytest.raises(SourceDamaged, match=match):
         listing(tmp_path / name, data, root)
-
-
-@settings(max_examples=100, deadline=None)
-@given(name=st.sampled_from(["a.txt", "a.csv", "a.jsonl"]), data=st.binary(max_size=60))
-def test_any_bytes_are_a_list_or_a_documented_error(
-    name: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    with suppress(SourceDamaged, SourceIncomplete, UsageError):
-        listing(folder / name, data, folder)
 
 
 def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import base64
 import os
 import pickle
-import pickletools
 import re
 import struct
 import subprocess
@@ -500,23 +499,6 @@ def test_a_msgpack_that_would_fill_memory_or_is_more_than_plain_is_refused(data:
         datapoint_of(data)
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("serializer", SERIALIZERS)
-def test_a_list_of_keys_takes_eight_bytes_for_each(serializer: str) -> None:
-    count = 60_000
-    data = SERIALIZERS[serializer]([key_of(number) for number in range(count)])
-    value = value_of(data)
-    tracemalloc.start()
-    try:
-        numbers = datapoint.read_keys(value)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-    assert np.array_equal(numbers, np.arange(count))
-    assert peak < 2 * (1 << 20) + 16 * count  # a piece of the file and its copy, and the numbers
-
-
 def protocol_4(opcodes: bytes) -> bytes:
     return bytes([0x80, 4]) + opcodes
 
@@ -600,28 +582,13 @@ def test_arrays_of_plain_numbers_come_back(shape: list[int], dtype: str, protoco
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-SEEDS = [dumps(make(JPEG, 300)) for dumps in SERIALIZERS.values() for make in IN_A_DATAPOINT.values()] + [
-    base64.b64decode(written) for written in WRITTEN_ELSEWHERE.values()
-]
-OPCODES = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
-CHUNKS = st.binary(max_size=8) | st.sampled_from([*OPCODES, b"os\nsystem\n", UINT8, BLANK, DATA, DTYPE])
+@pytest.mark.parametrize("written", WRITTEN_ELSEWHERE.values(), ids=WRITTEN_ELSEWHERE)
+def test_what_other_versions_wrote_is_read(written: str) -> None:
+    data = base64.b64decode(written)
 
+    image, label = datapoint_of(data)
 
-@given(
-    seed=st.sampled_from(SEEDS),
-    edits=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 9), CHUNKS), max_size=4),
-)
-@settings(deadline=None, max_examples=400)
-def test_a_changed_value_is_read_or_refused(seed: bytes, edits: list[tuple[int, int, bytes]]) -> None:
-    for place, cut, chunk in edits:
-        at = place % (len(seed) + 1) if place < 400 else max(0, len(seed) - place % 200)
-        seed = seed[:at] + chunk + seed[at + cut :]
-    try:
-        image, label = datapoint_of(seed)
-    except ValueError:
-        return
-    assert 0 <= label < MAX_LABELS
-    assert len(value_of(seed).bytes_of(image)) == image.length
+    assert (value_of(data).bytes_of(image), label) == (PNG, 7)
 
 
 def test_no_name_is_imported_or_called() -> None:
@@ -645,15 +612,12 @@ def test_no_name_is_imported_or_called() -> None:
 # The file around the records
 
 
-def test_what_another_program_wrote_is_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_what_another_program_wrote_and_nothing_are_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
     caffe = save(tmp_path / "caffe", {b"00000000_n01440764/a.JPEG": b"datum"}, None)
 
     for path in (caffe, lmdb_shards / "shard-00000.lmdb"):
         with pytest.raises(UsageError, match="not from tensorpack's LMDBSerializer: its first key is b'"):
             recognise(path)
-
-
-def test_an_lmdb_without_records_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="without records"):
         recognise(save(tmp_path / "file", {}, None))
 
@@ -676,51 +640,21 @@ def test_a_file_that_is_cut_off_is_an_error_unless_only_unused_pages_are(
         return
 
 
-flips = st.lists(
-    st.tuples(st.integers(0, 1 << 20), st.binary(min_size=1, max_size=8)), min_size=1, max_size=6
-)
-
-
-@pytest.mark.slow
-@given(flips=flips, near_pages=st.booleans())
-@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_with_changed_bytes_is_read_or_refused(
-    flips: list[tuple[int, bytes]], near_pages: bool, source: Path, tmp_path: Path
-) -> None:
-    data = bytearray(source.read_bytes())
-    for place, new in flips:
-        at = place // 160 * 4096 % len(data) + place % 160 if near_pages else place % len(data)
-        data[at : at + len(new)] = new
-    (tmp_path / "changed").write_bytes(data[: source.stat().st_size])
-    try:
-        assert len(listed_and_read(tmp_path / "changed")) <= len(IMAGES)
-    except (DataError, UsageError):
-        return
-
-
 # Offsets in a page, after mdb.c of 64-bit platforms.
-MAGIC, VERSION, PAGE_SIZE, FLAGS, DEPTH, ENTRIES, ROOT = 16, 20, 40, 92, 94, 120, 128
-HEAD_OF_META = {
-    "a page size of 0": (PAGE_SIZE, struct.pack("<I", 0)),
-    "a page size of 4095": (PAGE_SIZE, struct.pack("<I", 4095)),
-    "a page size of 2**31": (PAGE_SIZE, struct.pack("<I", 1 << 31)),
-    "another version": (VERSION, struct.pack("<I", 2)),
-    "65535 levels": (DEPTH, b"\xff\xff"),
-    "no level": (DEPTH, b"\0\0"),
-    "a level less": (DEPTH, b"\x01\0"),
-    "a level more": (DEPTH, b"\x03\0"),
-    "duplicate keys": (FLAGS, b"\x04\0"),
-    "keys in reverse": (FLAGS, b"\x02\0"),
-    "2**64 - 1 records": (ENTRIES, b"\xff" * 8),
-    "no records": (ENTRIES, bytes(8)),
-    "a root among the metas": (ROOT, bytes(8)),
-    "a root behind the end": (ROOT, struct.pack("<Q", 1 << 40)),
-    "no root": (ROOT, b"\xff" * 8),
+META_FIELDS = {
+    "no level": (94, b"\0\0"),
+    "a level less": (94, b"\x01\0"),
+    "a level more": (94, b"\x03\0"),
+    "2**64 - 1 records": (120, b"\xff" * 8),
+    "no records": (120, bytes(8)),
+    "no root": (128, b"\xff" * 8),
 }
 
 
-@pytest.mark.parametrize(("offset", "new"), HEAD_OF_META.values(), ids=HEAD_OF_META)
-def test_crafted_metadata_are_refused(offset: int, new: bytes, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("offset", "new"), META_FIELDS.values(), ids=META_FIELDS)
+def test_metadata_that_are_not_of_the_pages_are_refused(
+    offset: int, new: bytes, source: Path, tmp_path: Path
+) -> None:
     data = bytearray(source.read_bytes())
     for page in (0, 4096):
         data[page + offset : page + offset + len(new)] = new
