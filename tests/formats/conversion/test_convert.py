@@ -11,7 +11,6 @@ from shardprep.formats import (
     NoSpace,
     PlanMismatch,
     PlanOptions,
-    SourceDamaged,
     UsageError,
     convert,
     open_dataset,
@@ -20,7 +19,7 @@ from shardprep.formats import (
 from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
 from shardprep.formats.runtime.progress import NoProgress
-from support.datasets import converted, prep, tree, unpack
+from support.datasets import converted, tree, unpack
 from support.sampling import torture_except
 
 
@@ -62,7 +61,7 @@ def test_every_layout_gives_the_same_content_root(
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     container=st.sampled_from(["lmdb", "hdf5"]),
     shard_size=st.integers(1, 400_000),
@@ -91,19 +90,6 @@ def test_any_number_of_workers_gives_the_same_bytes(archives: Path, tmp_path: Pa
         converted(archives, output, workers=workers, container=container)
 
     assert tree(outputs[0]) == tree(outputs[1]) == tree(outputs[2])
-
-
-def test_records_are_the_original_bytes_with_their_labels(
-    archives: Path, extracted: Path, tmp_path: Path
-) -> None:
-    manifest = converted(archives, tmp_path / "train")
-
-    with open_dataset(tmp_path / "train") as ds:
-        assert len(ds) == manifest.records == len(list((extracted / "train").rglob("*.JPEG")))
-        for record in ds:
-            wnid, name = record.key.split("/")
-            assert record.image == (extracted / "train" / wnid / f"{name}.JPEG").read_bytes()
-            assert ds.manifest.labels.classes[record.label].name == wnid
 
 
 def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tmp_path: Path) -> None:
@@ -146,8 +132,6 @@ class StopAfter(NoProgress):
 
 CHANGES = [
     ({"seed": 5}, "--seed was 0, is now 5"),
-    ({"order": "key"}, "--order was shuffled, is now key"),
-    ({"shard_size": 70_000}, "--shard-size was 60000, is now 70000"),
     ({"shard_size": 3 << 20}, "--shard-size was 60000, is now 3MiB"),
     ({"decode_check": True}, "--decode-check was off, is now on"),
     ({"container": "hdf5", "seed": 1}, "--format was lmdb, is now hdf5, --seed was 0, is now 1"),
@@ -197,45 +181,3 @@ def test_lmdb_on_a_network_file_system_is_refused(
     with pytest.raises(UsageError, match="network"):
         converted(archives, tmp_path / "out")
     converted(archives, tmp_path / "hdf5", container="hdf5")
-
-
-class TestBadImages:
-    """What ``--on-bad-image`` does."""
-
-    @pytest.fixture
-    def source(self, extracted: Path, tmp_path: Path) -> Path:
-        source = tmp_path / "source"
-        shutil.copytree(extracted / "train", source)
-        victims = sorted(source.rglob("*.JPEG"))[3:12:4]
-        victims[0].write_bytes(victims[0].read_bytes()[:-100])
-        victims[1].write_bytes(b"GIF89a" + bytes(50))
-        victims[2].write_bytes(b"")
-        return source
-
-    @pytest.mark.torture
-    def test_skipping_does_not_move_other_records(self, source: Path, tmp_path: Path) -> None:
-        skipped = converted(source, tmp_path / "out", on_bad_image="skip", workers=2)
-        again = converted(source, tmp_path / "again", on_bad_image="skip", workers=0)
-
-        assert tree(tmp_path / "out") == tree(tmp_path / "again")
-        assert skipped.root == again.root
-
-    @pytest.mark.torture
-    def test_nothing_but_bad_images_is_an_error(self, tmp_path: Path) -> None:
-        (tmp_path / "source" / "cat").mkdir(parents=True)
-        (tmp_path / "source" / "cat" / "a.jpg").write_bytes(b"no")
-
-        done = prep("convert", tmp_path / "source", tmp_path / "out", "--on-bad-image", "skip")
-
-        assert done.returncode == 1
-        assert not (tmp_path / "out" / "train" / "manifest.json").exists()
-
-
-def test_a_damaged_archive_is_an_error_and_never_a_smaller_dataset(archives: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(archives, source)
-    val = source / "ILSVRC2012_img_val.tar"
-    val.write_bytes(val.read_bytes()[: val.stat().st_size // 2])
-
-    with pytest.raises(SourceDamaged):
-        converted(source, tmp_path / "out", split="val")

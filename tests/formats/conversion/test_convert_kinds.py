@@ -9,10 +9,9 @@ import pytest
 from shardprep.formats import verify
 from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import Loader, TrainTransform
-from support import crashing_decoder
 from support.datasets import converted
 from support.image_files import encoded
-from support.image_kinds import KINDS, chunk_of_riff, extended_webp
+from support.image_kinds import KINDS
 from support.resealed import reseal
 from support.sampling import torture_except
 from support.source_builders import write
@@ -67,28 +66,12 @@ def test_a_loader_delivers_the_pixels_that_opencv_decodes(
         assert np.array_equal(ours, theirs)
 
 
-def small(tmp_path: Path) -> Path:
-    converted(images_of(tmp_path / "source", {"a.webp": KINDS["lossy.webp"][0]}), tmp_path / "out")
-    return tmp_path / "out"
-
-
 @pytest.mark.slow
 def test_kinds_that_are_untrue_are_found(tmp_path: Path) -> None:
-    out = small(tmp_path)
+    out = tmp_path / "out"
+    converted(images_of(tmp_path / "source", {"a.webp": KINDS["lossy.webp"][0]}), out)
     reseal(out, lambda manifest: manifest.update(kinds=["TIFF"]))
 
     (finding,) = verify(out, level="records").findings
 
     assert "its kinds are TIFF, but the records have WebP" in finding.problem
-
-
-@pytest.mark.torture
-def test_a_webp_that_crashes_the_decoder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crashing_decoder.install(tmp_path / "site", monkeypatch)
-    crashing = extended_webp(chunk_of_riff(b"XMP ", crashing_decoder.CRASH + b"11"), features=0)
-    source = images_of(tmp_path / "source", {"a.webp": crashing, "b.webp": KINDS["lossy.webp"][0]})
-
-    manifest = converted(source, tmp_path / "out", decode_check=True, on_bad_image="skip")
-
-    assert (manifest.records, manifest.skipped) == (1, 1)
-    assert b"crashes the decoder (SIGSEGV)" in (tmp_path / "out/quarantine.json").read_bytes()

@@ -1,4 +1,4 @@
-"""A dry run says all that the conversion would find wrong, and writes nothing."""
+"""A dry run says all that the conversion would find wrong, and writes nothing; nor does what is refused."""
 
 import json
 import pickle
@@ -14,6 +14,7 @@ from shardprep.formats import (
     PlanOptions,
     ShardprepError,
     SourceOptions,
+    UsageError,
     convert,
     plan_conversion,
 )
@@ -107,6 +108,9 @@ def test_a_split_without_an_intact_image_is_a_problem(photos: Path, tmp_path: Pa
     planned = dry_run(photos, tmp_path / "out", plan_options=PlanOptions(on_bad_image="skip"))
 
     assert said(planned) == [f"{tmp_path}/out/val: the source has no intact image"]
+    with pytest.raises(ShardprepError, match="the source has no intact image"):
+        converted(photos, tmp_path / "val", split="val", on_bad_image="skip")
+    assert not (tmp_path / "val/manifest.json").exists()
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -185,3 +189,43 @@ def test_files_that_are_gone_are_counted(
 
     assert [problem.count for problem in planned.problems] == [3]
     assert "changed while it was read" in said(planned)[0]
+
+
+class Notes(NoProgress):
+    """Progress that keeps its notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_class_of_val_without_an_image_in_train_is_named(photos: Path, tmp_path: Path) -> None:
+    write(photos / "val" / "dogs/1.png", encoded(pixels(8, 8), ".png"))
+    for run in (plan_conversion, convert):
+        progress = Notes()
+
+        run(photos, tmp_path / "out", workers=0, progress=progress)
+
+        assert "classes of val without an image in train: dogs" in progress.notes
+
+
+@pytest.mark.parametrize(
+    ("there", "match"),
+    [
+        ("out/train/manifest.json", r"is a folder of splits \(train\); give '.*out/val' with --split val"),
+        ("out/train/.prep", r"is a folder of splits \(train\); give '.*out/val' with --split val"),
+        ("out", "out: is not a folder; choose another output"),
+    ],
+)
+def test_a_folder_of_splits_and_a_file_are_no_outputs(
+    there: str, match: str, photos: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / there, b"{}")
+    before = tree(tmp_path)
+
+    with pytest.raises(UsageError, match=match):
+        convert(photos, tmp_path / "out", split="val", workers=0)
+
+    assert tree(tmp_path) == before

@@ -4,10 +4,13 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from shardprep.formats import OperationError, PlanMismatch, repair
-from support.datasets import converted, flip, tree, writable
+from shardprep.formats import OperationError, PlanMismatch, PlanOptions, make_sample, repair
+from shardprep.formats.records.schema import Schema
+from support.column_datasets import EVERY_KIND, write_columns
+from support.datasets import converted, flip, prep, tree, writable
 from support.sampling import torture_except
 
 
@@ -41,8 +44,6 @@ def test_exactly_the_damaged_shards_are_rebuilt(dataset: Path, archives: Path) -
 
 
 def test_another_source_is_refused(dataset: Path, archives: Path, tmp_path: Path) -> None:
-    from shardprep.formats import make_sample
-
     make_sample(tmp_path / "other", classes=4, train_per_class=6, val=10, test=3, seed=99)
     damage(dataset)
 
@@ -66,3 +67,34 @@ def test_a_shard_that_comes_out_otherwise_is_not_published(
     with pytest.raises(OperationError, match="different bytes"):
         repair(dataset, source, workers=0)
     assert not victim.exists()
+
+
+@pytest.mark.torture
+def test_every_damaged_file_of_the_columns_is_rebuilt_by_the_command(tmp_path: Path) -> None:
+    source, copied = tmp_path / "source", tmp_path / "copied"
+    write_columns(source, 20, options=PlanOptions(shard_size=9000))
+    converted(source, copied, container="hdf5", shard_size=9000)
+    before = tree(copied)
+    for number, path in enumerate(sorted(copied.glob("column-*"))):
+        writable(path).write_bytes(path.read_bytes()[: 100 * (number % 3)])
+
+    done = prep("repair", copied, "--source", source)
+
+    assert done.returncode == 0, done.stderr
+    assert tree(copied) == before
+
+
+def test_a_source_with_another_value_publishes_nothing(tmp_path: Path) -> None:
+    schema = Schema([EVERY_KIND["age"], EVERY_KIND["caption"]])
+    write_columns(tmp_path / "source", 4, schema)
+    converted(tmp_path / "source", tmp_path / "out")
+    shutil.rmtree(tmp_path / "source")
+    write_columns(tmp_path / "source", 4, schema, instead={"age": bytes([7, *bytes(7)])})
+    damaged = tmp_path / "out" / "column-age.npy"
+    damaged.unlink()
+
+    with pytest.raises(PlanMismatch, match="another source"):
+        repair(tmp_path / "out", tmp_path / "source", workers=0)
+
+    assert not damaged.exists()
+    assert np.load(tmp_path / "out" / "index.npy").size == 4
