@@ -327,7 +327,7 @@ class ExampleContents(RecordContents):
         return Schema(fields), bool(self._dialect.image)
 
     def reader(self) -> ExampleReader:
-        return ExampleReader(self.top, self.schema, self._dialect.image)
+        return ExampleReader(self.top, self.schema, self._dialect)
 
     def scan(self, names: Iterable[str]) -> Self:
         super().scan(names)
@@ -345,25 +345,23 @@ def _text_in(feature: Feature) -> str:
 
 @dataclass
 class ExampleReader(FilesReader):
-    """Reader of the examples in TFRecord files; ``image`` is the feature of the image, "" for none.
+    """Reader of the examples in TFRecord files. An entry's offset is that of its frame."""
 
-    An entry's offset is that of its frame.
-    """
-
-    image: str
+    dialect: Dialect
 
     def read(self, entry: np.void) -> bytes:
-        if not self.image:
+        if not self.dialect.image:
             return b""
         example: Example = self.record(entry)
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            return _only(example[0].get(self.image, NONE).byte_values())
+            return _only(example[0].get(self.dialect.image, NONE).byte_values())
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
         data = read_frame(file, int(entry["offset"]), int(entry["length"]))
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
             found = features(window_of(data), 0, len(data))
-        return found, {column_name(name): feature for name, feature in found.items()}
+        columns = found.keys() - self.dialect.no_columns
+        return found, {column_name(name): found[name] for name in columns}
 
     def value(self, column: Field, record: Example, entry: np.void) -> Any:
         return _READ[column.kind](record[1].get(column.name, NONE))

@@ -57,6 +57,10 @@ class SampleParts:
         known = IMAGE_EXTENSIONS if self.image is None else (self.image,)
         return next((extension for extension in known if extension in sample.parts), None)
 
+    def no_columns(self, parts: Collection[str]) -> set[str]:
+        """Return which of these parts beside the image are no columns: the label, and its name beside it."""
+        return {self.label, CLASS_NAME} if self.label == LABEL in parts else {self.label}
+
 
 def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebDataset | None:
     """Return the source of the tars at a path, or in the folder there; None if there are none.
@@ -243,10 +247,7 @@ class ShardContents(RecordContents):
                     f"lacks {', '.join(missing[:8])}, which other samples have{others}; add the missing parts"
                 )
                 self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
-        no_column = {self._of.label}
-        if self._of.label == LABEL in self._parts:
-            no_column.add(CLASS_NAME)
-        return Schema(_fields(self._parts - no_column)), has_images
+        return Schema(_fields(self._parts - self._of.no_columns(self._parts))), has_images
 
     def reader(self) -> SampleReader:
         return SampleReader(self.top, self.schema, self._of)
@@ -288,7 +289,8 @@ class SampleReader(FilesReader):
         sample = next(samples(file, int(entry["offset"])), None)
         if sample is None or sample.length != entry["length"]:
             raise self.changed(entry)
-        return file, sample, {column_name(part): member for part, member in sample.parts.items()}
+        columns = sample.parts.keys() - {self.parts.image_of(sample), *self.parts.no_columns(sample.parts)}
+        return file, sample, {column_name(part): sample.parts[part] for part in columns}
 
     def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
         archive, _, members = record

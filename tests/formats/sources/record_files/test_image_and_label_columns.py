@@ -135,6 +135,17 @@ def test_bytes_that_are_no_image_stay_a_column(write: Write, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("write", SOURCES)
+def test_a_column_that_is_named_as_a_label_would_be_keeps_its_values(write: Write, tmp_path: Path) -> None:
+    rows = [{"label_": f"text {n}", **row} for n, row in enumerate(rows_of("image", "label"))]
+
+    convert(write(tmp_path / "source", rows), tmp_path / "out", workers=0)
+
+    with open_dataset(tmp_path / "out/train") as dataset:
+        found = {record.label: as_bytes(record["label_"]) for record in dataset}
+    assert found == {n: b"text %d" % n for n in ROWS}
+
+
+@pytest.mark.parametrize("write", SOURCES)
 def test_what_an_earlier_release_took_for_columns_is_repaired_as_these(write: Write, tmp_path: Path) -> None:
     source = write(tmp_path / "source", rows_of("image_raw", "class"))
     options = SourceOptions(image_column="", label_column="")
