@@ -15,6 +15,7 @@ from functools import cached_property
 from importlib import resources
 from io import BytesIO
 from itertools import count, cycle
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.labels import official_words
-from shardprep.formats.runtime.files import publishing, user_path
+from shardprep.formats.runtime.files import naming, user_path
 from shardprep.formats.runtime.progress import NoProgress, Progress
 
 PHOTOGRAPHS = 25
@@ -279,6 +280,21 @@ def exif(orientation: int, order: str) -> bytes:
 MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
 
 Members = Iterable[tuple[str, bytes]]
+
+
+@contextmanager
+def completed(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file to write that gets its name only when it is complete, and is removed after an error.
+
+    A kill leaves ``<name>.partial``, which the next run overwrites. Raises OSError if the disk fails.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with naming(partial), partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_tar(file: IO[bytes] | gzip.GzipFile, members: Members) -> None:
@@ -583,7 +599,7 @@ def make_sample(
                 raise UsageError("exists already; choose another folder, or delete it", path=path)
         folder.mkdir(parents=True, exist_ok=True)
         for name, members in archives.items():
-            with publishing(folder / name, folder) as file:
+            with completed(folder / name) as file:
                 if name.endswith("gz"):
                     with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                         write_tar(packed, members)

@@ -1,4 +1,5 @@
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,12 @@ def test_archives_that_are_there_are_never_overwritten(tmp_path: Path, name: str
     with pytest.raises(UsageError, match=f"{name}: exists already"):
         make_sample(tmp_path, classes=1, train_per_class=1, val=1)
     assert content(tmp_path) == {name: b"precious"}
+
+
+def test_what_a_killed_run_left_is_overwritten_and_archives_may_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "ILSVRC2012_img_train.tar.partial").write_bytes(b"half")
+
+    made = make_sample(tmp_path, classes=1, train_per_class=1, val=1, test=1)
+
+    assert content(tmp_path).keys() == {file.name for file in made.files}
+    assert all(path.stat().st_mode & stat.S_IWUSR for path in tmp_path.iterdir())
