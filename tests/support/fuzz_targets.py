@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -39,18 +38,30 @@ from shardprep.formats.sources.tf_example import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RecordedRun
 from shardprep.loaders.order.rng import record_rng
-from support.mutations import mutated, mutated_json, mutated_png, with_png_sums, with_tar_sums
+from support.mutations import change_json, mutated, mutated_png, with_png_sums, with_tar_sums
 from support.record_sources import frame
-from support.resealed import entries_of
+from support.resealed import reseal
 from support.source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
 
 TIMEOUT_S = 60  # for one case; valid ones take milliseconds, verification a second
-MEMORY_BYTES = (
-    1200 << 20
-)  # beyond what the process has: 64 million pixels, decoded progressively, take half of it
+# beyond what the process has: 64 million pixels, decoded progressively, take half of it
+MEMORY_BYTES = 1200 << 20
 
 Target = Callable[[Random, Path, Path], None]
 """Read a mutated form of the files in the first folder; the second, empty one is for temporary files."""
+
+TARGETS: dict[str, Target] = {}
+MANY: dict[str, int] = {}
+
+
+def fuzzed(many: int) -> Callable[[Target], Target]:
+    """Make a function a target, of which the torture runs so many cases."""
+
+    def add(target: Target) -> Target:
+        TARGETS[target.__name__], MANY[target.__name__] = target, many
+        return target
+
+    return add
 
 
 def copied(folder: Path, scratch: Path) -> Path:
@@ -58,21 +69,17 @@ def copied(folder: Path, scratch: Path) -> Path:
     return Path(shutil.copytree(folder, scratch / folder.name, copy_function=os.link))
 
 
-def replace(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    path.write_bytes(data)
-
-
 def change_file(
     path: Path, rng: Random, again: Callable[[bytes], bytes] = bytes, tokens: Sequence[bytes] = ()
 ) -> None:
     """Change a file, and usually correct its checksums."""
     data = mutated(path.read_bytes(), rng, tokens)
-    replace(path, again(data) if rng.random() < 0.7 else data)
+    path.unlink()
+    path.write_bytes(again(data) if rng.random() < 0.7 else data)
 
 
-def read_source(path: Path, split: str) -> None:
-    listing = recognise(path, split=split).listing(split)
+def read_source(path: Path, split: str = "train", root: Path | None = None) -> None:
+    listing = recognise(path, split=split, options=SourceOptions(root=root)).listing(split)
     with listing.reader as reader:
         for entry in listing.entries:
             reader.read(entry)
@@ -86,6 +93,7 @@ MATLAB += [
 ]
 
 
+@fuzzed(3000)
 def devkit(rng: Random, base: Path, scratch: Path) -> None:
     meta = base / rng.choice(["meta.mat", "plain.mat", "plain.mat"])
     parts = {META: meta.read_bytes(), TRUTH: (base / "truth.txt").read_bytes()}
@@ -102,31 +110,13 @@ def devkit(rng: Random, base: Path, scratch: Path) -> None:
 
 
 XML = [
-    b"<!DOCTYPE a>",
-    b"&lt;",
-    b"&#0;",
-    b"&#x10FFFF;",
-    b"]]>",
-    b"<![CDATA[",
-    b"<a>" * 5000,
-    b"\xff\xfe",
-    b"\0",
-]
-XML += [
-    b"nan",
-    b"inf",
-    b"1e999",
-    b"-0",
-    b"9" * 5000,
-    b"n" * 5000,
-    b"utf-16",
-    b"utf-7",
-    b"x-klingon",
-    b"hex",
-    b"idna",
+    *(b"<!DOCTYPE a>", b"&lt;", b"&#0;", b"&#x10FFFF;", b"]]>", b"<![CDATA[", b"<a>" * 5000),
+    *(b"\xff\xfe", b"\0", b"nan", b"inf", b"1e999", b"-0", b"9" * 5000, b"n" * 5000),
+    *(b"utf-16", b"utf-7", b"x-klingon", b"hex", b"idna"),
 ]
 
 
+@fuzzed(5000)
 def annotation(rng: Random, base: Path, scratch: Path) -> None:
     path = scratch / "ILSVRC2012_bbox_val_v3.tar"
     xml = mutated((base / "box.xml").read_bytes(), rng, XML)
@@ -134,33 +124,21 @@ def annotation(rng: Random, base: Path, scratch: Path) -> None:
     list(read_boxes(path))
 
 
-def val_tar(rng: Random, base: Path, scratch: Path) -> None:
+@fuzzed(4000)
+def official_tar(rng: Random, base: Path, scratch: Path) -> None:
     tars = copied(base / "tars", scratch)
-    change_file(tars / VAL, rng, with_tar_sums)
-    read_source(tars, "val")
-
-
-def train_tar(rng: Random, base: Path, scratch: Path) -> None:
-    tars = copied(base / "tars", scratch)
-    change_file(tars / TRAIN, rng, with_tar_sums)
-    read_source(tars, "train")
+    split, name = rng.choice([("val", VAL), ("train", TRAIN)])
+    change_file(tars / name, rng, with_tar_sums)
+    read_source(tars, split)
 
 
 LISTS = [
-    b'"',
-    b"\0",
-    b"\r",
-    b"\n\n",
-    b",",
-    b"\xef\xbb\xbf",
-    b"\xff",
-    b"\xe2\x80\xa8",
-    b"\x1b[2J",
+    *(b'"', b"\0", b"\r", b"\n\n", b",", b" ", b"\xff", b"\xef\xbb\xbf", b"\xe2\x80\xa8", b"\x1b[2J"),
     b"x" * 200_000,
-    b" ",
 ]
 
 
+@fuzzed(800)
 def lists(rng: Random, base: Path, scratch: Path) -> None:
     kaggle = copied(base / "kaggle", scratch)
     names = ["LOC_val_solution.csv", "LOC_synset_mapping.txt", "val.txt", "ILSVRC/ImageSets/CLS-LOC/val.txt"]
@@ -171,28 +149,21 @@ def lists(rng: Random, base: Path, scratch: Path) -> None:
 ROWS = [*LISTS, b"{", b"[" * 9999, b"\\u", b";", b"\t", b"../", b"/", b"9" * 5000, b"null", b"true", b"-1"]
 
 
+@fuzzed(2500)
 def image_lists(rng: Random, base: Path, scratch: Path) -> None:
     name = rng.choice(["rows.txt", "rows.csv", "rows.jsonl"])
     path = scratch / name
     path.write_bytes(mutated((base / name).read_bytes(), rng, ROWS))
-    listing = recognise(path, options=SourceOptions(root=base)).listing("train")
-    with listing.reader as reader:
-        for entry in listing.entries:
-            reader.read(entry)
+    read_source(path, root=base)
 
 
 PICKLES = [bytes([code]) for code in b"(.]ae)tu0N}cRbhjqr\x94\x95\x85\x86\x87\x88\x8c\x8e\x93"]
 PICKLES += [b"(" * 9999, b"N" * 9999, b"h\0a" * 9999, b"\x8a\x10" + b"\xff" * 16, b"\x8b\xff\xff\xff\x7f"]
-PICKLES += [
-    b"\xdd\xff\xff\xff\xff",
-    b"\xdf\xff\xff\xff\xff",
-    b"\x93" + b"\xcf" + b"\xff" * 8,
-    b"\xc1",
-    b"\xc9",
-]
 PICKLES += [b"(" + (b"\x8a\x10" + b"\x7f" * 16) * 5000 + b"t"]
+PICKLES += [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x93\xcf" + b"\xff" * 8, b"\xc1", b"\xc9"]
 
 
+@fuzzed(2500)
 def tensorpack(rng: Random, base: Path, scratch: Path) -> None:
     path = scratch / "data.mdb"
     honest = base / rng.choice(["pickle.mdb", "text.mdb", "msgpack.mdb"])
@@ -200,7 +171,7 @@ def tensorpack(rng: Random, base: Path, scratch: Path) -> None:
         path.write_bytes(mutated(honest.read_bytes(), rng))
     else:
         write_changed_value(honest, path, rng)
-    read_source(path, "train")
+    read_source(path)
 
 
 def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
@@ -214,12 +185,14 @@ def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
             writing.put(key, mutated(value, rng, PICKLES) if at == chosen else value)
 
 
+@fuzzed(2500)
 def webdataset(rng: Random, base: Path, scratch: Path) -> None:
     shards = copied(base / "webdataset", scratch)
     change_file(rng.choice(sorted(shards.iterdir())), rng, with_tar_sums, NUMBERS)
-    read_source(shards, "train")
+    read_source(shards)
 
 
+@fuzzed(5000)
 def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     """A damaged file, or one that is whole with a damaged record in it."""
     path = scratch / "train-00000-of-00001"
@@ -232,15 +205,16 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
         chosen = rng.randrange(len(records))
         records[chosen] = mutated(records[chosen], rng, NUMBERS)
         path.write_bytes(b"".join(map(frame, records)))
-    read_source(path, "train")
+    read_source(path)
     list(recognise(path).boxes("train") or ())
 
 
+@fuzzed(120)  # each in a process of its own
 def parquet(rng: Random, base: Path, scratch: Path) -> None:
     path = scratch / "train.parquet"
     honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
     path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
-    read_source(path, "train")
+    read_source(path)
 
 
 def read_image(data: bytes) -> None:
@@ -250,6 +224,7 @@ def read_image(data: bytes) -> None:
         transform(Record("key", 0, data), record_rng(0, 0, 0))
 
 
+@fuzzed(6000)
 def png(rng: Random, base: Path, scratch: Path) -> None:
     name = rng.choice(["still.png", "animated.png", "animated.png", "palette.png"])
     data = (base / name).read_bytes()
@@ -262,22 +237,24 @@ JPEG = [
 JPEG += [b"\xff\xda\0\2", b"\xff\xff\0\1", b"\0\1\xff\xff", b"Exif\0\0MM\0*\xff\xff\xff\xff"]
 
 
+@fuzzed(6000)
 def jpeg(rng: Random, base: Path, scratch: Path) -> None:
     name = rng.choice(["baseline.jpg", "progressive.jpg", "exif.jpg", "cmyk.jpg", "line.jpg"])
     read_image(mutated((base / name).read_bytes(), rng, JPEG))
 
 
 NUMBERS = [
-    b"\0\0",
-    b"\0\0\0\0",
-    b"\xff\xff",
-    b"\xff\xff\xff\xff",
+    bytes(2),
+    bytes(4),
+    b"\xff" * 2,
+    b"\xff" * 4,
     b"\x7f\xff\xff\xff",
     b"\0\0\1\0",
     b"\xff\xff\xff\x7f",
 ]
 
 
+@fuzzed(6000)
 def image_kind(rng: Random, base: Path, scratch: Path) -> None:
     """A file of another kind than PNG and JPEG."""
     path = rng.choice(sorted((base / "kinds").iterdir()))
@@ -299,21 +276,11 @@ def read_dataset(path: Path) -> None:
             pass
 
 
-def seal(path: Path, change: Callable[[dict[str, object]], dict[str, object]] = dict) -> None:
-    """Publish the folder again, as an attacker could, with the sizes, hashes and root of its files."""
-    manifest = parse_canonical_json((path / "manifest.json").read_bytes())
-    for entry in entries_of(manifest):
-        data = (path / entry["name"]).read_bytes()
-        entry |= {"size": len(data), "sha256": "sha256:" + sha256(data).hexdigest()}
-    manifest = change(manifest)
-    manifest.pop("root", None)
-    replace(path / "manifest.json", canonical_json(manifest | {"root": sha256_of(manifest)}))
-
-
+@fuzzed(800)
 def column_table(rng: Random, base: Path, scratch: Path) -> None:
     path = copied(base / "columns", scratch)
     change_file(rng.choice(sorted(path.glob("column-*.npy"))), rng)
-    seal(path)
+    reseal(path)
     verify(path, level="full", workers=1)
     read_dataset(path)
 
@@ -322,72 +289,67 @@ def dataset_in(rng: Random, base: Path, scratch: Path) -> Path:
     return copied(base / rng.choice(["lmdb", "hdf5", "tar"]), scratch)
 
 
+@fuzzed(1500)
 def manifest(rng: Random, base: Path, scratch: Path) -> None:
     path = dataset_in(rng, base, scratch)
     if rng.random() < 0.2:
         change_file(path / "manifest.json", rng)
     else:
-        seal(path, lambda honest: mutated_json(honest, rng))
+        reseal(path, lambda honest: change_json(honest, rng))
     verify(path, level="full", workers=1)
     read_dataset(path)
 
 
+@fuzzed(3000)
 def collection(rng: Random, base: Path, scratch: Path) -> None:
     path = copied(base / "collections" / "deep" / "all", scratch)
-    honest = parse_canonical_json((path / "collection.json").read_bytes())
+    file = path / "collection.json"
+    changed = parse_canonical_json(file.read_bytes())
     if rng.random() < 0.3:
-        change_file(path / "collection.json", rng)
+        change_file(file, rng)
     else:
-        changed = mutated_json(honest, rng)
+        change_json(changed, rng)
         with suppress(Exception):  # where the parts are no longer listed with names and roots
             known = ("name", "root", "content_root", "records")
             changed["root"] = sha256_of([[part[name] for name in known] for part in changed["parts"]])
-        replace(path / "collection.json", canonical_json(changed))
+        file.unlink()
+        file.write_bytes(canonical_json(changed))
     with suppress(OSError), open_collection(path) as opened:  # a path may lead anywhere
         assert len(list(opened)) == len(opened)
         with Loader(path, batch_size=4, workers=0, rank=0, world_size=1) as loader:
             assert sum(len(labels) for _, labels in loader)
 
 
+@fuzzed(1500)
 def table(rng: Random, base: Path, scratch: Path) -> None:
     path = dataset_in(rng, base, scratch)
     change_file(path / rng.choice(["index.npy", "index.npy", "boxes.npy"]), rng)
-    seal(path)
+    reseal(path)
     read_dataset(path)
 
 
-def shard(rng: Random, path: Path) -> None:
-    change_file(rng.choice(sorted(path.glob("shard-*"))), rng)
-    seal(path)
-    read_dataset(path)
-
-
-def lmdb_shard(rng: Random, base: Path, scratch: Path) -> None:
-    shard(rng, copied(base / "lmdb", scratch))
-
-
-def hdf5_shard(rng: Random, base: Path, scratch: Path) -> None:
-    shard(rng, copied(base / "hdf5", scratch))
-
-
-def tar_shard(rng: Random, base: Path, scratch: Path) -> None:
-    """Change a table, or the archive that it is of."""
-    path = copied(base / "tar", scratch)
-    if rng.random() < 0.3:
+@fuzzed(3000)
+def shard(rng: Random, base: Path, scratch: Path) -> None:
+    """Change a shard, or the archive that a table in its place is of."""
+    path = dataset_in(rng, base, scratch)
+    if (path / ARCHIVE_NAME).exists() and rng.random() < 0.3:
         change_file(path / ARCHIVE_NAME, rng)
-        read_dataset(path)
     else:
-        shard(rng, path)
+        change_file(rng.choice(sorted(path.glob("shard-*"))), rng)
+        reseal(path)
+    read_dataset(path)
 
 
+@fuzzed(800)
 def run_card(rng: Random, base: Path, scratch: Path) -> None:
     """A card, or a state with one, that is read, and used for a replay where it is accepted."""
     name = rng.choice(["card.json", "state.json"])
     value = parse_canonical_json((base / name).read_bytes())
     path = scratch / name
-    changed = mutated_json(value, rng) if rng.random() < 0.6 else None
-    path.write_bytes(canonical_json(changed) if changed is not None else (base / name).read_bytes())
-    if changed is None:
+    if is_json := rng.random() < 0.6:
+        change_json(value, rng)
+    path.write_bytes(canonical_json(value))
+    if not is_json:
         change_file(path, rng)
     card = RecordedRun.load(path).card
     with Loader(base / "lmdb", workers=0, **card.options()) as loader, suppress(IndexError):
@@ -396,45 +358,13 @@ def run_card(rng: Random, base: Path, scratch: Path) -> None:
         card.save(path)
 
 
+@fuzzed(60)
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
     path = copied(base / rng.choice(["lmdb", "hdf5", "tar", "columns"]), scratch)
     change_file(rng.choice([*path.glob("shard-*"), *path.glob("column-*"), *path.glob("*.npy")]), rng)
-    seal(path)
+    reseal(path)
     verify(path, level="decode", workers=1)
-
-
-TARGETS: dict[str, Target] = {
-    target.__name__: target
-    for target in (
-        *(
-            devkit,
-            annotation,
-            val_tar,
-            train_tar,
-            lists,
-            image_lists,
-            tensorpack,
-            webdataset,
-            tfrecord,
-            parquet,
-        ),
-        *(
-            png,
-            jpeg,
-            image_kind,
-            manifest,
-            collection,
-            table,
-            column_table,
-            lmdb_shard,
-            hdf5_shard,
-            tar_shard,
-            verified,
-        ),
-        run_card,
-    )
-}
 
 
 def limit_memory() -> None:

@@ -16,13 +16,14 @@ Json = dict[str, Any]
 
 def reseal(dataset: Path, change: Callable[[Json], object] = lambda _: None) -> None:
     """Change the manifest; sizes, hashes and the root are those of the current files."""
-    path = writable(dataset / "manifest.json")
+    path = dataset / "manifest.json"
     manifest = json.loads(path.read_bytes())
     for entry in entries_of(manifest):
         data = (dataset / entry["name"]).read_bytes()
         entry |= {"size": len(data), "sha256": "sha256:" + sha256(data).hexdigest()}
     change(manifest)
-    del manifest["root"]
+    manifest.pop("root", None)
+    path.unlink()  # it may be a link to another dataset's
     path.write_bytes(canonical_json(manifest | {"root": sha256_of(manifest)}))
 
 

@@ -23,7 +23,7 @@ from shardprep.loaders import Loader, TrainTransform
 from support import fuzz_targets
 from support.column_datasets import write_columns
 from support.datasets import converted
-from support.fuzz_targets import TARGETS
+from support.fuzz_targets import MANY, TARGETS
 from support.image_files import chunk, encoded, pixels, png, tiff, with_exif
 from support.image_kinds import KINDS
 from support.pictures import cmyk_jpeg
@@ -127,30 +127,6 @@ def after(cases: list[str], name: str, seed: int) -> list[str]:
 
 SMALL_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # its own reserves 1 GiB of the limited address space
 SMOKE = {name: 2 if name == "verified" else 6 for name in TARGETS}
-MANY = {
-    "devkit": 3000,
-    "annotation": 5000,
-    "val_tar": 2500,
-    "train_tar": 2500,
-    "lists": 800,
-    "image_lists": 2500,
-    "tensorpack": 2500,
-    "webdataset": 2500,
-    "tfrecord": 5000,
-    "parquet": 120,  # each in a process of its own
-    "png": 6000,
-    "jpeg": 6000,
-    "image_kind": 6000,
-    "manifest": 1500,
-    "collection": 3000,
-    "table": 1500,
-    "column_table": 800,
-    "lmdb_shard": 600,
-    "hdf5_shard": 1500,
-    "tar_shard": 1500,
-    "verified": 60,
-    "run_card": 800,
-}
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import CorruptRecord
 from support.datasets import writable
-from support.fuzz_targets import seal
 from support.loaded import epoch_of, loader_on
+from support.resealed import reseal
 from support.sampling import torture_except
 
 
@@ -28,7 +28,7 @@ def changed_row(dataset: Path, number: int, column: str, value: object) -> str:
     key: bytes = rows["key"][number]
     rows[column][number] = value
     np.save(writable(dataset / "index.npy"), rows)
-    seal(dataset)
+    reseal(dataset)
     return key.decode()
 
 
