@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing.util import Finalize
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,7 +22,6 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.batches.passes import Passes, Source, end
 from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines.codec import (
@@ -42,10 +41,11 @@ from shardprep.loaders.machines.socket import (
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
     SPARE_MESSAGES,
-    ExclusiveUse,
     FrameSocket,
     Message,
+    Receiver,
     Security,
+    bytes_of_limit,
     endpoints_of,
 )
 from shardprep.loaders.machines.wire import number_in
@@ -55,11 +55,11 @@ MAX_DISMISSED = 1000  # addresses of dismissed peers; their last batches may sti
 
 
 class Role(Enum):
-    """The state of a peer."""
+    """The state of a peer: it waits for an epoch, sends its batches, or has sent them all."""
 
-    WAITING = "waits for an epoch"
-    SENDING = "sends its batches"
-    DONE = "has sent all batches"
+    WAITING = 0
+    SENDING = 1
+    DONE = 2
 
 
 @dataclass
@@ -72,70 +72,11 @@ class Peer:
     received: int = 0
 
 
-class Peers:
-    """All connected senders; at most ``senders`` of different names take part in an epoch.
-
-    Not thread-safe.
-    """
-
-    def __init__(self, senders: int) -> None:
-        self._senders = senders
-        self._peers: dict[bytes, Peer] = {}
-        self._dismissed: deque[bytes] = deque(maxlen=MAX_DISMISSED)
-
-    def add(self, address: bytes, head: Head) -> None:
-        """Add the sender of a HELLO; a second HELLO changes nothing. Raises FrameDamaged."""
-        name = head.description.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or len(self._peers) >= MAX_PEERS:
-            raise FrameDamaged("a HELLO has no valid name, or there are too many senders")
-        if address not in self._peers:
-            self._peers[address] = Peer(address, name)
-
-    def get(self, address: bytes) -> Peer | None:
-        return self._peers.get(address)
-
-    def admit_next(self) -> Peer | None:
-        """Admit the first waiting sender to the epoch, and return it; None where there is none or no room."""
-        names = {peer.name for peer in self._taking_part()}
-        if len(names) < self._senders:
-            for peer in self._peers.values():
-                if peer.role is Role.WAITING and peer.name not in names:
-                    peer.role = Role.SENDING
-                    return peer
-        return None
-
-    def all_done(self) -> bool:
-        """Whether the epoch is over."""
-        return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
-
-    def sending(self) -> list[Peer]:
-        """The admitted senders that have not finished."""
-        return [peer for peer in self._peers.values() if peer.role is Role.SENDING]
-
-    def forget(self, peer: Peer) -> None:
-        del self._peers[peer.address]
-
-    def was_dismissed(self, address: bytes) -> bool:
-        """Return whether a peer took part in an earlier epoch. Its late frames are not counted as damaged."""
-        return address in self._dismissed
-
-    def end_epoch(self) -> list[Peer]:
-        """Dismiss all senders that took part, and return those that had not finished."""
-        unfinished = self.sending()
-        for peer in self._taking_part():
-            self.forget(peer)
-            self._dismissed.append(peer.address)
-        return unfinished
-
-    def _taking_part(self) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.role is not Role.WAITING]
-
-
 class SenderFailed(OperationError):
     """A sender reported an error, disconnected, or lost a batch before the end of its epoch."""
 
 
-class FrameReceiver(Owned):
+class FrameReceiver(Receiver):
     """Iterable over the batches that :func:`send_batches` sends to ``endpoint``; each iteration is one epoch.
 
     It admits ``senders`` senders, each name once, and ends when each has sent its batches; further senders
@@ -165,10 +106,6 @@ class FrameReceiver(Owned):
         OperationError: The endpoint cannot be used.
     """
 
-    instead = "an endpoint has one receiver: make it where it is needed"
-
-    batches_never_change = True
-
     def __init__(
         self,
         endpoint: str | Sequence[str],
@@ -184,125 +121,69 @@ class FrameReceiver(Owned):
                 f"senders={senders}, high_water_mark={high_water_mark}, bind={bind}: at least 1 each, and with "
                 "bind=False one sender and one endpoint"
             )
-        limit = (
-            int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes
-        )
-        options: dict[int, int] = {
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.MAXMSGSIZE: max(limit, 1 << 17),
-        }
+        self._limit, self._credit = bytes_of_limit(limit_bytes), high_water_mark
         socket = FrameSocket(
             zmq.ROUTER,
             endpoints,
             bind=bind,
-            options=options,
-            most_bytes=limit,
+            options={zmq.MAXMSGSIZE: max(self._limit, 1 << 17)},
+            most_bytes=self._limit,
             most_waiting=high_water_mark + SPARE_MESSAGES,
         )
-        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
-        self._reception = _Reception(socket, Peers(senders), limit, high_water_mark)
-        Finalize(self, self._reception.close, exitpriority=20)
+        self._senders = senders
+        self._peers: dict[bytes, Peer] = {}
+        self._dismissed: deque[bytes] = deque(maxlen=MAX_DISMISSED)
+        self._rejected = 0
+        self._is_running = False
+        super().__init__(
+            socket,
+            partial(socket.close, linger_ms=LINGER_MS),
+            name="receiver",
+            superseded="another iteration of this receiver has begun; end the first, or use two receivers",
+        )
 
     @property
     def rejected(self) -> int:
         """The number of messages that were dropped."""
-        return self._reception.rejected
+        return self._rejected + self._socket.dropped
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. Raises UsageError once this is closed, or another iteration has begun."""
-        return self._epoch(self._reception.begin())
-
-    def _epoch(self, epoch_number: int) -> Iterator[Any]:
-        try:
-            while batch := self._reception.next(epoch_number):
-                yield batch.pop()
-        finally:
-            self._reception.leave(epoch_number)
-
-    def close(self) -> None:
-        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
-        self._reception.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class _Reception(Owned):
-    """The socket and the senders of a FrameReceiver. The thread that draws has exclusive use."""
-
-    def __init__(self, socket: FrameSocket, peers: Peers, limit: int, credit: int) -> None:
-        self._rejected = 0
-        self._socket = socket
-        self._peers = peers
-        self._limit = limit
-        self._credit = credit
-        self._epoch_number = 0
-        self._is_running = False
-        self._exclusive = ExclusiveUse("receiver", self._release, socket.fetch)
-
-    @property
-    def rejected(self) -> int:
-        return self._rejected + self._socket.dropped
-
-    def begin(self) -> int:
-        """Begin an epoch, and return its number."""
         with self._exclusive.use():
             self._leave()
-            self._epoch_number += 1
+            self._iteration += 1
             self._is_running = True
             self._admit_waiting()
-            return self._epoch_number
+            return self._epoch(self._iteration)
 
-    def next(self, epoch_number: int) -> list[Any]:
-        """Return the next batch in a list, which is empty at the end of the epoch."""
-        with self._exclusive.use():
-            while True:
-                self._exclusive.check_open()
-                if epoch_number != self._epoch_number:
-                    raise UsageError(
-                        "another iteration of this receiver has begun; end the first, or use two receivers"
-                    )
-                if self._peers.all_done():
-                    return []
-                if (message := self._socket.receive()) is None:
-                    self._wait()
-                elif batch := self._handle(message):
-                    return batch
-
-    def leave(self, epoch_number: int) -> None:
-        """Stop the senders of the epoch, if it is still the current one."""
-        if epoch_number == self._epoch_number:
-            with suppress(UsageError), self._exclusive.use():  # closed: there is nothing to leave
-                self._leave()
-
-    def close(self) -> None:
-        self._exclusive.close()
-
-    def _release(self) -> None:
-        self._socket.close(linger_ms=LINGER_MS)
+    def _epoch(self, number: int) -> Iterator[Any]:
+        try:
+            yield from self._batches(number)
+        finally:
+            if number == self._iteration:
+                with suppress(UsageError), self._exclusive.use():  # closed: there is nothing to leave
+                    self._leave()
 
     def _leave(self) -> None:
+        """Dismiss the senders of the epoch under way, and stop those that have not finished."""
         if self._is_running:
             self._is_running = False
-            for peer in self._peers.end_epoch():
-                self._send_note(peer, FrameKind.STOP)
+            for peer in [peer for peer in self._peers.values() if peer.role is not Role.WAITING]:
+                del self._peers[peer.address]
+                self._dismissed.append(peer.address)
+                if peer.role is Role.SENDING:
+                    self._send_note(peer, FrameKind.STOP)
 
-    def _wait(self) -> None:
-        if not self._socket.wait(POLL_INTERVAL_S, other=self._exclusive.woken):
-            self._check_connected()
+    def _is_at_end(self) -> bool:
+        return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
 
-    def _check_connected(self) -> None:
-        """Raise SenderFailed where a sender is disconnected. Called when all messages were read."""
-        for peer in self._peers.sending():
-            if not self._send_note(peer, FrameKind.CREDIT, 0):
-                self._peers.forget(peer)
-                self._check_lost(peer)
-        self._admit_waiting()
+    def _wait(self, woken: socket.socket) -> None:
+        if not self._socket.wait(POLL_INTERVAL_S, other=woken):
+            for peer in list(self._peers.values()):
+                if peer.role is Role.SENDING and not self._send_note(peer, FrameKind.CREDIT):
+                    del self._peers[peer.address]
+                    self._check_lost(peer)
+            self._admit_waiting()
 
     def _check_lost(self, peer: Peer) -> None:
         """Raise SenderFailed where a batch of a peer that is gone was taken in this epoch."""
@@ -312,67 +193,68 @@ class _Reception(Owned):
                 "iterate again, with a sender that sends its epoch from the beginning"
             )
 
-    def _send_note(self, peer: Peer, kind: FrameKind, number: int = 0, **notes: str | int) -> bool:
+    def _send_note(self, peer: Peer, kind: FrameKind, number: int = 0, **notes: int) -> bool:
         """Return False where the peer is disconnected."""
         return self._socket.send(pack_note(kind, number, **notes), peer=peer.address)
 
     def _admit_waiting(self) -> None:
-        while peer := self._peers.admit_next():
-            if not self._send_note(peer, FrameKind.WELCOME, self._credit, limit=self._limit):
-                self._peers.forget(peer)
+        """Admit senders to the epoch as long as there is room, each name once."""
+        for peer in list(self._peers.values()):
+            names = {peer.name for peer in self._peers.values() if peer.role is not Role.WAITING}
+            if peer.role is Role.WAITING and peer.name not in names and len(names) < self._senders:
+                peer.role = Role.SENDING
+                if not self._send_note(peer, FrameKind.WELCOME, self._credit, limit=self._limit):
+                    del self._peers[peer.address]
 
-    def _handle(self, message: Message) -> list[Any]:
-        """Handle a message. Return its batch in a list, which is empty where it has none."""
+    def _take(self) -> list[Any]:
+        if self._is_at_end() or (message := self._socket.receive()) is None:
+            return []
         try:
             head = read_head(message.parts[0] if message.parts else b"")
             peer = self._peers.get(message.peer)
             if head.kind == FrameKind.HELLO:
-                self._handle_hello(message.peer, peer, head)
+                self._handle_hello(message.peer, head)
             elif peer is not None and peer.role is Role.SENDING:
                 return self._handle_admitted(peer, head, message.parts[1:])
-            elif not self._peers.was_dismissed(message.peer):
+            elif message.peer not in self._dismissed:  # whose late frames are not counted as damaged
                 raise FrameDamaged("a frame is from a peer that was not admitted")
         except FrameDamaged:
             self._rejected += 1
         return []
 
-    def _handle_hello(self, address: bytes, known: Peer | None, head: Head) -> None:
-        if known is None or self._socket.binds:
-            self._peers.add(address, head)
-        else:  # the next sender at the place to which this connects
-            self._peers.forget(known)
-            self._peers.add(address, head)
-            self._check_lost(known)
+    def _handle_hello(self, address: bytes, head: Head) -> None:
+        """Add a sender; a second HELLO changes nothing, unless it is of the next one at the same place."""
+        before = None if self._socket.binds else self._peers.pop(address, None)
+        name = head.description.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or len(self._peers) >= MAX_PEERS:
+            raise FrameDamaged("a HELLO has no valid name, or there are too many senders")
+        self._peers.setdefault(address, Peer(address, name))
+        if before is not None:
+            self._check_lost(before)
         self._admit_waiting()
 
     def _handle_admitted(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any]:
+        batch = []
         if head.kind == FrameKind.DATA:
-            return self._receive_batch(peer, head, parts)
-        if head.kind == FrameKind.END:
-            self._check_number(peer, head)
-        elif head.kind != FrameKind.ERROR:
+            batch.append(unpack_batch(head, parts, limit_bytes=self._limit))
+            if head.number < peer.received:
+                raise FrameDamaged("a batch arrived twice")
+        elif head.kind not in (FrameKind.END, FrameKind.ERROR):
             raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
-        peer.role = Role.DONE
-        self._send_note(peer, FrameKind.DONE)
-        if head.kind == FrameKind.ERROR:
-            raise reported(SenderFailed, f"sender {peer.name} failed", str(head.description.get("text")))
-        return []
-
-    def _receive_batch(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any]:
-        batch = [unpack_batch(head, parts, limit_bytes=self._limit)]
-        if head.number < peer.received:
-            raise FrameDamaged("a batch arrived twice")
-        self._check_number(peer, head)
-        peer.received += 1
-        self._send_note(peer, FrameKind.CREDIT, 1)
-        return batch
-
-    def _check_number(self, peer: Peer, head: Head) -> None:
-        if head.number != peer.received:
+        if head.kind != FrameKind.ERROR and head.number != peer.received:
             raise SenderFailed(
                 f"sender {peer.name} has sent {head.number} batches, but {peer.received} arrived; "
                 f"{self.rejected} messages were rejected"
             )
+        if head.kind == FrameKind.DATA:
+            peer.received += 1
+            self._send_note(peer, FrameKind.CREDIT, 1)
+        else:
+            peer.role = Role.DONE
+            self._send_note(peer, FrameKind.DONE)
+        if head.kind == FrameKind.ERROR:
+            raise reported(SenderFailed, f"sender {peer.name} failed", str(head.description.get("text")))
+        return batch
 
 
 RECONNECT_INTERVAL_MS = 100

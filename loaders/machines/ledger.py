@@ -295,8 +295,8 @@ class Ledger(Generic[T]):
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
         """Yield new leases for all peers with room, a few steps to each in turn."""
-        for lease_id, (_, lease) in list(self._leases.items()):
-            if lease.stop > self.steps.due:
+        for lease_id, (_, old) in list(self._leases.items()):
+            if old.stop > self.steps.due:
                 break
             del self._leases[lease_id]
         self._throttle()

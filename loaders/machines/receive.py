@@ -9,16 +9,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.util import Finalize
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import reported
@@ -40,9 +38,10 @@ from shardprep.loaders.machines.socket import (
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
     SPARE_MESSAGES,
-    ExclusiveUse,
     FrameSocket,
     Message,
+    Receiver,
+    bytes_of_limit,
     endpoints_of,
 )
 from shardprep.loaders.machines.wire import (
@@ -88,49 +87,6 @@ class Sender:
         self.last = monotonic()
 
 
-class Senders:
-    """Senders by the address of their connection. One thread changes it, any thread may read."""
-
-    def __init__(self, expected: Facts) -> None:
-        self.terms: SourceTerms | None = None
-        self._expected = expected  # of every sender, also of the first
-        self.present: dict[bytes, Sender] = {}
-        self.refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
-        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
-        self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
-
-    def refusal_reason(self, hello: Hello) -> str:
-        """Return why a sender is refused, "" where it is not. The first sender's terms bind all others."""
-        if len(self.present) >= MAX_SENDERS:
-            return f"there are {MAX_SENDERS} senders already"
-        difference = hello.terms.missing(self._expected)
-        if self.terms and not difference:
-            difference = hello.terms.difference(self.terms)
-        return f"its batches would differ from the expected ones: {difference}" if difference else ""
-
-    def add(self, address: bytes, hello: Hello, user: str) -> None:
-        self.present[address] = Sender(hello, user)
-        self.terms = self.terms or hello.terms
-
-    def earlier(self, hello: Hello) -> list[bytes]:
-        """Return the addresses of earlier connections of the same sender."""
-        return [a for a, sender in self.present.items() if sender.hello.instance == hello.instance]
-
-    def drop(self, address: bytes, name: str, reason: str) -> None:
-        """Ignore this connection from now on."""
-        self.present.pop(address, None)
-        self.refused.append((name, reason))
-        self._dropped.append(address)
-
-    def is_dropped(self, address: bytes) -> bool:
-        return address in self._dropped
-
-    def count_bad(self, address: bytes) -> bool:
-        """Count a bad frame; return whether the peer is to be dropped."""
-        self._bad.append(address)
-        return self._bad.count(address) >= MAX_BAD_FRAMES
-
-
 LATE_HELLO_TIMEOUT_S = 0.5  # for which close() reads the HELLOs that have arrived
 NO_SENDER_TIMEOUT_S = 5.0  # without a sender, before that is logged
 MAX_LOGGED = 100  # messages
@@ -139,7 +95,10 @@ log = logging.getLogger(__name__)
 
 
 class Reception(Owned):
-    """The socket, the senders and the leases. Not thread-safe, except for :meth:`stats`."""
+    """The socket, the senders by the address of their connection, and the leases.
+
+    The first sender's ``terms`` bind all others. Not thread-safe, except for :meth:`stats`.
+    """
 
     def __init__(
         self,
@@ -151,7 +110,12 @@ class Reception(Owned):
         limit: int,
         expected: Facts | None = None,
     ) -> None:
-        self.senders = Senders(expected or {})
+        self.terms: SourceTerms | None = None
+        self.senders: dict[bytes, Sender] = {}
+        self._expected = expected or {}  # of every sender, also of the first
+        self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # peers that are ignored
+        self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
         self.sends_done = False  # whether close() sends DONE
         self._socket = socket
         self._auth = auth
@@ -211,7 +175,7 @@ class Reception(Owned):
 
     def close(self) -> None:
         if self.sends_done:
-            for address in (*self.senders.present, *self._late_peers()):
+            for address in (*self.senders, *self._late_peers()):
                 self._send_note(address, FrameKind.DONE)
         self._socket.close(linger_ms=LINGER_MS)
 
@@ -219,15 +183,15 @@ class Reception(Owned):
         """Yield the peers with a HELLO that has not been read yet."""
         until = monotonic() + LATE_HELLO_TIMEOUT_S
         while monotonic() < until and (message := self._socket.receive()):
-            if message.parts and message.peer not in self.senders.present and self._auth.admits(message.user):
+            if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
                 with suppress(FrameDamaged):
                     if read_head(message.parts[0]).kind == FrameKind.HELLO:
                         yield message.peer
 
     def stats(self) -> RemoteStats:
         return RemoteStats(
-            senders=tuple(self._report(*known) for known in list(self.senders.present.items())),
-            refused=tuple(self.senders.refused),
+            senders=tuple(self._report(*known) for known in list(self.senders.items())),
+            refused=tuple(self._refused),
             not_admitted=self._auth.refused,
             batches=self._batches,
             rejected=self._rejected + self._socket.dropped,
@@ -255,7 +219,7 @@ class Reception(Owned):
             self._auth.note_event(event, value)
 
     def _handle(self, message: Message) -> None:
-        if self.senders.is_dropped(message.peer):
+        if message.peer in self._dropped:
             return
         if message.parts and not self._auth.admits(message.user):
             self._drop(message.peer, "its key is no longer in the allow-list")
@@ -264,13 +228,14 @@ class Reception(Owned):
             head = read_head(message.parts[0] if message.parts else b"")
             if head.kind == FrameKind.HELLO:
                 self._handle_hello(message, head)
-            elif sender := self.senders.present.get(message.peer):
+            elif sender := self.senders.get(message.peer):
                 self._handle_admitted(message, sender, head)
             else:
                 self._stale += 1  # of a peer that was dropped, or has sent no HELLO
         except FrameDamaged as error:
             self._rejected += 1
-            if self.senders.count_bad(message.peer):
+            self._bad.append(message.peer)
+            if self._bad.count(message.peer) >= MAX_BAD_FRAMES:
                 self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:
@@ -278,21 +243,31 @@ class Reception(Owned):
             self._drop(message.peer, f"it uses version {head.number} of the protocol, not {VERSION}")
             return
         hello = Hello.read(head)
-        if message.peer in self.senders.present:
+        if message.peer in self.senders:
             raise FrameDamaged("a sender sends HELLO twice")
-        for address in self.senders.earlier(hello):
-            self._forget(address)
-        if reason := self.senders.refusal_reason(hello):
+        for address, sender in list(self.senders.items()):
+            if sender.hello.instance == hello.instance:  # an earlier connection of the same sender
+                self._forget(address)
+        if reason := self._refusal_reason(hello):
             self._drop(message.peer, reason, name=hello.name)
             return
-        self.senders.add(message.peer, hello, message.user)
+        self.senders[message.peer] = Sender(hello, message.user)
+        self.terms = self.terms or hello.terms
         self._limit_steps()
         self._ledger.join(message.peer, wants=hello.wants, now=self._waited)
         self._socket.send(Welcome(self._session, self._limit).pack(), peer=message.peer)
 
+    def _refusal_reason(self, hello: Hello) -> str:
+        """Return why a sender is refused, "" where it is not."""
+        if len(self.senders) >= MAX_SENDERS:
+            return f"there are {MAX_SENDERS} senders already"
+        difference = hello.terms.missing(self._expected)
+        if self.terms and not difference:
+            difference = hello.terms.difference(self.terms)
+        return f"its batches would differ from the expected ones: {difference}" if difference else ""
+
     def _limit_steps(self) -> None:
-        terms = self.senders.terms
-        if terms is not None:
+        if terms := self.terms:
             self._ledger.in_any_order = terms.picks or terms.parts > 1
             self._ledger.steps = self.steps.in_parts(terms.parts)
             if self.steps.total is None and terms.steps != UNKNOWN:
@@ -341,7 +316,7 @@ class Reception(Owned):
     def _check_senders(self) -> None:
         """Forget disconnected senders and expire leases. Called when all messages were handled."""
         self._auth.check()
-        for address in list(self.senders.present):
+        for address in list(self.senders):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)
         self._ledger.expire(self._waited)
@@ -349,7 +324,7 @@ class Reception(Owned):
         self._log_absence()
 
     def _log_absence(self) -> None:
-        if self.senders.present:
+        if self.senders:
             self._last_present, self._has_logged_absence = self._waited, False
         elif not self._has_logged_absence and self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
             self._has_logged_absence = True
@@ -360,16 +335,17 @@ class Reception(Owned):
         return self._socket.send(pack_note(kind, 0, **notes), peer=address)
 
     def _forget(self, address: bytes) -> None:
-        self.senders.present.pop(address, None)
+        self.senders.pop(address, None)
         self._ledger.leave(address)
 
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
         """Send the reason to a peer, and ignore it from now on."""
-        sender = self.senders.present.get(address)
+        sender = self.senders.get(address)
         name = name or (sender.hello.name if sender else "?")
         self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
-        self.senders.drop(address, name, reason)
-        self._ledger.leave(address)
+        self._forget(address)
+        self._refused.append((name, reason))
+        self._dropped.append(address)
         self._log("%s: sender %s was refused: %s", self._socket.endpoint, name, reason)
 
     def _log(self, text: str, *values: object) -> None:
@@ -383,7 +359,7 @@ MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
 LEASE_TIMEOUT_S = 60.0
 
 
-class RemoteSource(FrameworkHint, Owned):
+class RemoteSource(FrameworkHint, Receiver):
     """Iterable over the batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
     Each iteration is one pass, beginning with pass 0. It yields the batches in the order of the steps, each
@@ -423,10 +399,6 @@ class RemoteSource(FrameworkHint, Owned):
         SenderFailed: A step cannot be made by three senders, or by all.
     """
 
-    instead = "an endpoint has one receiver: make it where it is needed"
-
-    batches_never_change = True
-
     def __init__(
         self,
         endpoint: str | Sequence[str],
@@ -445,25 +417,18 @@ class RemoteSource(FrameworkHint, Owned):
             raise UsageError(
                 f"ahead={ahead}, lease_seconds={lease_seconds}: at least 1 step, and more than 0 s"
             )
-        limit = (
-            int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes
-        )
+        limit = bytes_of_limit(limit_bytes)
         auth = ReceiverAuth(keys)
-        options: dict[int, int] = {
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD,
-        }
         socket = FrameSocket(
             zmq.ROUTER,
             endpoint,
             bind=True,
-            options=options,
+            options={zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD},
             watched=ReceiverAuth.WATCHED,
             security=auth,
             most_bytes=limit,
             most_waiting=2 * ahead + SPARE_MESSAGES,  # those of expired leases, too
         )
-        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._ordered = ordered
         self._auth = auth
         self._reception = Reception(
@@ -474,12 +439,16 @@ class RemoteSource(FrameworkHint, Owned):
             limit=limit,
             expected={name: str(value) for name, value in (expected or {}).items()},
         )
-        self._exclusive = ExclusiveUse("RemoteSource", self._reception.close, socket.fetch)
-        self._iteration = 0  # the number of the current one
         self._position = Position()  # of the current iteration
         self._next = self._position  # where the next one begins
         self._is_over = False
-        Finalize(self, self._exclusive.close, exitpriority=20)
+        super().__init__(
+            socket,
+            self._reception.close,
+            name="RemoteSource",
+            superseded="another iteration of this RemoteSource has begun, or a state was loaded; use two, or end "
+            "the first",
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
@@ -491,46 +460,31 @@ class RemoteSource(FrameworkHint, Owned):
                 start=position.step, total=None, taken=position.taken, ordered=self._ordered
             )
             self._reception.begin(position.pass_number, steps)
-            return self._pass(self._iteration)
+            return self._batches(self._iteration)
 
     def _begin(self, position: Position) -> None:
         self._iteration += 1
         self._position, self._is_over = position, False
 
-    def _pass(self, iteration: int) -> Iterator[Any]:
-        while batch := self._draw(iteration):
-            yield batch.pop()
-
-    def _draw(self, iteration: int) -> list[Any]:
-        """Return the next batch in a list, which is empty at the end of the pass."""
-        with self._exclusive.use():
-            while True:
-                self._exclusive.check_open()
-                self._check_current(iteration)
-                if made := self._reception.take():
-                    self._advance(made[0])
-                    return [made.pop().batch]
-                if self._reception.steps.is_over:
-                    self._end()
-                    return []
-                self._reception.wait(self._exclusive.woken)
-
-    def _check_current(self, iteration: int) -> None:
-        if iteration != self._iteration:
-            raise UsageError(
-                "another iteration of this RemoteSource has begun, or a state was loaded; use two, or end the first"
-            )
-
-    def _advance(self, made: Delivery) -> None:
-        steps, terms = self._reception.steps, self._reception.senders.terms
-        self._position = self._position.after(made, steps.due, steps.taken, terms.dataset if terms else "")
+    def _take(self) -> list[Any]:
+        if not (made := self._reception.take()):
+            return []
+        steps, terms = self._reception.steps, self._reception.terms
+        self._position = self._position.after(made[0], steps.due, steps.taken, terms.dataset if terms else "")
         self._is_over = steps.is_over
+        return [made.pop().batch]
 
-    def _end(self) -> None:
-        terms = self._reception.senders.terms
+    def _is_at_end(self) -> bool:
+        if not self._reception.steps.is_over:
+            return False
+        terms = self._reception.terms
         if terms and terms.steps == 0:
             self._position = self._position.empty(terms)
         self._is_over = True
+        return True
+
+    def _wait(self, woken: sockets.socket) -> None:
+        self._reception.wait(woken)
 
     def __bool__(self) -> bool:
         return True
@@ -543,10 +497,10 @@ class RemoteSource(FrameworkHint, Owned):
     @property
     def batches_per_epoch(self) -> int:
         """The number of batches of a pass. Raises TypeError where it is not known, or not yet."""
-        if self._reception.senders.terms is None:
+        if self._reception.terms is None:
             with suppress(UsageError), self._exclusive.use():
                 self._reception.receive_all()
-        terms = self._reception.senders.terms
+        terms = self._reception.terms
         if terms is None or terms.steps == UNKNOWN:
             reason = "no sender has connected yet" if terms is None else "the senders do not know it either"
             raise TypeError(f"the length of a pass is not known: {reason}")
@@ -559,7 +513,7 @@ class RemoteSource(FrameworkHint, Owned):
         another process and with other senders, the iteration continues with the second.
         """
         position = self._next if self._is_over else self._position
-        return position.to_json(self._reception.senders.terms)
+        return position.to_json(self._reception.terms)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the next iteration where ``state`` was taken; the current iteration ends.
@@ -569,10 +523,10 @@ class RemoteSource(FrameworkHint, Owned):
         """
         position, terms = position_from_json(state)
         with self._exclusive.use():
-            known = self._reception.senders.terms
+            known = self._reception.terms
             if terms and known and (difference := terms.difference(known)):
                 raise UsageError(f"the state is of other batches than the senders make: {difference}")
-            self._reception.senders.terms = terms or known
+            self._reception.terms = terms or known
             self._begin(position)
             self._next = position
 
@@ -581,7 +535,7 @@ class RemoteSource(FrameworkHint, Owned):
 
         For a Loader it counts the records that each epoch delivers, for a Flow steps.
         """
-        terms = self._reception.senders.terms
+        terms = self._reception.terms
         return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)
 
     def reload_keys(self) -> None:
@@ -599,9 +553,6 @@ class RemoteSource(FrameworkHint, Owned):
         """End the senders, wake a waiting thread, and free the endpoint. Idempotent."""
         self._reception.sends_done = True
         self._exclusive.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,16 +8,20 @@ import struct
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
 from socket import socket as plain_socket, socketpair
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
 
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.machines.codec import MAX_PARTS
 
 EVENT = struct.Struct("=Hi")
@@ -199,6 +203,8 @@ class FrameSocket(Owned):
         try:
             if security:
                 security.secure(self._context, self._socket)
+            if self._has_peers:
+                common[zmq.ROUTER_MANDATORY] = 1
             for option, value in (common | options).items():
                 self._socket.setsockopt(option, value)
             self.endpoints = tuple(self._opened(each, bind) for each in endpoints)
@@ -413,7 +419,7 @@ class ExclusiveUse(Owned):
         self._user: int | None = None
         self._is_attended = False
         self._released = threading.Event()
-        self._woken, self._waker = socketpair()
+        self.woken, self._waker = socketpair()  # can be read once this is closed
         self._thread = threading.Thread(
             target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
         )
@@ -423,11 +429,6 @@ class ExclusiveUse(Owned):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def woken(self) -> plain_socket:
-        """A socket that can be read once this is closed."""
-        return self._woken
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -482,8 +483,76 @@ class ExclusiveUse(Owned):
     def _release(self) -> None:
         if self._using.acquire(blocking=False):  # never released again
             self._release_resource()
-            self._woken.close()
+            self.woken.close()
             self._waker.close()
             self._released.set()
             if self._thread.is_alive() and self._thread is not threading.current_thread():
                 self._thread.join(CLOSE_TIMEOUT_S)
+
+
+class Receiver(Owned, ABC):
+    """Base of iterables over what peers send: one iteration at a time, drawn from by one thread at a time.
+
+    ``release`` closes the socket, and refers neither to this object nor to its iterators. ``name`` is this
+    object in errors, ``superseded`` the text after another iteration has begun. A context manager.
+    """
+
+    instead = "an endpoint has one receiver: make it where it is needed"
+
+    batches_never_change = True
+
+    def __init__(
+        self, socket: FrameSocket, release: Callable[[], None], *, name: str, superseded: str
+    ) -> None:
+        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
+        self._socket = socket
+        self._superseded = superseded
+        self._iteration = 0  # the number of the current one
+        self._exclusive = ExclusiveUse(name, release, socket.fetch)
+        Finalize(self, self._exclusive.close, exitpriority=20)
+
+    def _batches(self, iteration: int) -> Iterator[Any]:
+        while batch := self._draw(iteration):
+            yield batch.pop()
+
+    def _draw(self, iteration: int) -> list[Any]:
+        """Return the next batch in a list, which is empty at the end of the iteration."""
+        with self._exclusive.use():
+            while True:
+                self._exclusive.check_open()
+                if iteration != self._iteration:
+                    raise UsageError(self._superseded)
+                if batch := self._take():
+                    return batch
+                if self._is_at_end():
+                    return []
+                self._wait(self._exclusive.woken)
+
+    @abstractmethod
+    def _take(self) -> list[Any]:
+        """Handle messages that have arrived. Return a batch in a list, which is empty where there is none."""
+
+    @abstractmethod
+    def _is_at_end(self) -> bool:
+        """Return whether the iteration is over."""
+
+    @abstractmethod
+    def _wait(self, woken: plain_socket) -> None:
+        """Wait until something arrives, or ``woken`` can be read."""
+
+    def close(self) -> None:
+        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
+        self._exclusive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def bytes_of_limit(limit_bytes: int | str) -> int:
+    """Return the largest size of a batch in bytes. Raises UsageError for a text that is no size."""
+    return int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes

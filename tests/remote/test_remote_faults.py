@@ -100,7 +100,7 @@ class Room:
             yield wired(pack_delivery(StepRef(self.session, lease.id, 0, step), delivery_of(step)))
 
     def is_dropped(self, peer: bytes) -> bool:
-        return self.reception.senders.is_dropped(peer)
+        return peer in self.reception._dropped
 
     @property
     def stats(self) -> Any:
@@ -282,7 +282,7 @@ def attack(room: Room, codec: int, mutated: Callable[[Parts, random.Random], Par
     """Send such frames from a peer, and where it is dropped, from the next one."""
     chance, peers, peer, lease = random.Random(1), 0, b"", StepLease(0, 0, 0, 0)
     for _ in range(codec):
-        if peer not in room.reception.senders.present:
+        if peer not in room.reception.senders:
             peers += 1
             peer = b"evil %d" % peers
             room.enter(peer)
@@ -399,8 +399,8 @@ def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> Non
     assert "256 senders" in room.stats.refused[-1][1]
     for number in range(3000):
         room.hear(b"stranger %d" % number, bad_frame())
-    assert len(room.reception.senders._bad) <= 1000
-    assert len(room.reception.senders._dropped) <= 1000
+    assert len(room.reception._bad) <= 1000
+    assert len(room.reception._dropped) <= 1000
 
 
 # Over real sockets
