@@ -121,20 +121,6 @@ class SlotLayout:
         return memory[start + first * self.spare : start + (first + count) * self.spare]
 
 
-@dataclass(frozen=True)
-class InputAreaArrays:
-    """Arrays of a batch in its slot's input area, from ``at`` on, with a ``layout`` of their own."""
-
-    layout: SlotLayout
-    at: int
-
-    def arrays(self, area: Memory) -> Arrays:
-        return self.layout.arrays(area[self.at :], self.layout.rows)
-
-    def copied(self, area: Memory) -> Arrays:
-        return self.layout.copied_arrays(area[self.at :], self.layout.rows)
-
-
 class SlotRing(Inheritable):
     """``slots`` slots in one piece of anonymous shared memory.
 

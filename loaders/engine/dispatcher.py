@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.processes import POLL_INTERVAL_S, Channel, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import PickledValue
-from shardprep.loaders.batches.slots import InputAreaArrays, Memory, SlotRing
+from shardprep.loaders.batches.slots import Memory, RowForm, SlotRing
 from shardprep.loaders.engine.leases import (
     LEASES_PER_WORKER,
     MAX_ROW_FAILURES,
@@ -32,7 +32,7 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Bell, Items, StatusTable, unpack
+from shardprep.loaders.engine.messages import IDLE, Bell, Items, StatusTable, WrittenRows, unpack
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.engine.worker import SentWork, main as work_on
 
@@ -126,15 +126,31 @@ def _nothing() -> None:
 class BatchRequest:
     """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
 
-    ``written`` are arrays that the workers write in the input area instead of the fields of the slot's
+    ``written`` are the rows that the workers write in the input area instead of the fields of the slot's
     layout. ``filled`` is called in any thread when the workers have ended with the batch, unless its run ends
     before that.
     """
 
     items: Items
     inputs: tuple[tuple[int, PickledValue], ...] = ()
-    written: InputAreaArrays | None = None
+    written: WrittenRows | None = None
     filled: Callable[[], object] = _nothing
+
+    def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
+        """Return the request with rows for results of a form, named in the items' ROW_COLUMNS.
+
+        They lie from ``at`` on in an input area of ``room`` bytes. Without a form or items, or where they do
+        not fit, it is the same request.
+        """
+        if form is None or not len(self.items):
+            return self
+        piece, items = PickledValue.of(form), self.items
+        written = WrittenRows(form, len(items), at, piece.size)
+        if written.end > room:
+            return self
+        items["row"], items["rows"] = range(len(items)), len(items)
+        items["form_at"], items["form_size"] = at, piece.size
+        return replace(self, inputs=(*self.inputs, (at, piece)), written=written)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.loaders.batches.slots import InputAreaArrays
-from shardprep.loaders.engine.messages import Items, LeaseOutcomes, skipped_row
+from shardprep.loaders.engine.messages import Items, LeaseOutcomes, WrittenRows, skipped_row
 
 LEASES_PER_WORKER = 2  # leases of a worker: one to fill, one to go on with; more would wait behind a slow row
 MAX_ROW_FAILURES = 3  # workers that end at a row before it fails
@@ -54,7 +53,7 @@ class LeasedBatch:
     slot: int
     items: Items
     missing: int
-    written: InputAreaArrays | None = None
+    written: WrittenRows | None = None
     filled: Callable[[], object] | None = None
     outcomes: list[LeaseOutcomes] = field(default_factory=list)
     failure: RowFailure | None = None
@@ -123,7 +122,7 @@ class Leases:
     def open(
         self,
         items: Items,
-        written: InputAreaArrays | None = None,
+        written: WrittenRows | None = None,
         filled: Callable[[], object] | None = None,
     ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""

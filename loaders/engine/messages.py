@@ -32,7 +32,6 @@ from shardprep.loaders.batches.pickling import (
 )
 from shardprep.loaders.batches.slots import (
     Arrays,
-    InputAreaArrays,
     Memory,
     RowForm,
     SlotField,
@@ -335,25 +334,30 @@ ROW_COLUMNS = [("row", "<u4"), ("rows", "<u4"), ("form_at", "<u8"), ("form_size"
 
 
 class WrittenRows(NamedTuple):
-    """The form of a batch's rows as an input ``at`` an offset of the input area, and the rows' arrays."""
+    """``rows`` rows of results of a ``form`` in an input area, behind its pickle of ``size`` bytes ``at``."""
 
+    form: RowForm
+    rows: int
     at: int
-    form: PickledValue
-    arrays: InputAreaArrays
+    size: int
 
+    @property
+    def end(self) -> int:
+        """The end of the rows in the input area."""
+        return self._start + self._layout.nbytes
 
-def written_rows(form: RowForm, items: Items, *, at: int, room: int) -> WrittenRows | None:
-    """Return the rows of a batch of ``items``, and name them in the items' columns.
+    @property
+    def _start(self) -> int:
+        return -(-(self.at + self.size) // ALIGNMENT) * ALIGNMENT
 
-    They lie from ``at`` on in an input area of ``room`` bytes; None if they do not fit.
-    """
-    piece = PickledValue.of(form)
-    arrays = _rows_behind(form, at + piece.size, len(items))
-    if arrays.at + arrays.layout.nbytes > room:
-        return None
-    items["row"], items["rows"] = range(len(items)), len(items)
-    items["form_at"], items["form_size"] = at, piece.size
-    return WrittenRows(at, piece, arrays)
+    @property
+    def _layout(self) -> SlotLayout:
+        return SlotLayout(self.rows, self.form.fields)
+
+    def arrays(self, inputs: Memory, *, copied: bool = False) -> Arrays:
+        """Return the rows' arrays; as views, unless they are ``copied``."""
+        layout = self._layout
+        return (layout.copied_arrays if copied else layout.arrays)(inputs[self._start :], self.rows)
 
 
 class RowWriter:
@@ -364,7 +368,7 @@ class RowWriter:
         if inputs is not None and len(items) and items[0]["form_size"]:
             at, size, rows = (int(items[0][name]) for name in ("form_at", "form_size", "rows"))
             form = self._form = unpickled(inputs[at : at + size], copied=True)
-            self._arrays = list(_rows_behind(form, at + size, rows).arrays(inputs).values())
+            self._arrays = list(WrittenRows(form, rows, at, size).arrays(inputs).values())
 
     def write(self, result: Any, row: int) -> bool:
         """Write a result to this row of the batch. False if the rows have no form, or another one."""
@@ -374,11 +378,6 @@ class RowWriter:
         for array, part in zip(self._arrays, parts, strict=True):
             array[row] = part
         return True
-
-
-def _rows_behind(form: RowForm, end: int, rows: int) -> InputAreaArrays:
-    """The arrays of so many rows, behind what ends at ``end``."""
-    return InputAreaArrays(SlotLayout(rows, form.fields), -(-end // ALIGNMENT) * ALIGNMENT)
 
 
 IDLE = 0  # no lease has this number
@@ -454,7 +453,8 @@ class EngineBatch:
     Each array of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not
     change while a view of it is held. ``skipped`` maps rows that were left out to the reason; their contents
     are undefined. ``payloads`` maps rows to their results beside the arrays: memoryviews and arrays
-    lie in the same memory, and keep it. Both dictionaries are in the order of rows.
+    lie in the same memory, and keep it. Both dictionaries are in the order of rows. ``form`` is that of the
+    results which the workers wrote to ``arrays`` of their own.
     """
 
     number: int
@@ -463,6 +463,7 @@ class EngineBatch:
     payloads: dict[int, object]
     skipped: dict[int, str]
     payload_bytes: int = 0
+    form: RowForm | None = None
 
     @classmethod
     def assemble(
@@ -473,7 +474,7 @@ class EngineBatch:
         layout: SlotLayout,
         memory: Memory,
         lease_outcomes: Sequence[LeaseOutcomes],
-        written: InputAreaArrays | None = None,
+        written: WrittenRows | None = None,
         copied: bool = False,
     ) -> Self:
         """Return the batch that lies in ``memory``, or one ``copied`` out of it."""
@@ -489,8 +490,15 @@ class EngineBatch:
                     payloads[row] = outcome
         arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
         if written is not None:
-            arrays |= (written.copied if copied else written.arrays)(layout.input_area(memory))
-        return cls(number, items, arrays, payloads, skipped, sum(part.nbytes for part in lease_outcomes))
+            arrays |= written.arrays(layout.input_area(memory), copied=copied)
+        size = sum(part.nbytes for part in lease_outcomes)
+        return cls(number, items, arrays, payloads, skipped, size, written and written.form)
+
+    def result(self, row: int) -> Any:
+        """Return the result of a row that was not left out, sent or written."""
+        if row in self.payloads or self.form is None:
+            return self.payloads[row]
+        return self.form.row_of({name: array[row, ...] for name, array in self.arrays.items()})
 
 
 Where = Callable[[int, int, Any], str]  # row, number of its batch, item

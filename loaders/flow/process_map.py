@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from shardprep.formats.runtime.processes import keep_freed_memory, use_one_threa
 from shardprep.formats.shards.container import Room
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
-from shardprep.loaders.batches.slots import INPUTS, Arrays, Memory, RowForm, SlotField, SlotLayout
+from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest
 from shardprep.loaders.engine.engine import Engine, EngineStats
@@ -33,7 +31,6 @@ from shardprep.loaders.engine.messages import (
     SkippedRow,
     pack,
     unpack,
-    written_rows,
 )
 from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import (
@@ -110,9 +107,9 @@ Numbered = Iterator[tuple[Any, int]]  # an item, and its number
 class ItemGroups:
     """The ``numbered`` items in groups of at most ``rows``; iterating yields a BatchRequest for each group.
 
-    Groups grow from ``least`` items with the rate at which results are :meth:`delivered`; with ``least`` =
-    ``rows`` all groups but the last are full. After ``form``, the form of the results, is set, the workers
-    write the rows of a batch. Items are copied when they are drawn, unless they ``never_change``. An
+    Groups grow from ``least`` items with the rate at which results are :meth:`counted`; with ``least`` =
+    ``rows`` all groups but the last are full. Once the form of the results is ``known``, the workers write
+    the rows of a batch. Items are copied when they are drawn, unless they ``never_change``. An
     exception of ``numbered`` is raised after the group before it. Raises UsageError for an item that cannot
     be sent.
     """
@@ -124,35 +121,33 @@ class ItemGroups:
         pass_number: int,
         rows: int,
         least: int,
-        max_bytes: int,
+        known: KnownForm,
         never_change: bool,
     ) -> None:
         self._numbered = numbered
         self._pass = pass_number
-        self.rows, self._least, self._max_bytes = rows, min(least, rows), max_bytes
+        self._rows, self._least = rows, min(least, rows)
+        self._known = known
         self._never_change = never_change
-        self.form: RowForm | None = None
-        self.forms: deque[RowForm | None] = deque()  # one for each request
         self._began = perf_counter()
         self._delivered = self._bytes = 0
 
-    def delivered(self, items: int, nbytes: int) -> None:
-        """Count results, and the bytes that they took."""
-        self._delivered += items
-        self._bytes += nbytes
+    def counted(self, batch: EngineBatch) -> EngineBatch:
+        """Count the results of a group, and the bytes that they took."""
+        self._delivered += len(batch.items)
+        self._bytes += batch.payload_bytes
+        return batch
 
     def __iter__(self) -> Iterator[BatchRequest]:
         ended = False
         while not ended:
-            group, failure = _Group(self._pass, self._max_bytes), None
+            group, failure = _Group(self._pass), None
             try:
                 ended = self._fill(group)
             except Exception as error:  # raised after the items before it were sent
                 ended, failure = True, error
             if group.items:
-                request = group.request(self.form)
-                self.forms.append(self.form if request.written else None)
-                yield request
+                yield group.request(self._known.form)
             if failure is not None:
                 raise failure
 
@@ -161,7 +156,7 @@ class ItemGroups:
         size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
         for item, number in self._numbered:
             group.add(number, item, copied=not self._never_change)
-            if len(group.items) >= size or (size < self.rows and group.is_enough(full_at)):
+            if len(group.items) >= size or (size < self._rows and group.is_enough(full_at)):
                 return False
         return True
 
@@ -170,17 +165,16 @@ class ItemGroups:
         worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
         wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
         size = self._least
-        while size * 2 <= min(wanted, self.rows):
+        while size * 2 <= min(wanted, self._rows):
             size *= 2
         return size
 
 
 class _Group:
-    def __init__(self, pass_number: int, max_bytes: int) -> None:
+    def __init__(self, pass_number: int) -> None:
         self.items: list[tuple[int, int, int, int]] = []
         self._inputs: list[tuple[int, PickledValue]] = []
         self._pass = pass_number
-        self._max_bytes = max_bytes
         self._end = 0
 
     def add(self, number: int, item: object, *, copied: bool) -> None:
@@ -191,10 +185,10 @@ class _Group:
                 f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it in "
                 "the function, from values that can be sent"
             ) from error
-        if self._end + piece.size > self._max_bytes:
+        if self._end + piece.size > INPUT_BYTES:
             raise UsageError(
                 f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
-                f"the limit of {self._max_bytes / 2**30:.0f} GiB. Read its data in the function"
+                f"the limit of {INPUT_BYTES / 2**30:.0f} GiB. Read its data in the function"
             )
         self.items.append((self._pass, number, self._end, piece.size))
         self._inputs.append((self._end, piece))
@@ -205,19 +199,9 @@ class _Group:
 
     def request(self, form: RowForm | None) -> BatchRequest:
         items = np.zeros(len(self.items), ITEM)
-        for column, values in zip(
-            ("pass", "number", "at", "size"), zip(*self.items, strict=True), strict=True
-        ):
+        for column, values in zip(ITEM.fields or (), zip(*self.items, strict=True), strict=False):
             items[column] = values
-        rows = written_rows(form, items, at=self._end, room=self._max_bytes) if form else None
-        if rows is None:
-            return BatchRequest(items, tuple(self._inputs))
-        return BatchRequest(items, (*self._inputs, (rows.at, rows.form)), rows.arrays)
-
-
-def received(inputs: Memory, at: int, size: int) -> Any:
-    """Unpickle the item at ``at``. Its arrays are writable copies, so that a second try sees the original."""
-    return unpickled(inputs[at : at + size], copied=True)
+        return BatchRequest(items, tuple(self._inputs)).with_rows(form, at=self._end, room=INPUT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -286,75 +270,48 @@ class MapWork:
         keep_freed_memory()
         with ExitStack() as opened:
             item_of = opened.enter_context(self.fetch.open()) if self.fetch else None
-            yield _MapWorkspace(self, item_of, clock).fill
+            random = ItemRandom(self.stream.bits(0)) if self.stream else None
+            yield partial(self._fill, item_of, random, clock)
 
-
-class _MapWorkspace:
-    def __init__(self, work: MapWork, item_of: Callable[[Any], Any] | None, clock: Clock) -> None:
-        self._work = work
-        self._item_of = item_of
-        self._clock = clock
-        self._random = ItemRandom(work.stream.bits(0)) if work.stream else None
-
-    def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
-        rows = _Rows(self._work, items, arrays)
+    def _fill(
+        self,
+        item_of: Callable[[Any], Any] | None,
+        random: ItemRandom | None,
+        clock: Clock,
+        items: Items,
+        arrays: Arrays,
+        room: Room | None,
+    ) -> Iterator[object]:
+        inputs = arrays.pop(INPUTS)
+        writer, declared = RowWriter(items, inputs), list(arrays.values())
         receiving = fetching = mapping = 0.0
-        for row, item in enumerate(starmap(_Item, items.tolist())):
+        for row, (number_of_pass, number, at, size, place, *_) in enumerate(items.tolist()):
             began = got = fetched = perf_counter()
             try:
-                key = received(rows.inputs, item.at, item.size)
+                key = unpickled(inputs[at : at + size], copied=True)  # a second try sees the original
                 got = fetched = perf_counter()
-                value = self._item_of(key) if self._item_of else key
+                value = item_of(key) if item_of else key
                 fetched = perf_counter()
-                outcome = rows.outcome(self._result(value, item), row, item.row)
-            except (
-                BaseException
-            ) as error:  # SystemExit, too, is raised at this item, after the results before it
+                rng = (random(number_of_pass, number),) if random else ()
+                rows = [array[row, ...] for array in declared]
+                outcome = self._outcome(self.function(value, *rng), rows, writer, place)
+            except BaseException as error:  # SystemExit, too, is raised here, after the results before it
                 outcome = raised(error)
             receiving, fetching = receiving + got - began, fetching + fetched - got
             mapping += perf_counter() - fetched
             yield outcome
-        self._clock[:] += receiving, fetching, mapping
+        clock[:] += receiving, fetching, mapping
 
-    def _result(self, value: Any, item: _Item) -> Any:
-        rng = (self._random(item.pass_number, item.number),) if self._random else ()
-        return self._work.function(value, *rng)
-
-
-class _Item(NamedTuple):
-    pass_number: int
-    number: int
-    at: int
-    size: int
-    row: int
-    rows: int
-    form_at: int
-    form_size: int
-
-
-class _Rows:
-    """The rows that the results of a lease are written to."""
-
-    def __init__(self, work: MapWork, items: Items, arrays: Arrays) -> None:
-        self.inputs = arrays.pop(INPUTS)
-        self._work = work
-        self._declared = list(arrays.values())
-        self._written = RowWriter(items, self.inputs)
-
-    def outcome(self, result: Any, row: int, row_of_batch: int) -> object:
+    def _outcome(self, result: Any, rows: list[Any], writer: RowWriter, place: int) -> object:
         """The outcome to yield for a result. The result is written to its row if its form is known."""
+        if result is None and not self.drop_none:
+            raise UsageError("the function returned None; with drop_none=True such items are left out")
         if result is None:
-            return _dropped(self._work.drop_none)
-        if self._work.outputs is not None:
-            _write(result, self._work.outputs, [array[row, ...] for array in self._declared])
+            return SkippedRow("None")
+        if self.outputs is not None:
+            _write(result, self.outputs, rows)
             return None
-        return None if self._written.write(result, row_of_batch) else outcome_of(result)
-
-
-def _dropped(drop_none: bool) -> SkippedRow:
-    if not drop_none:
-        raise UsageError("the function returned None; with drop_none=True such items are left out")
-    return SkippedRow("None")
+        return None if writer.write(result, place) else outcome_of(result)
 
 
 def _write(result: Any, outputs: tuple[ArraySpec, ...], rows: list[Any]) -> None:
@@ -395,9 +352,8 @@ class ProcessMap(Mapped):
         return self.ordered and super().can_pick
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        rows = max(SLOT_ROWS, 2 * ITEMS_PER_WORKER * self.processes)
-        items, groups = self._grouped(now, numbers, rows, ITEMS_PER_WORKER * self.processes)
-        with ending(self._received(now, items, groups)) as received:
+        least = ITEMS_PER_WORKER * self.processes
+        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least, KnownForm())) as received:
             for batch in received:
                 yield from self._values(batch)
                 del batch
@@ -422,17 +378,10 @@ class ProcessMap(Mapped):
 
         A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
         """
-        items, groups = self._grouped(now, None, size, size)
-        with ending(self._received(now, items, groups)) as received:
-            yield from map(self._made(now, groups), filter(partial(self._is_enough, least), received))
-
-    def _made(self, now: PassContext, groups: ItemGroups) -> Callable[[EngineBatch], Any]:
-        """The function that makes a batch from the results of the workers."""
-        if self.outputs is not None:
-            return self._whole
         known = now.kept.shared(now.place(self), KnownForm)
-        groups.form = known.form
-        return partial(self._stacked, groups, known)
+        with ending(self._received(now, None, size, size, known)) as received:
+            enough = filter(partial(self._is_enough, least), received)
+            yield from map(partial(self._batch, known), enough)
 
     def _is_enough(self, least: int, batch: EngineBatch) -> bool:
         """Whether the batch has ``least`` items. Raises an item's exception, also where it has fewer."""
@@ -440,55 +389,45 @@ class ProcessMap(Mapped):
             restored(payload, partial(self._described, batch.items[row]))
         return len(batch.items) >= least
 
-    def _whole(self, batch: EngineBatch) -> Any:
-        return self._in_form(list(batch.arrays.values()))
-
-    def _stacked(self, groups: ItemGroups, known: KnownForm, batch: EngineBatch) -> Any:
+    def _batch(self, known: KnownForm, batch: EngineBatch) -> Any:
         """The batch that the workers have written, or the results stacked here.
 
         The workers get the form of stacked results for the next batches.
         """
-        form = groups.forms.popleft()
-        if form and not batch.payloads:
-            return form.made_of(batch.arrays)
-        rows = [self._row(batch, row, form) for row in range(len(batch.items))]
-        groups.form = known.form = RowForm.of(rows[0])
+        if self.outputs is not None:
+            return self._in_form(list(batch.arrays.values()))
+        if batch.form and not batch.payloads:
+            return batch.form.made_of(batch.arrays)
+        rows = [
+            restored(batch.result(row), partial(self._described, item))
+            for row, item in enumerate(batch.items)
+        ]
+        known.form = RowForm.of(rows[0])
         return stack(rows)
 
-    def _row(self, batch: EngineBatch, row: int, form: RowForm | None) -> Any:
-        if row in batch.payloads or form is None:
-            return restored(batch.payloads[row], partial(self._described, batch.items[row]))
-        return form.row_of({name: array[row, ...] for name, array in batch.arrays.items()})
-
-    def _grouped(
-        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int
-    ) -> tuple[Iterator[Any], ItemGroups]:
-        items, places = self._keys(now, numbers)
+    def _received(
+        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int, known: KnownForm
+    ) -> Iterator[EngineBatch]:
+        """Yield the results of groups of items. Of a source that can fetch, keys are sent for them."""
+        if self.source.can_fetch:
+            asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
+            items, places = self.source.keys(now.of(self), asked), asked.again
+        else:
+            items, places = numbered(self, now, numbers)
         groups = ItemGroups(
             zip(items, places, strict=False),
             pass_number=now.number,
             rows=rows,
             least=least,
-            max_bytes=INPUT_BYTES,
+            known=known,
             never_change=self.source.can_fetch or self.source.never_change,
         )
-        return items, groups
-
-    def _keys(self, now: PassContext, numbers: Iterable[int] | None) -> tuple[Iterator[Any], Iterator[int]]:
-        """Two iterators: over the items, or the keys of fetched items, to send; and over their numbers."""
-        if not self.source.can_fetch:
-            return numbered(self, now, numbers)
-        asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
-        return self.source.keys(now.of(self), asked), asked.again
-
-    def _received(self, now: PassContext, items: Iterator[Any], groups: ItemGroups) -> Iterator[EngineBatch]:
-        make = partial(self._engine, now, groups.rows)
         with (
             ending(items),
-            now.kept.borrowed((now.place(self), groups.rows), make) as engine,
+            now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
             now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
         ):
-            yield from map(partial(_counted, groups), batches)
+            yield from map(groups.counted, batches)
 
     def _meter(self, now: PassContext) -> EngineMeter:
         fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
@@ -549,8 +488,3 @@ def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
 def result_bytes(rows: int) -> int:
     """The bytes of address space for each of ``rows`` results."""
     return RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
-
-
-def _counted(groups: ItemGroups, batch: EngineBatch) -> EngineBatch:
-    groups.delivered(len(batch.items), batch.payload_bytes)
-    return batch

@@ -31,7 +31,6 @@ from shardprep.loaders.engine.messages import (
     Items,
     RowWriter,
     SkippedRow,
-    written_rows,
 )
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.rng import RecordRandom
@@ -315,26 +314,19 @@ class FoundResults(DeclaredResults):
         self._form: RowForm | None = None
 
     def request(self, items: Items) -> BatchRequest:
-        rows = written_rows(self._form, items, at=0, room=self._room) if self._form and len(items) else None
-        return BatchRequest(items, ((rows.at, rows.form),), rows.arrays) if rows else BatchRequest(items)
+        return BatchRequest(items).with_rows(self._form, at=0, room=self._room)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
-        found = self._together(batch, skipped)
-        return list(found) if isinstance(found, tuple) else [found]
-
-    def _together(self, batch: EngineBatch, skipped: Sequence[int]) -> Any:
-        if self._form and len(batch.items) and not batch.payloads:
+        form = self._form
+        if form and len(batch.items) and not batch.payloads:
             arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
-            return self._form.made_of(arrays or self._form.no_rows())
-        results = [self._result(batch, row) for row in range(len(batch.items)) if row not in batch.skipped]
-        if self._form is None and results:
-            self._form = _common_form(results)
-        return gathered(results)
-
-    def _result(self, batch: EngineBatch, row: int) -> Any:
-        if row in batch.payloads or self._form is None:
-            return batch.payloads[row]
-        return self._form.row_of({name: array[row, ...] for name, array in batch.arrays.items()})
+            found = form.made_of(arrays or form.no_rows())
+        else:
+            results = [batch.result(row) for row in range(len(batch.items)) if row not in batch.skipped]
+            if form is None and results:
+                self._form = _common_form(results)
+            found = gathered(results)
+        return list(found) if isinstance(found, tuple) else [found]
 
 
 class ColumnResults(DeclaredResults):
