@@ -240,7 +240,10 @@ class FromDataset(Fetched):
             uses = shard_uses(self.plan, number, start=start)
             threads = Daemons()
             try:
-                with closing(Prefetcher(self.dataset.cache, threads, ahead=0)) as prefetcher:
+                with (
+                    FileSource.of(self.dataset).opened() as cache,  # its end cancels the downloads
+                    closing(Prefetcher(cache, threads, ahead=0)) as prefetcher,
+                ):
                     prefetcher.follow(files.of(uses.shards.tolist()))
                     yield chain(first, places)
             finally:

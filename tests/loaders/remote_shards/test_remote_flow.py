@@ -1,6 +1,8 @@
 """A flow of a dataset at a URL downloads the shards ahead of a pass."""
 
+import threading
 from pathlib import Path
+from time import monotonic
 
 from shardprep.formats import read_manifest
 from shardprep.loaders import Flow
@@ -43,3 +45,21 @@ def test_a_resumed_pass_downloads_the_shards_that_are_left(
     assert len(expected) == len(local) - done - 1
     shards = {path for path, _ in proxy.asked if "shard-" in path}
     assert len(shards) == 2
+
+
+def test_a_pass_that_ends_early_does_not_wait_for_shards_on_their_way(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    others = [shard.name for shard in read_manifest(lmdb_shards).shards[1:]]
+    proxy.fault = lambda path, count: "drip" if path.endswith(tuple(others)) else None
+    flow = Flow.from_dataset(bucket_url, cache=tmp_path / "c").take(1)
+    items = iter(flow)
+    next(items)
+    until(lambda: any(path.endswith(others[2]) for path, _ in proxy.asked))
+
+    began = monotonic()
+    assert not list(items)
+
+    assert monotonic() - began < 3
+    assert not any(thread.name == "shardprep-prefetch" for thread in threading.enumerate())
+    assert not list((tmp_path / "c/parts").iterdir())
