@@ -274,11 +274,15 @@ def remove_file(path: Path, file: LockDescriptor) -> None:
     Such a reader finds that its records fail their check. A file with other names, or of another user, keeps
     its bytes.
     """
+    writable: Descriptor | None = None
     if os.fstat(file.fileno()).st_nlink == 1:
         with suppress(PermissionError):
             os.fchmod(file.fileno(), 0o600)
-            os.close(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC))
-    path.unlink()
+            writable = Descriptor(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    path.unlink()  # first: until it is gone, the file is whole
+    if writable is not None:
+        with closing(writable):
+            os.ftruncate(writable.fileno(), 0)
 
 
 def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:

@@ -178,6 +178,24 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
     assert all(path.exists() for path in own)
 
 
+def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_damaged_one(
+    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, sizes = Path.unlink, dict[str, int]()
+
+    def noting(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.parent.name == "files":
+            sizes[path.name] = path.stat().st_size
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noting)
+    with opened(tmp_path / "cache", max(shard.size for shard in shards)) as cache:
+        for shard in shards[:3]:
+            cache.hold([shard]).release()
+    assert sizes
+    assert sizes.items() <= {hex_of(shard): shard.size for shard in shards}.items()
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_closing_a_cache_that_was_deleted_ends_all_of_it(
     proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
