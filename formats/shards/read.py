@@ -6,10 +6,7 @@ format 1.0 has no offsets; then the container says them, once for each record th
 
 from __future__ import annotations
 
-import os
 import resource
-import threading
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -150,17 +147,6 @@ DAMAGE = (CorruptRecord, ShardDamaged, OSError)
 
 Result = TypeVar("Result")
 
-_made: weakref.WeakSet[OpenShards] = weakref.WeakSet()
-
-
-def _free_in_copy() -> None:
-    """Unlock in a forked copy of this process, where the threads that opened shards are missing."""
-    for shards in _made:
-        shards._opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_free_in_copy)
-
 
 class LocalFiles:
     """The files of a dataset in a folder of this machine: they are there as they are."""
@@ -198,16 +184,10 @@ class OpenShards(Owned):
         self._files = files
         self._firsts = [0, *accumulate(len(part.shards) for part in parts)]
         self._most = most
-        self._open: dict[int, Shard] = {}
-        self._opening = threading.Lock()
-        _made.add(self)
+        self._open: dict[int, Shard] = {}  # changed by single calls, without a lock: opening can download
 
     def __getitem__(self, number: int) -> Shard:
-        shard = self._open.get(number)
-        if shard is not None:
-            return shard
-        with self._opening:  # it can download: other threads read what is open
-            return self._open.get(number) or self._opened(number)
+        return self._open.get(number) or self._opened(number)
 
     def image(self, number: int, ordinal: int, address: Address) -> bytes:
         """Return the image of a record, as :meth:`Shard.image` does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,14 @@ from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
+
+LetGo = Callable[[], bool]
+"""Releases something that takes room; returns whether there was any."""
+
+
+def nothing() -> bool:
+    """Release nothing."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -121,11 +129,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         for entry in entries:
             self._fitting([entry])
 
-    def hold(self, entries: Iterable[FileEntry]) -> FileHold:
+    def hold(self, entries: Iterable[FileEntry], let_go: LetGo = nothing) -> FileHold:
         """Download the missing ones of some files, and hold all of them; waits until there is room.
 
         While it waits for room, it holds none of them, so that two readers never wait for each other with
-        half a set each. Release a set before you wait for one that has no room beside it.
+        half a set each. Release a set before you wait for one that has no room beside it, or in ``let_go``,
+        which is called where there is no room.
 
         Raises CacheTooSmall if the limit is less than the files and what this process keeps, or if nothing
         moved in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
@@ -135,6 +144,9 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         wanted = self._fitting(entries)
         found, patience = self._held(wanted), Patience(self._patience_s, self._readers_with_room)
         while isinstance(found, NoRoom):
+            if let_go():
+                found = self._held(wanted)
+                continue
             still_s = patience.still_s(found.state)
             if found.is_full and still_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
                 raise no_space(self.folder.path)
@@ -144,11 +156,6 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             patience.wait()
             found = self._held(wanted)
         return found
-
-    def hold_now(self, entries: Iterable[FileEntry]) -> FileHold | None:
-        """Hold some files as :meth:`hold` does, None if there is no room now."""
-        found = self._held(self._fitting(entries))
-        return None if isinstance(found, NoRoom) else found
 
     def keep(self, held: FileHold) -> None:
         """Hold files that are held until this cache is closed. Raises UsageError for a closed cache."""
@@ -169,9 +176,9 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         found.release()
         return True
 
-    def hold_right(self, entry: FileEntry) -> FileHold:
+    def hold_right(self, entry: FileEntry, let_go: LetGo = nothing) -> FileHold:
         """Hold a file as :meth:`hold` does, after its bytes were hashed: a copy that is wrong is replaced."""
-        held = self.hold([entry])
+        held = self.hold([entry], let_go)
         try:
             if held.came or _is_right(held.pin_of(entry), entry):
                 return held
@@ -180,12 +187,12 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             held.release()
             raise
         held.release()
-        return self.hold([entry])
+        return self.hold([entry], let_go)
 
     @contextmanager
-    def right(self, entry: FileEntry) -> Iterator[None]:
+    def right(self, entry: FileEntry, let_go: LetGo = nothing) -> Iterator[None]:
         """The context in which a file is held right; damage that is read then was published."""
-        with self.hold_right(entry), saying_published(self.place, self.folder.path, entry):
+        with self.hold_right(entry, let_go), saying_published(self.place, self.folder.path, entry):
             yield
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:

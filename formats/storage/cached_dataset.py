@@ -98,33 +98,34 @@ class ShardPins(LocalFiles, Owned):
     def bring(self, entry: FileEntry) -> None:
         """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
         with self._here():
-            held = self._held.pop(hex_of(entry), None) or self._brought(entry)
+            held = self._held.pop(hex_of(entry), None)
+        held = held or self._cache().hold([entry], self._let_go_first)  # other threads go on meanwhile
+        with self._here():
+            if other := self._held.pop(hex_of(entry), None):
+                other.release()
             self._held[hex_of(entry)] = held
-            if len(self._held) > MOST:
-                self._let_go_first()
+            is_one_more = len(self._held) > MOST
+        if is_one_more:
+            self._let_go_first()
 
     @contextmanager
     def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self.release()  # or its room could not be had
-        with self._cache().right(entry):
+        self.release()  # or a copy that is replaced would be held
+        with self._cache().right(entry, self._let_go_first):
             yield
 
-    def _brought(self, entry: FileEntry) -> FileHold:
-        cache = self._cache()
-        while self._held:
-            if (held := cache.hold_now([entry])) is not None:
-                return held
-            self._let_go_first()
-        return cache.hold([entry])
-
-    def _let_go_first(self) -> None:
-        self._held.popitem(last=False)[1].release()
+    def _let_go_first(self) -> bool:
+        """Let the file go that was opened first; return whether there was any."""
+        with self._here():
+            if not self._held:
+                return False
+            self._held.popitem(last=False)[1].release()
+            return True
 
     def release(self) -> None:
         """Let all go."""
-        with self._here():
-            while self._held:
-                self._let_go_first()
+        while self._let_go_first():
+            pass
 
 
 class CachedDataset(Dataset):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -94,6 +94,43 @@ def test_threads_that_read_after_it_was_closed_open_its_cache_once(
     with ThreadPoolExecutor(8) as pool:
         assert len({*pool.map(cache, range(8))}) == 1
     assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
+
+
+def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
+    remote: CachedDataset, bucket: Path, proxy: Proxy
+) -> None:
+    slow = remote.manifest.shards[0].name
+    asked, released = Event(), Event()
+
+    def fault(path: str, count: int) -> None:
+        if path.endswith(slow):
+            asked.set()
+            released.wait(20)
+
+    proxy.fault = fault
+    with open_dataset(bucket / "splits/train") as local, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(remote.__getitem__, 0)
+        assert asked.wait(20)
+        assert pool.submit(remote.__getitem__, len(remote) - 1).result(10) == local[len(local) - 1]
+        assert not first.done()
+        released.set()
+        assert first.result(10) == local[0]
+
+
+def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    local = open_dataset(bucket / "splits/train")
+    manifest, expected = local.manifest, [*local]
+    least = max(shard.size for shard in manifest.shards) + sum(table.size for table in manifest.tables)
+    numbers = [7 * read % len(expected) for read in range(60)]
+
+    with (
+        open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=least) as remote,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        assert [*pool.map(remote.__getitem__, numbers)] == [expected[number] for number in numbers]
+    local.close()
 
 
 @pytest.mark.torture
