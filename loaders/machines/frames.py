@@ -467,7 +467,11 @@ class _Link(ReceiverLink):
         if self._is_stopped:
             return False
         self._credit -= 1
-        self._send(parts)
+        try:
+            tracker = self._socket.send_tracked(parts)
+        except zmq.Again:
+            raise self._receiver_gone() from None
+        self._await_sent(tracker)
         return True
 
     def finish(self, number: int) -> None:
@@ -485,31 +489,19 @@ class _Link(ReceiverLink):
         if not self._socket.send(pack_note(kind, number, **notes)):
             raise self._receiver_gone()
 
-    def _send(self, parts: Sequence[Buffer]) -> None:
-        try:
-            tracker = self._socket.send_tracked(parts)
-        except zmq.Again:
-            raise self._receiver_gone() from None
-        self._await_sent(tracker)
-
     def _receive_all(self) -> None:
         """Handle the messages that have arrived. Raises ReceiverGone."""
-        is_gone = self._note_events()
-        if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
-            self._must_send_hello, self._has_sent_hello = False, True
-        self._handle_messages()  # also those that a receiver sent before it disconnected
-        if is_gone and not self.is_done and not self._is_stopped:
-            raise self._receiver_gone()
-
-    def _note_events(self) -> bool:
-        """Return whether the receiver has disconnected."""
         is_gone = False
         for event, connection in self._socket.events():
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._must_send_hello = not self._has_sent_hello or (self._bind and self._connection is None)
             elif connection == self._connection if self._bind else self._has_sent_hello:
                 is_gone = True
-        return is_gone
+        if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
+            self._must_send_hello, self._has_sent_hello = False, True
+        self._handle_messages()  # also those that a receiver sent before it disconnected
+        if is_gone and not self.is_done and not self._is_stopped:
+            raise self._receiver_gone()
 
     def _handle(self, message: Message, head: Head) -> None:
         if (

@@ -60,177 +60,6 @@ class Refused(UsageError):
     """The receiver refuses this sender's batches; the message has its reason."""
 
 
-class Link(ReceiverLink):
-    """The connection to a RemoteSource. Not thread-safe.
-
-    At most ``max_in_flight`` batches are being sent when :meth:`send` returns. ``on_wait`` is called before
-    each wait, with the number of steps still to send. Methods that wait raise NotAdmitted and WrongReceiver
-    where the handshake fails for good.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        keys: SenderKeys | None,
-        hello: Hello,
-        *,
-        max_in_flight: int,
-        on_wait: Callable[[int], None],
-    ) -> None:
-        self._hello = hello
-        self._report_lag = on_wait
-        self._auth = SenderAuth(endpoint, keys)
-        super().__init__(
-            endpoint,
-            watched=SenderAuth.WATCHED,
-            max_note_bytes=MAX_NOTE_BYTES,
-            max_reconnect_ms=MAX_RECONNECT_MS,
-            security=self._auth,
-        )
-        self._welcome = Welcome(session=0, limit=0)
-        self._is_admitted = self._has_sent_hello = self._is_probed = False
-        self._refusal = ""
-        self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
-        self._drawn: deque[StepRef] = deque()  # the steps that are being made
-        self._last_lease = 0
-        self._sending: deque[zmq.MessageTracker] = deque()
-        self._max_in_flight = max_in_flight
-
-    def enter(self, timeout_s: float) -> None:
-        """Connect within ``timeout_s``, and wait until the receiver admits this sender.
-
-        Raises OperationError where there was no receiver, ReceiverAway where it disconnected, or Refused.
-        """
-        if not self._await(lambda: self._has_sent_hello, timeout_s):
-            raise OperationError(
-                f"{self._endpoint}: no receiver was there for {timeout_s:g} s; is the address right, and one running?"
-            )
-        self._await(lambda: self._is_admitted or self.is_done)
-
-    def next_pass(self) -> int | None:
-        """Wait for a lease, and return the number of its pass, None where the receiver was closed."""
-        self._drawn.clear()
-        self._await(lambda: bool(self._leased) or self.is_done)
-        return None if self.is_done else self._leased[0].pass_number
-
-    def steps(self, pass_number: int) -> Iterator[int]:
-        """Yield the steps of this pass that are leased at present."""
-        while self._has_lease_of(pass_number):
-            self._drawn.append(self._leased.popleft())
-            yield self._drawn[-1].step
-            self._receive_all()
-
-    def wants(self, pass_number: int) -> bool:
-        """Return whether steps of this pass are still wanted. Raises ReceiverAway, Refused."""
-        self._receive_all()
-        self._check()
-        return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
-
-    def send(self, made: Delivery) -> int:
-        """Send the batch of the next drawn step, and return its size in bytes. Raises UsageError.
-
-        Returns before everything is sent: until then the batch's memory is in use.
-        """
-        parts = pack_delivery(self._drawn[0], made)
-        size = self._checked_size(parts, self._welcome.limit)
-        with suppress(zmq.Again):  # disconnected; the event follows
-            self._sending.append(self._socket.send_tracked(parts))
-        self._drawn.popleft()
-        del parts, made
-        while len(self._sending) > self._max_in_flight:
-            self._await_sent(self._sending[0])
-            self._sending.popleft()
-        return size
-
-    def end(self, total: int) -> None:
-        """Report that the pass, or the part of step ``total``, ends before that step."""
-        work = self._drawn[0]._replace(step=total)
-        self._socket.send(work.pack(FrameKind.END))
-        if self._has_lease_of(work.pass_number):
-            parts = self._hello.terms.parts
-            self._leased = deque(held for held in self._leased if (held.step - total) % parts)
-
-    def report_error(self, error: BaseException) -> None:
-        """Report that the next drawn step cannot be made. Waits shortly for the acknowledgement."""
-        with suppress(ReceiverAway, OperationError, UsageError):
-            if not self._drawn and self._leased:
-                self._drawn.append(self._leased.popleft())
-            if not self._drawn:
-                self.leave()
-                return
-            self._socket.send(self._drawn[0].pack(FrameKind.ERROR, text=error_text(error)))
-            self._await(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
-
-    def leave(self) -> None:
-        """Send STOP: the steps that are leased to this sender are leased to others at once."""
-        if not self.is_done:
-            self._socket.send(pack_note(FrameKind.STOP))
-
-    @property
-    def lag(self) -> int:
-        """The number of leased steps that have not been sent."""
-        return len(self._drawn) + len(self._leased)
-
-    def _has_lease_of(self, pass_number: int) -> bool:
-        return bool(self._leased) and self._leased[0].pass_number == pass_number and not self._is_lost
-
-    def _on_wait(self) -> None:
-        self._report_lag(self.lag)
-
-    def _check(self) -> None:
-        """Raise Refused or ReceiverAway."""
-        if self._refusal:
-            raise Refused(f"{self._endpoint}: the receiver refuses this sender: {self._refusal}")
-        if self._is_lost and not self.is_done:
-            raise ReceiverAway
-
-    def _receive_all(self) -> None:
-        for event, value in self._socket.events():
-            self._note_event(event, value)
-        self._handle_messages()  # also those that a receiver sent before it disconnected
-        if self._is_probed and not self.lag:
-            self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
-        self._is_probed = False
-
-    def _note_event(self, event: int, value: int) -> None:
-        if self._is_lost:
-            return
-        self._auth.note_event(event, value)
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self._has_sent_hello:
-            self._has_sent_hello = self._socket.send(self._hello.pack())
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._is_lost = self._has_sent_hello
-
-    def _handle(self, message: Message, head: Head) -> None:
-        if head.kind == FrameKind.WELCOME:
-            self._welcome, self._is_admitted = Welcome.read(head), True
-        elif head.kind == FrameKind.LEASE:
-            self._add_lease(read_lease(head))
-        elif head.kind == FrameKind.CREDIT:
-            self._is_probed = True
-        elif head.kind == FrameKind.DONE:
-            self.is_done = True
-        elif head.kind == FrameKind.STOP:
-            self._refusal = text_in(head.description, "text")
-
-    def _add_lease(self, lease: StepLease) -> None:
-        """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
-
-        Steps far beyond its request are left out; the receiver leases them again once the rest is made.
-        """
-        terms = self._hello.terms
-        if terms.steps != UNKNOWN and lease.stop > terms.steps:
-            raise FrameDamaged(f"a lease ends at step {lease.stop} of {terms.steps}")
-        if self._leased and self._leased[-1].pass_number != lease.pass_number:
-            self._leased.clear()
-        held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
-        most = MOST_HELD * self._hello.wants - len(held)
-        for step in range(lease.start, min(lease.stop, lease.start + most)):
-            if (lease.pass_number, step) not in held:
-                self._leased.append(StepRef(self._welcome.session, lease.id, lease.pass_number, step))
-        self._last_lease = lease.id
-
-
 MAX_IN_FLIGHT = 4  # batches; fewer leave the wire idle at times, more exceed the caches: measured with 10 MB
 
 
@@ -295,12 +124,19 @@ class ServedLoader(ServedSource):
         self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
 
     def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        def delivery(step: LoadedStep) -> Delivery:
+            return Delivery(step.batch, step.delivered, step.skipped, step.left_out, step.omitted)
+
         with closing(self._loader.steps(pass_number, steps)) as loaded:  # type: ignore[type-var]
-            yield from map(_delivery, loaded)
+            yield from map(delivery, loaded)
 
 
-def _delivery(loaded: LoadedStep) -> Delivery:
-    return Delivery(loaded.batch, loaded.delivered, loaded.skipped, loaded.left_out, loaded.omitted)
+@dataclass
+class OpenPart:
+    """The items of a part from item ``due`` on."""
+
+    items: Iterator[Any]
+    due: int = 0
 
 
 class ServedFlow(ServedSource):
@@ -334,7 +170,8 @@ class ServedFlow(ServedSource):
         for step in steps:
             number, part = divmod(step, self._flow.parts)
             opened = self._opened(part, number)
-            while held := opened.next_item():
+            while held := list(islice(opened.items, 1)):
+                opened.due += 1
                 if opened.due > number:
                     break
                 yield PASSED_OVER
@@ -348,7 +185,7 @@ class ServedFlow(ServedSource):
         found = self._parts.get(part)
         if found is None or number < found.due:
             if found is not None:
-                found.close()
+                end(found.items)
             flow, pass_number = self._flow, self._pass_number
             items = flow.part(pass_number, part) if flow.parts > 1 else flow.at_pass(pass_number)
             found = self._parts[part] = OpenPart(items)
@@ -356,34 +193,225 @@ class ServedFlow(ServedSource):
 
     def close(self) -> None:
         while self._parts:
-            self._parts.popitem()[1].close()
+            end(self._parts.popitem()[1].items)
         self._pass_number = -1
-
-
-class OpenPart:
-    """The items of a part from item ``due`` on."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self.due = 0
-        self._items = items
-
-    def next_item(self) -> list[Any]:
-        """Return the item in a list, which is empty where the part has ended."""
-        held = list(islice(self._items, 1))
-        self.due += len(held)
-        return held
-
-    def close(self) -> None:
-        end(self._items)
 
 
 def _item(item: Any, step: int) -> Delivery:
     return Delivery(item, np.array([step], np.int64))
 
 
-RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver
 NO_MORE = PassEnd(-1)  # of the leased steps
 LINK_FAILED = (ReceiverAway, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)
+
+
+class _Link(ReceiverLink):
+    """One connection to a RemoteSource, and the steps that are leased over it. Not thread-safe.
+
+    ``stats`` go on from those of earlier connections. The key files are read here; a handshake that fails for
+    good raises NotAdmitted or WrongReceiver in :meth:`run`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        keys: SenderKeys | None,
+        work: ServedSource,
+        hello: Hello,
+        began: float,
+        stats: SenderStats,
+        report: Callable[[SenderStats], None] | None,
+    ) -> None:
+        self.stats = stats
+        self._began = began
+        self._report = report
+        self._work = work
+        self._hello = hello
+        self._auth = SenderAuth(endpoint, keys)
+        super().__init__(
+            endpoint,
+            watched=SenderAuth.WATCHED,
+            max_note_bytes=MAX_NOTE_BYTES,
+            max_reconnect_ms=MAX_RECONNECT_MS,
+            security=self._auth,
+        )
+        self._welcome = Welcome(session=0, limit=0)
+        self._is_admitted = self._has_sent_hello = self._is_probed = False
+        self._refusal = ""
+        self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
+        self._drawn: deque[StepRef] = deque()  # the steps that are being made
+        self._last_lease = 0
+        self._sending: deque[zmq.MessageTracker] = deque()
+
+    def run(self, receiver_timeout_s: float) -> bool:
+        """Make leased steps until the connection ends; return whether the receiver was closed.
+
+        Raises OperationError where there was no receiver for so many seconds, or Refused.
+        """
+        try:
+            if not self._await(lambda: self._has_sent_hello, receiver_timeout_s):
+                raise OperationError(
+                    f"{self._endpoint}: no receiver was there for {receiver_timeout_s:g} s; is the address right, "
+                    "and one running?"
+                )
+            self._await(lambda: self._is_admitted or self.is_done)
+            self._note(connections=self.stats.connections + 1, state=STANDING_BY)
+            while True:
+                self._drawn.clear()
+                self._await(lambda: bool(self._leased) or self.is_done)
+                if self.is_done:
+                    return True
+                self._run_pass(self._leased[0].pass_number)
+        except (ReceiverAway, ConnectionDamaged):
+            return False
+        except BaseException:
+            self._leave()
+            raise
+
+    def report_state(self, **changes: Any) -> None:
+        """Report the stats, with the number of leased steps that have not been sent."""
+        lag = len(self._drawn) + len(self._leased)
+        self._note(**({"lag": lag, "seconds": monotonic() - self._began} | changes))
+        if self._report:
+            self._report(self.stats)
+
+    def _note(self, **changes: Any) -> None:
+        self.stats = replace(self.stats, **changes)
+
+    def _run_pass(self, pass_number: int) -> None:
+        """Make the leased steps of a pass until none is left, or the pass is not wanted any more."""
+        self._note(state=SENDING)
+        with closing(self._work.make(pass_number, self._steps(pass_number))) as batches:  # type: ignore[type-var]
+            while self._wants(pass_number) and self._send_next(batches):
+                pass
+        self._note(state=STANDING_BY)
+
+    def _steps(self, pass_number: int) -> Iterator[int]:
+        """Yield the steps of this pass that are leased at present."""
+        while self._has_lease_of(pass_number):
+            self._drawn.append(self._leased.popleft())
+            yield self._drawn[-1].step
+            self._receive_all()
+
+    def _wants(self, pass_number: int) -> bool:
+        """Return whether steps of this pass are still wanted. Raises ReceiverAway, Refused."""
+        self._receive_all()
+        self._check()
+        return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
+
+    def _send_next(self, batches: Iterator[Made]) -> bool:
+        """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
+        try:
+            made = next(batches, NO_MORE)
+            if isinstance(made, PassEnd):
+                if made is not NO_MORE:
+                    self._end(made.total)
+                return False
+            if made is not PASSED_OVER:
+                self._send(made)
+            return True
+        except LINK_FAILED:
+            raise
+        except Exception as error:
+            self._report_error(error)
+            raise
+
+    def _send(self, made: Delivery) -> None:
+        """Send the batch of the next drawn step; its memory may still be in use. Raises UsageError."""
+        parts = pack_delivery(self._drawn[0], made)
+        size = self._checked_size(parts, self._welcome.limit)
+        with suppress(zmq.Again):  # disconnected; the event follows
+            self._sending.append(self._socket.send_tracked(parts))
+        self._drawn.popleft()
+        del parts, made
+        while len(self._sending) > self._work.max_in_flight:
+            self._await_sent(self._sending[0])
+            self._sending.popleft()
+        self._note(batches=self.stats.batches + 1, bytes=self.stats.bytes + size)
+        self.report_state()
+
+    def _end(self, total: int) -> None:
+        """Report that the pass, or the part of step ``total``, ends before that step."""
+        work = self._drawn[0]._replace(step=total)
+        self._socket.send(work.pack(FrameKind.END))
+        if self._has_lease_of(work.pass_number):
+            parts = self._hello.terms.parts
+            self._leased = deque(held for held in self._leased if (held.step - total) % parts)
+
+    def _report_error(self, error: BaseException) -> None:
+        """Report that the next drawn step cannot be made. Waits shortly for the acknowledgement."""
+        with suppress(ReceiverAway, OperationError, UsageError):
+            if not self._drawn and self._leased:
+                self._drawn.append(self._leased.popleft())
+            if not self._drawn:
+                self._leave()
+                return
+            self._socket.send(self._drawn[0].pack(FrameKind.ERROR, text=error_text(error)))
+            self._await(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
+
+    def _leave(self) -> None:
+        """Send STOP: the steps that are leased to this sender are leased to others at once."""
+        if not self.is_done:
+            self._socket.send(pack_note(FrameKind.STOP))
+
+    def _has_lease_of(self, pass_number: int) -> bool:
+        return bool(self._leased) and self._leased[0].pass_number == pass_number and not self._is_lost
+
+    def _on_wait(self) -> None:
+        self.report_state()
+
+    def _check(self) -> None:
+        """Raise Refused or ReceiverAway."""
+        if self._refusal:
+            raise Refused(f"{self._endpoint}: the receiver refuses this sender: {self._refusal}")
+        if self._is_lost and not self.is_done:
+            raise ReceiverAway
+
+    def _receive_all(self) -> None:
+        for event, value in self._socket.events():
+            if self._is_lost:
+                continue
+            self._auth.note_event(event, value)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self._has_sent_hello:
+                self._has_sent_hello = self._socket.send(self._hello.pack())
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._is_lost = self._has_sent_hello
+        self._handle_messages()  # also those that a receiver sent before it disconnected
+        if self._is_probed and not self._drawn and not self._leased:
+            self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
+        self._is_probed = False
+
+    def _handle(self, message: Message, head: Head) -> None:
+        if head.kind == FrameKind.WELCOME:
+            self._welcome, self._is_admitted = Welcome.read(head), True
+        elif head.kind == FrameKind.LEASE:
+            self._add_lease(read_lease(head))
+        elif head.kind == FrameKind.CREDIT:
+            self._is_probed = True
+        elif head.kind == FrameKind.DONE:
+            self.is_done = True
+        elif head.kind == FrameKind.STOP:
+            self._refusal = text_in(head.description, "text")
+
+    def _add_lease(self, lease: StepLease) -> None:
+        """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
+
+        Steps far beyond its request are left out; the receiver leases them again once the rest is made.
+        """
+        terms = self._hello.terms
+        if terms.steps != UNKNOWN and lease.stop > terms.steps:
+            raise FrameDamaged(f"a lease ends at step {lease.stop} of {terms.steps}")
+        if self._leased and self._leased[-1].pass_number != lease.pass_number:
+            self._leased.clear()
+        held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
+        most = MOST_HELD * self._hello.wants - len(held)
+        for step in range(lease.start, min(lease.stop, lease.start + most)):
+            if (lease.pass_number, step) not in held:
+                self._leased.append(StepRef(self._welcome.session, lease.id, lease.pass_number, step))
+        self._last_lease = lease.id
+
+
+RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver
 
 
 def serve(
@@ -438,87 +466,10 @@ def serve(
     with closing(served(source, identity)) as work:
         hello = Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
         hello.pack()  # raises before a connection is opened
-        return _Sender(work, hello, patience, report).run(endpoint, keys)
-
-
-class _Sender:
-    """Serves a source over one connection after the other."""
-
-    def __init__(
-        self,
-        work: ServedSource,
-        hello: Hello,
-        receiver_timeout_s: float,
-        report: Callable[[SenderStats], None] | None,
-    ) -> None:
-        self._work = work
-        self._hello = hello
-        self._receiver_timeout_s = receiver_timeout_s
-        self._report = report
-        self._began = monotonic()
-        self._stats = SenderStats()
-
-    def run(self, endpoint: str, keys: SenderKeys | None) -> SenderStats:
-        is_done = False
+        began, stats, is_done = monotonic(), SenderStats(), False
         while not is_done:
-            self._note(state=WAITING)
-            with Link(
-                endpoint,
-                keys,
-                self._hello,
-                max_in_flight=self._work.max_in_flight,
-                on_wait=self._report_lag,
-            ) as link:
-                is_done = self._use_connection(link)
-        self._note(state=CLOSED)
-        self._report_lag(0)
-        return self._stats
-
-    def _use_connection(self, link: Link) -> bool:
-        """Run passes until the connection ends; return whether the receiver was closed."""
-        try:
-            link.enter(self._receiver_timeout_s)
-            self._note(connections=self._stats.connections + 1, state=STANDING_BY)
-            while (pass_number := link.next_pass()) is not None:
-                self._run_pass(link, pass_number)
-            return True
-        except (ReceiverAway, ConnectionDamaged):
-            return False
-        except BaseException:
-            link.leave()
-            raise
-
-    def _run_pass(self, link: Link, pass_number: int) -> None:
-        """Make the leased steps of a pass until none is left, or the pass is not wanted any more."""
-        self._note(state=SENDING)
-        with closing(self._work.make(pass_number, link.steps(pass_number))) as batches:  # type: ignore[type-var]
-            while link.wants(pass_number) and self._send_next(link, batches):
-                pass
-        self._note(state=STANDING_BY)
-
-    def _send_next(self, link: Link, batches: Iterator[Made]) -> bool:
-        """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
-        try:
-            made = next(batches, NO_MORE)
-            if isinstance(made, PassEnd):
-                if made is not NO_MORE:
-                    link.end(made.total)
-                return False
-            if made is not PASSED_OVER:
-                size = link.send(made)
-                self._note(batches=self._stats.batches + 1, bytes=self._stats.bytes + size)
-                self._report_lag(link.lag)
-            return True
-        except LINK_FAILED:
-            raise
-        except Exception as error:
-            link.report_error(error)
-            raise
-
-    def _report_lag(self, lag: int) -> None:
-        self._note(lag=lag, seconds=monotonic() - self._began)
-        if self._report:
-            self._report(self._stats)
-
-    def _note(self, **changes: Any) -> None:
-        self._stats = replace(self._stats, **changes)
+            with _Link(endpoint, keys, work, hello, began, replace(stats, state=WAITING), report) as link:
+                is_done = link.run(patience)
+            stats = link.stats
+        link.report_state(state=CLOSED, lag=0)
+        return link.stats
