@@ -246,7 +246,7 @@ class Request:
             return source.survey(split)
         known_by = source.known_by(split)
         entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
-        return source.survey(split) if entries is None else source.survey_of(split, entries)
+        return source.survey(split, entries)
 
 
 @dataclass(frozen=True)

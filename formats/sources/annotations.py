@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
@@ -39,8 +40,7 @@ _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Authority:
+class Authority(NamedTuple):
     """A file with labels: its name, and the labels in sorted_wnid0 by image name (stem)."""
 
     name: str
@@ -186,11 +186,11 @@ class AnnotationFiles:
 
         caffe = first("val.txt")
         return cls(
-            devkit_path=first(*FORMS),
-            synset_mapping=first("LOC_synset_mapping.txt"),
-            val_solution=first("LOC_val_solution.csv"),
-            caffe_val=caffe if caffe and is_caffe_list(caffe) else None,
-            image_sets=first("ILSVRC/ImageSets/CLS-LOC"),
+            first(*FORMS),
+            first("LOC_synset_mapping.txt"),
+            first("LOC_val_solution.csv"),
+            caffe if caffe and is_caffe_list(caffe) else None,
+            first("ILSVRC/ImageSets/CLS-LOC"),
         )
 
     @cached_property
@@ -251,7 +251,7 @@ class AnnotationFiles:
 
 def _mapped_words(path: Path) -> dict[str, str]:
     """Read ``LOC_synset_mapping.txt``, with a wnid, a space and its words per line."""
-    with foreign_file(path, "download it again"):
+    with foreign_file(path, _ADVICE):
         pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
         words = {wnid: words.strip() for wnid, _, words in pairs}
         if len(words) < len(pairs) or not all(0 < len(text) <= MAX_WORDS for text in words.values()):
@@ -262,14 +262,9 @@ def _mapped_words(path: Path) -> dict[str, str]:
 
 
 MAX_XML_BYTES = 1 << 20
-
 MAX_NAME = 200  # characters of an object's class
-
 _WNID = re.compile(r"n\d{8}", re.ASCII)
-
-# Many annotations of dogs have words in place of a wnid, and always these.
-_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}
-
+_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # in place of a wnid in many annotations of dogs
 MAX_BOXES_BYTES = 4 << 30  # inflated; 544,546 small files of train make about 1 GB
 _KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
@@ -288,7 +283,12 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[Box]:
     data is not such an XML.
     """
     own_class = key.partition("/")[0] if "/" in key else None
-    root = _parse(data)
+    parser = XMLParser(target=_Builder())  # noqa: S314 - without a DOCTYPE there are no entities
+    try:
+        parser.feed(data)
+        root: Element = parser.close()
+    except (ParseError, LookupError) as error:  # LookupError for an encoding unknown to Python
+        raise ValueError(f"it is not well-formed XML ({error})") from error
     width, height = _number(root, "size/width"), _number(root, "size/height")
     if width <= 0 or height <= 0:
         raise ValueError("its displayed size is not positive")
@@ -297,15 +297,6 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[Box]:
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
             yield Box(key, _class(element, own_class), x_min, y_min, x_max, y_max)
-
-
-def _parse(data: bytes) -> Element:
-    parser = XMLParser(target=_Builder())  # noqa: S314 - without a DOCTYPE there are no entities
-    try:
-        parser.feed(data)
-        return parser.close()
-    except (ParseError, LookupError) as error:  # LookupError for an encoding unknown to Python
-        raise ValueError(f"it is not well-formed XML ({error})") from error
 
 
 def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
@@ -348,18 +339,14 @@ def find_boxes(folder: Path, split: str) -> Path | None:
     kaggle = [folder / top / split for top in _KAGGLE]
     named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
     for path in (*kaggle, *named) if split != "test" else ():
-        if path.name.endswith(_ARCHIVES) or _is_official(path, folder):
+        if path.name.endswith(_ARCHIVES):
             return path
+        if path.is_dir():
+            refuse_links(folder, path)
+            first = next((file for file in files_below(path) if file.path.endswith(".xml")), None)
+            if first and official_key(Path(first.path).stem):
+                return path
     return None
-
-
-def _is_official(path: Path, top: Path) -> bool:
-    """Whether the path is a folder, and its first XML is named for an image of ILSVRC12."""
-    if not path.is_dir():
-        return False
-    refuse_links(top, path)
-    first = next((file for file in files_below(path) if file.path.endswith(".xml")), None)
-    return first is not None and official_key(Path(first.path).stem) is not None
 
 
 def read_boxes(path: Path) -> Iterator[Box]:
@@ -369,8 +356,7 @@ def read_boxes(path: Path) -> Iterator[Box]:
     for an image; the ``<filename>`` in it is often wrong and is ignored.
     """
     table = GrowingTable(_ROW)
-    xmls = _xmls_of_folder(path) if path.is_dir() else _xmls_of_archive(path)
-    for number, (place, stem, data) in enumerate(xmls):
+    for number, (place, stem, data) in enumerate(_xmls(path)):
         with foreign_file(place, "copy it again, or remove it"):
             key = official_key(stem)
             if key is None or len(key) > MAX_KEY_BYTES:
@@ -388,15 +374,17 @@ def read_boxes(path: Path) -> Iterator[Box]:
         yield Box(raw.decode(), name.decode(), *sides)
 
 
-def _xmls_of_folder(folder: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the place, the stem and the bytes of each XML."""
-    for file in files_below(folder):
-        if file.path.endswith(".xml"):
-            path = folder / file.path
-            yield str(path), path.stem, read_small_below(folder, file.path, MAX_XML_BYTES)
-
-
-def _xmls_of_archive(path: Path) -> Iterator[tuple[str, str, bytes]]:
+def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the place, the stem and the bytes of each XML in a folder or an archive."""
+    if path.is_dir():
+        for file in files_below(path):
+            if file.path.endswith(".xml"):
+                yield (
+                    str(path / file.path),
+                    Path(file.path).stem,
+                    read_small_below(path, file.path, MAX_XML_BYTES),
+                )
+        return
     opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
     with opened as archive:
         for member in walk(archive.read_at, archive=str(path), end=archive.end):

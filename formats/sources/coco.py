@@ -8,13 +8,13 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import join
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncompl
 from shardprep.formats.records.codecs import no_constant
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLITS,
@@ -32,7 +32,6 @@ from shardprep.formats.sources.source import (
     Problems,
     Source,
     SourceOptions,
-    no_such_split,
     split_folders,
 )
 from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_below
@@ -41,7 +40,6 @@ from shardprep.formats.sources.trees import (
     TreeReader,
     holds_images,
     mtime_of,
-    other_folders,
     other_folders_note,
 )
 
@@ -49,6 +47,10 @@ LAYOUT = "coco"
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
 PARTS = ("categories", "images", "annotations")
+COLUMNS = (
+    *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
+    ("segmentation", "json"),
+)
 IMAGE_LENGTH = "image_length"
 MAX_ID = 1 << 62
 MAX_SIDE = 1 << 20  # pixels
@@ -58,8 +60,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder(parse_constant=no_constant)
 
 
-@dataclass(frozen=True)
-class CocoSplit:
+class CocoSplit(NamedTuple):
     """The file of a split's instances, and the folder of its images."""
 
     instances: Path
@@ -97,7 +98,12 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
 
 @dataclass(frozen=True)
 class CocoFolder(Source):
-    """Images in folders, and COCO's instances of each split. Images have no label of their own."""
+    """Images in folders, and COCO's instances of each split. Images have no label of their own.
+
+    Their columns are, for each object of an image, in the order of the file: ``boxes`` (x_min, y_min, x_max,
+    y_max as fractions of the image), ``box_labels``, its category as a number of the classes of ``objects``,
+    ``crowd``, and ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
+    """
 
     root: Path
     of_split: Mapping[str, CocoSplit]
@@ -115,12 +121,9 @@ class CocoFolder(Source):
     def description(self) -> str:
         return f"{LAYOUT}: {', '.join(self.splits)}"
 
-    def survey(self, split: str) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
+    def listed(self, split: str, known: Entries | None) -> Listing:
         one, options = self.of_split[split], self.source_options
-        found = CocoInstances(one.instances, one.images, follow_symlinks=options.follow_symlinks)
-        ignored = found.read()
+        found = CocoInstances(one, follow_symlinks=options.follow_symlinks)
         for other, categories in self._categories.items():
             if categories != found.categories:
                 raise LabelConflict(
@@ -129,21 +132,22 @@ class CocoFolder(Source):
                     path=one.instances,
                 )
         self._categories[split] = found.categories
+        classes = Field("objects", "labels", tuple(found.categories.values()))
+        schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(one.images, options.follow_symlinks, ("path", IMAGE_LENGTH, "mtime_ns"))
+        ids, places = tuple(found.categories), (found.images, found.offsets)
         return Listing(
-            split=split,
-            layout=LAYOUT,
-            entries=found.entries,
-            labels=LabelSpace.of(()),
-            reader=CocoReader(
-                images, one.instances, found.identity, tuple(found.categories), found.images, found.offsets
-            ),
+            split,
+            LAYOUT,
+            found.entries,
+            LabelSpace.of(()),
+            CocoReader(images, one.instances, found.identity, schema, ids, *places),
             archives=(archive_of(one.instances),),
             problems=found.problems,
-            ignored=dict(ignored),
-            notes=other_folders_note(other_folders(self.root, self.folders)),
+            ignored=dict(found.ignored),
+            notes=other_folders_note(self.root, self.folders),
             options=options.kept("follow_symlinks", "coco"),
-            schema=coco_schema(found.categories.values()),
+            schema=schema,
         )
 
     @cached_property
@@ -222,35 +226,23 @@ def _name_of(instances: Path) -> str:
 
 
 class CocoInstances:
-    """The images and annotations in the file ``path``, of images below ``images``.
+    """The images and annotations of a split; what cannot be used is among the problems.
 
-    After :meth:`read`, ``categories`` has the names by their ids, in ascending order of these, ``entries`` a
-    row per image, with the offset of its object; ``offsets`` are those of the annotations, and ``images`` the
-    offset of the image of each, ascending.
+    ``categories`` has the names by their ids, in ascending order of these, ``entries`` a row per image, with
+    the offset of its object; ``offsets`` are those of the annotations, and ``images`` the offset of the image
+    of each, ascending. ``ignored`` counts the files that are left out. Raises SourceDamaged, with the place,
+    where the file is not what COCO's are.
     """
 
-    entries: Entries
-    identity: Identity
-    images: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-
-    def __init__(self, path: Path, images: Path, *, follow_symlinks: bool) -> None:
+    def __init__(self, split: CocoSplit, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
-        self._path = path
-        self._folder = images
-        self._follow = follow_symlinks
-        self._table = EntryTable(path, self.problems, [(IMAGE_LENGTH, "<i8")])
+        self._path, self._folder = split
+        self._table = EntryTable(self._path, self.problems, [(IMAGE_LENGTH, "<i8")])
         self._ids = array("q")
         self._annotations = tuple(array("q") for _ in range(4))  # offset, size, image, category
-
-    def read(self) -> Counter[str]:
-        """Read the file whole; what cannot be used is added to the problems. Returns the files left out.
-
-        Raises SourceDamaged, with the place, where the file is not what COCO's are.
-        """
-        files = FileStatus(self._folder, follow_symlinks=self._follow)
+        files = FileStatus(self._folder, follow_symlinks=follow_symlinks)
         with ArchiveFile(self._path) as file:
             objects = JsonObjects(file, PARTS)
             with self._at(objects):
@@ -265,9 +257,14 @@ class CocoInstances:
             raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
         self.entries = self._table.finish()
         self._place_annotations()
-        advice = f"is in no object of {self._path.name}; remove it, or add one"
-        listed = self.entries["path"]
-        return add_unlisted(self._folder, "", listed, self.problems, advice, follow_symlinks=self._follow)
+        self.ignored = add_unlisted(
+            self._folder,
+            "",
+            self.entries["path"],
+            self.problems,
+            f"is in no object of {self._path.name}; remove it, or add one",
+            follow_symlinks=follow_symlinks,
+        )
 
     def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
         return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
@@ -327,7 +324,8 @@ class CocoInstances:
         self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
         order = np.argsort(of_image, kind="stable")
-        self.images, self.offsets = of_image[order], offsets[known][order]
+        self.images: npt.NDArray[np.int64] = of_image[order]
+        self.offsets: npt.NDArray[np.int64] = offsets[known][order]
 
 
 def _id_in(value: dict[str, Any], name: str) -> int:
@@ -335,24 +333,6 @@ def _id_in(value: dict[str, Any], name: str) -> int:
     if type(found) is not int or not -MAX_ID < found < MAX_ID:
         raise ValueError(f"an object has no whole number as its {name}")
     return found
-
-
-def coco_schema(categories: Iterable[str]) -> Schema:
-    """Return the columns of images with instances of these categories.
-
-    For each object of an image, in the order of the file: ``boxes`` (x_min, y_min, x_max, y_max as fractions
-    of the image), ``box_labels``, its category as a number of the classes of ``objects``, ``crowd``, and
-    ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
-    """
-    return Schema(
-        [
-            Field("boxes", "float32[*,4]"),
-            Field("box_labels", "int32[*]"),
-            Field("crowd", "bool[*]"),
-            Field("segmentation", "json"),
-            Field("objects", "labels", tuple(categories)),
-        ]
-    )
 
 
 @dataclass
@@ -363,6 +343,7 @@ class CocoReader(ImagesAndFile):
     and ``image_of`` those of the image of each, ascending; an entry's offset is that of its image's object.
     """
 
+    schema: Schema
     categories: tuple[int, ...]
     image_of: npt.NDArray[np.int64]
     annotations: npt.NDArray[np.int64]
@@ -378,24 +359,16 @@ class CocoReader(ImagesAndFile):
             image = objects.at(offset)
             found = [objects.at(place) for place in sorted(self.annotations[first:last].tolist())]
             labels = [self.categories.index(one["category_id"]) for one in found]
+            boxes = np.array([box_in(one) for one in found], np.float64).reshape(-1, 4)  # in pixels
+            corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
             values = (
-                _fractions([box_in(one) for one in found], *sides_in(image)),
+                np.clip(corners / (sides_in(image) * 2), 0, 1).astype(np.float32),
                 np.array(labels, np.int32),
                 np.array([bool(one.get("iscrowd")) for one in found], np.bool_),
                 [one.get("segmentation") for one in found],
                 sorted(set(labels)),
             )
-        fields = coco_schema(map(str, self.categories))
-        return tuple(field.codec.encode(value) for field, value in zip(fields, values, strict=True))
-
-
-def _fractions(
-    boxes: list[tuple[float, float, float, float]], width: int, height: int
-) -> npt.NDArray[np.float32]:
-    """Return boxes of pixels as x_min, y_min, x_max, y_max in fractions of the image, float32 [n, 4]."""
-    pixels = np.array(boxes, np.float64).reshape(-1, 4)
-    corners = np.concatenate([pixels[:, :2], pixels[:, :2] + pixels[:, 2:]], axis=1)
-    return np.clip(corners / [width, height, width, height], 0, 1).astype(np.float32)
+        return tuple(field.codec.encode(value) for field, value in zip(self.schema, values, strict=True))
 
 
 class CocoObject(NamedTuple):
@@ -421,7 +394,6 @@ class JsonObjects:
         self._at = 0
 
     def __iter__(self) -> Iterator[CocoObject]:
-        self._start, self._at, self._text = 0, 0, ""
         for _ in self._items("{", "}"):
             name = self._value()
             self._expect(":")
@@ -455,8 +427,7 @@ class JsonObjects:
     def _object(self) -> dict[str, Any]:
         if self._next() != "{":
             raise ValueError("expected a JSON object")
-        value: dict[str, Any] = self._value()
-        return value
+        return cast(dict[str, Any], self._value())
 
     def _value(self) -> Any:
         """Return the value that is next, of any type."""

@@ -25,7 +25,6 @@ from shardprep.formats.sources.source import (
     OpeningReader,
     Source,
     entry_dtype,
-    no_such_split,
 )
 
 LAYOUT = "dataset"
@@ -62,8 +61,8 @@ class ConvertedDataset(Source):
     def folders(self) -> tuple[Path, ...]:
         return tuple(folder.resolve() for folder, _ in self.members.values())
 
-    def survey(self, split: str) -> Listing:
-        folder, manifest = self._member(split)
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        folder, manifest = self.members[split]
         return Listing(
             split=split,
             layout=LAYOUT,
@@ -77,7 +76,7 @@ class ConvertedDataset(Source):
         )
 
     def boxes(self, split: str) -> Iterator[Box] | None:
-        folder, manifest = self._member(split)
+        folder, manifest = self.members[split]
         rows = checked_boxes(folder, manifest)
         if rows is None:
             return None
@@ -88,11 +87,6 @@ class ConvertedDataset(Source):
             Box(keys[record].decode(), "" if label == UNLABELLED else names[label], *sides)
             for record, label, *sides in ordered
         )
-
-    def _member(self, split: str) -> tuple[Path, Manifest]:
-        if split not in self.members:
-            raise no_such_split(split, self.splits)
-        return self.members[split]
 
 
 def _entries(folder: Path, manifest: Manifest) -> Entries:
@@ -167,9 +161,7 @@ class HeldOutVal(Source):
     def folders(self) -> tuple[Path, ...]:
         return self.source.folders
 
-    def survey(self, split: str) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
+    def listed(self, split: str, known: Entries | None) -> Listing:
         whole = self._whole
         entries = whole.entries[self._is_val == (split == "val")]
         missing = 0 if whole.expected is None else whole.expected - len(whole.entries)

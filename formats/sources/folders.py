@@ -157,17 +157,17 @@ class Tree(IlsvrcSource):
             refuse_unpaired(self.root, self.root / self.locations[split], names)
         return classes
 
-    @cached_property
-    def others(self) -> list[str]:
-        """The folders beside those of the splits that have images, which are left out."""
-        return other_folders(self.root, [self.root / place for place in self.locations.values()])
+    @property
+    def _places(self) -> list[Path]:
+        return [self.root / place for place in self.locations.values()]
 
     def refuse_others(self) -> None:
         """Raise UsageError for a folder that may be a split or one of several classes."""
-        if self.others and "train" not in self.locations:
+        others = other_folders(self.root, self._places)
+        if others and "train" not in self.locations:
             split, name = next(iter(self.locations.items()))
             raise UsageError(
-                f"holds {name} beside other folders of images: {', '.join(self.others[:MOST_NAMED])}; rename it if it "
+                f"holds {name} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it if it "
                 f"is a class, or give {self.root / name} with --split {split}",
                 path=self.root,
             )
@@ -222,7 +222,7 @@ class Tree(IlsvrcSource):
             reader,
             problems=problems,
             ignored=dict(walk.ignored),
-            notes=other_folders_note(self.others),
+            notes=other_folders_note(self.root, self._places),
             options=self.source_options.kept("follow_symlinks", "skip_non_images"),
         )
 

@@ -40,7 +40,6 @@ from shardprep.formats.sources.source import (
     Listing,
     Problems,
     Source,
-    no_such_split,
 )
 from shardprep.formats.sources.tar import (
     CopiedFiles,
@@ -92,13 +91,8 @@ class IlsvrcSource(Source):
         devkit = " with devkit" if self.annotation_files.devkit else ""
         return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
 
-    def survey(self, split: str) -> Listing:
-        return self.survey_of(split, None)
-
-    def survey_of(self, split: str, entries: Entries | None) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
-        found = self.find(split, Problems(), entries)
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        found = self.find(split, Problems(), known)
         if split == "val":
             check_entries(found.entries, self.labels)
         expected = self.expected(split)

@@ -7,28 +7,35 @@ metadata.jsonl, with a path and columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import SourceIncomplete, UsageError
-from shardprep.formats.runtime.files import ArchiveFile, user_path
+from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.schema import Field, Schema
+from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
-from shardprep.formats.sources.listing import add_unlisted
-from shardprep.formats.sources.rows import ListedImages, ListedTable, SplitImages
+from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLIT_COLUMN,
     SPLITS,
+    ByteReader,
+    Entries,
     Listing,
+    Problems,
     Source,
     SourceOptions,
-    no_such_split,
     split_folders,
     split_in,
     split_of,
@@ -36,13 +43,26 @@ from shardprep.formats.sources.source import (
 from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
     JSON_SUFFIXES,
+    CellKind,
+    FileStatus,
+    ImagesAndFile,
     Lines,
+    ListedClasses,
     TableForm,
     TableRow,
     cell_kinds,
+    encoded_cell,
+    label_name,
     place_below,
 )
-from shardprep.formats.sources.trees import FolderWalk, FoundFile, mtime_of, other_folders, other_folders_note
+from shardprep.formats.sources.tar import archive_of
+from shardprep.formats.sources.trees import (
+    FolderWalk,
+    FoundFile,
+    TreeReader,
+    mtime_of,
+    other_folders_note,
+)
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),
@@ -52,103 +72,353 @@ LABEL_COLUMNS = (
     *("label", "class", "class_name", "category", "target", "labels", "label_name", "class_id", "label_id"),
     *("wnid", "synset", "y"),
 )
+ROW_COLUMNS = (("image_length", "<i8"), ("row_length", "<i8"))
+"""The columns of the entries beside those of every source; an entry's offset is that of its row."""
+
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
 _JSON_SUFFIXES = (*JSON_SUFFIXES, ".json")
-LAYOUT = "image-list"
 _PLAIN = ("path", "label")
-_KEPT = ("follow_symlinks", "skip_non_images", "path_column", "label_column", "columns")
 
 
-def is_list(path: Path, options: SourceOptions) -> bool:
-    """Whether a file of this name is a list. With options that only lists have, any text file is one."""
-    suffix = path.suffix.lower()
-    return suffix in (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES) or bool(
-        options.given("root", "path_column", "label_column")
-    )
+@dataclass(frozen=True)
+class ListedTable:
+    """A table that lists images: its form, and the places in a row of path, label, split and columns.
+
+    ``left_out`` has the names of columns that are not taken, as far as the rows were read.
+    """
+
+    path: Path
+    identity: Identity
+    form: TableForm
+    path_at: int = 0
+    label_at: int | None = 1
+    split_at: int | None = None
+    cells: tuple[int, ...] = ()
+    left_out: dict[str, None] = field(default_factory=dict)
+
+
+class SplitImages:
+    """The images of one split, as rows of ``source`` list them; ``place`` is its folder below the root.
+
+    ``missing`` counts the rows whose file is not there, and ``ignored`` other files, by name.
+    """
+
+    entries: Entries
+
+    def __init__(self, source: Path, place: str, table: EntryTable) -> None:
+        self.source, self.place, self.table = source, place, table
+        self.lines = array("q")
+        self.missing, self.first_missing = 0, ""
+        self.ignored: Counter[str] = Counter()
+
+
+@dataclass(frozen=True)
+class ListedSource(Source):
+    """A source of images below ``root`` that the rows of tables list.
+
+    ``ADVICE`` says what to do about a row that is wrong, and ``KEPT`` which options the manifest keeps. In a
+    list each image has a label, and files may be missing.
+    """
+
+    LAYOUT: ClassVar[str]
+    ADVICE: ClassVar[str]
+    KEPT: ClassVar[tuple[str, ...]]
+    is_list: ClassVar[bool] = False
+
+    root: Path
+    source_options: SourceOptions
+
+    @abstractmethod
+    def read(self, found: ListedImages) -> None:
+        """Read all tables."""
+
+    @abstractmethod
+    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+        """Return the table in a file by its first line. Raises ValueError, UsageError."""
+
+    @abstractmethod
+    def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
+        """Return an image's split, and its path below the root and below the split's folder.
+
+        Raises ValueError.
+        """
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.found.images)
+
+    @cached_property
+    def found(self) -> ListedImages:
+        """The images of all splits."""
+        found = ListedImages(self)
+        self.read(found)
+        return found
+
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        found, follow = self.found, self.source_options.follow_symlinks
+        one = found.images[split]
+        table = found.tables[one.source]
+        reader: ByteReader = TreeReader(self.root, follow)
+        if found.keeps_rows:
+            images = TreeReader(self.root, follow, ("path", ROW_COLUMNS[0][0], "mtime_ns"))
+            reader = RowReader(images, table.path, table.identity, table.form, found.fields, table.cells)
+        left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
+        first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
+        return Listing(
+            split,
+            self.LAYOUT,
+            one.entries,
+            found.space,
+            reader,
+            archives=(archive_of(table.path),),
+            expected=len(one.entries) + one.missing if self.is_list else None,
+            shortfall=first if one.missing else "",
+            problems=found.problems,
+            ignored=dict(one.ignored),
+            notes=(
+                *([left_out] if table.left_out else []),
+                *(() if self.is_list else other_folders_note(self.root, self.folders)),
+            ),
+            options=self.source_options.kept(*self.KEPT),
+            schema=Schema(found.fields),
+        )
+
+
+class ListedImages:
+    """The images that the rows of tables list, for each split.
+
+    ``problems`` are those of rows and images, and ``kinds`` those of the columns, by their headers, the same
+    in all tables. Entries have the places of their rows if ``keeps_rows``.
+    """
+
+    def __init__(self, source: ListedSource) -> None:
+        self.problems = Problems()
+        self.images: dict[str, SplitImages] = {}
+        self.tables: dict[Path, ListedTable] = {}
+        self.kinds: dict[str, CellKind] = {}
+        self.fields: tuple[Field, ...] = ()
+        self.space = LabelSpace.of(())
+        self.labels = ImageLabels(needs_label=source.is_list)
+        self.keeps_rows = bool(source.source_options.columns) or not source.is_list
+        self._source = source
+
+    def split_images(self, split: str, table: Path, place: str = "") -> SplitImages:
+        """Return the images of a split, which lie in the folder ``place``."""
+        if split not in self.images:
+            more = ROW_COLUMNS if self.keeps_rows else ()
+            self.images[split] = SplitImages(table, place, EntryTable(table, self.problems, more))
+        return self.images[split]
+
+    def read_table(self, path: Path, split: str) -> None:
+        """Read all rows of a table, which is of this split if no row is an image's.
+
+        What cannot be used is added to the problems. Raises SourceDamaged, with the line, where the rows
+        after it cannot be read, and UsageError for columns that are not there.
+        """
+        files = FileStatus(self._source.root, follow_symlinks=self._source.source_options.follow_symlinks)
+        with ArchiveFile(path) as file:
+            with self._at(path, lambda: 1):
+                table = self.tables[path] = self._source.table_in(file, self)
+            lines = Lines(file, table.form.limit)
+            with self._at(path, lambda: lines.number):
+                for row in table.form.rows(lines):
+                    if isinstance(row, ValueError):
+                        with self.problems.collected("row"), self._at(path, lambda: lines.number):
+                            raise row
+                    else:
+                        self._add(table, row, files)
+        if not self.images:
+            self.split_images(split, path)
+
+    def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
+        return foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: ")
+
+    def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
+        """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
+        table.left_out.update(dict.fromkeys(row.others))
+        found = label = status = None
+        with self.problems.collected("path"), self._at(table.path, lambda: row.line):
+            found = self._source.place_of(table, row)
+        if found is None:
+            return
+        split, place, path = found
+        with self.problems.collected():
+            status = files.of(place)
+            if status is None and not self._source.is_list:
+                missing = f"line {row.line}: {place} is missing; add it, or remove the row"
+                self.problems.add(SourceIncomplete(missing, path=table.path), "missing")
+        if status is None and not self._source.is_list:
+            return
+        with self.problems.collected("label"), self._at(table.path, lambda: row.line):
+            if table.label_at is None:
+                label = self.labels.of_folder(path)
+            else:
+                label = self.labels.of_cell(row.cells[table.label_at])
+        if self.kinds:
+            with self.problems.collected("row"), self._at(table.path, lambda: row.line):
+                for cell, kind in zip(table.cells, self.kinds.values(), strict=True):
+                    kind.add(row.cells[cell])
+        if label is None:
+            return
+        one = self.split_images(split, table.path)
+        if status is None:
+            one.missing += 1
+            one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
+            return
+        if self._is_left_out(one, place, status):
+            return
+        with self.problems.collected():
+            taken = one.table.append(
+                record_key(path.partition("/")[0], path),
+                label,
+                length=status.st_size + (row.length if self.keeps_rows else 0),
+                image_bytes=status.st_size,
+                path=place.encode(),
+                offset=row.offset if self.keeps_rows else 0,
+                mtime_ns=mtime_of(status),
+                more=(status.st_size, row.length) if self.keeps_rows else (),
+            )
+            if taken:
+                one.lines.append(row.line)
+
+    def _is_left_out(self, one: SplitImages, place: str, status: os.stat_result) -> bool:
+        options = self._source.source_options
+        if not (self._source.is_list and options.skip_non_images):
+            return False
+        walk = FolderWalk(self._source.root, options.follow_symlinks, self.problems, one.ignored)
+        return walk.is_left_out(FoundFile(place, status.st_size, mtime_of(status)))
+
+    def finish(self) -> None:
+        """Set the fields, the label space, and the entries with the labels in it.
+
+        Repeated images are added to the problems.
+        """
+        self.fields = tuple(kind.field for kind in self.kinds.values())
+        self.space, numbers = self.labels.numbered()
+        for one in self.images.values():
+            one.entries = one.table.finish(one.lines)
+            one.entries["label"] = numbers[one.entries["label"]]
+
+
+class ImageLabels:
+    """The classes of all images of a source, numbered as they come.
+
+    With a column of labels these are its values; an empty one is no label, or an error where each image
+    ``needs_label``. Otherwise the classes are the folders, where every image lies in one and there are two or
+    more; if not, no image has a label.
+    """
+
+    def __init__(self, *, needs_label: bool = False) -> None:
+        self._needs_label = needs_label
+        self._listed = ListedClasses()
+        self._folders: dict[str, int] = {}
+        self._are_folders = True
+
+    def of_cell(self, cell: Any) -> int:
+        """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
+        self._are_folders = False
+        if cell is None and self._needs_label:
+            raise ValueError("has no label")
+        name = "" if cell is None else label_name(cell).strip()
+        return self._listed.label_of(name) if name or self._needs_label else UNLABELLED
+
+    def of_folder(self, path: str) -> int:
+        """Return the number of the class of the image at ``path``, below the folder of its split."""
+        folder, inside, _ = path.partition("/")
+        if not inside:
+            self._are_folders = False
+            return UNLABELLED
+        return -2 - self._folders.setdefault(folder, len(self._folders))
+
+    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
+        """Return the space of all classes, and the label in it of each number.
+
+        Classes in cells count from 0 on, and folders from -2 down: from the end, where that of none is last.
+        """
+        folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
+        space, of_cells = LabelSpace.of(folders), np.empty(0, np.int32)
+        if len(self._listed):
+            space, of_cells = self._listed.numbered()
+        of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
+        return space, np.array([*of_cells, *of_folders[::-1], UNLABELLED], np.int32)
+
+
+@dataclass
+class RowReader(ImagesAndFile):
+    """Reader of images below a folder, and of the rows of the table at ``path``, each read in its place.
+
+    ``cells`` are the places of the fields in a row.
+    """
+
+    form: TableForm
+    fields: tuple[Field, ...]
+    cells: tuple[int, ...]
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        length, offset = int(entry["row_length"]), int(entry["offset"])
+        data = self.opened[1].read_at(length, offset)
+        if len(data) < length:
+            raise SourceDamaged("ends before its last row does; start again", path=self.path)
+        with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
+            row = self.form.cells(data)
+        typed = not self.form.delimiter
+        cells = zip(self.fields, self.cells, strict=True)
+        return tuple(encoded_cell(field, row[place], typed=typed) for field, place in cells)
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
     """Return the source of a list, taken for ``split``, or for that of its name, or for train; else None.
 
+    With options that only lists have, any text file is one.
+
     Raises:
         UsageError: The root is no folder, or the file has COCO's instances.
     """
-    if not path.is_file() or not is_list(path, options):
+    of_lists = (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES)
+    has_name = path.suffix.lower() in of_lists or options.given("root", "path_column", "label_column")
+    if not path.is_file() or not has_name:
         return None
     refuse_coco_file(path)
     root = (path.parent if options.root is None else user_path(options.root)).resolve()
     if not root.is_dir():
         raise UsageError("is not a folder", path=root)
-    return LabelledList(path, split or split_in(path.name) or "train", root, options)
+    return LabelledList(root, options, path, split or split_in(path.name) or "train")
 
 
 @dataclass(frozen=True)
-class LabelledList(Source):
+class LabelledList(ListedSource):
     """A list of files below ``root`` with their labels; all are of ``split`` unless a column says theirs.
 
     The classes of whole numbers are named for them, such as ``00042``, so each label stays the same. Classes
     of names are numbered in the order of their names.
     """
 
+    LAYOUT = "image-list"
+    ADVICE = "correct the list"
+    KEPT = ("follow_symlinks", "skip_non_images", "path_column", "label_column", "columns")
+    is_list = True
+
     path: Path
     split: str
-    root: Path
-    source_options: SourceOptions
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self._found.images)
-
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """The root, without links and as it was given."""
-        given = self.source_options.root
-        return (self.root,) if given is None else (self.root, user_path(given).absolute())
 
     @property
     def description(self) -> str:
-        return f"{LAYOUT}: {', '.join(self.splits)}, with files below {self.root}"
+        return f"{self.LAYOUT}: {', '.join(self.splits)}, with files below {self.root}"
 
-    def survey(self, split: str) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
-        found = self._found
-        one, listing = found.images[split], found.listing(split, LAYOUT, found.table, _KEPT)
-        first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
-        return replace(
-            listing, expected=len(one.entries) + one.missing, shortfall=first if one.missing else ""
-        )
-
-    @cached_property
-    def _found(self) -> ListImages:
-        return ListImages(self)
-
-
-class ListImages(ListedImages):
-    """The images of a list's ``table``."""
-
-    advice = "correct the list"
-    is_list = True
-
-    def __init__(self, source: LabelledList) -> None:
-        super().__init__(source.root, source.source_options)
-        self._source = source
-        self.table = self.read_table(source.path)
-        if not self.images:  # no row is one
-            self.split_images(source.split, source.path)
-        every = self.images.values()
+    def read(self, found: ListedImages) -> None:
+        found.read_table(self.path, self.split)
+        every = found.images.values()
         if (missing := sum(one.missing for one in every)) and not any(one.lines for one in every):
             first = next(one.first_missing for one in every if one.missing)
             none = f"none of its {missing} files exists; the first is {first}"
             advice = "give the folder that the paths are relative to with --root"
-            self.problems.add(SourceIncomplete(f"{none}; {advice}", path=source.path))
+            found.problems.add(SourceIncomplete(f"{none}; {advice}", path=self.path))
             for one in every:
                 one.missing = 0
-        self.finish()
+        found.finish()
 
-    def table_in(self, file: ArchiveFile) -> ListedTable:
-        options, suffix = self.options, file.path.suffix.lower()
-        choices, self.keeps_rows = options.column_choices, bool(options.columns)
+    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+        options, suffix = self.source_options, file.path.suffix.lower()
         names_columns = bool(options.path_column or options.label_column or options.columns)
         if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
             if names_columns:
@@ -165,9 +435,10 @@ class ListImages(ListedImages):
             form = TableForm(_PLAIN, form.delimiter, has_header=False)
             return ListedTable(file.path, file.identity, form)
         path, label, split = _used_columns(names, options)
+        choices = options.column_choices
         kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
-        self.kinds = {kind.header: kind for kind in kinds.values()}
-        taken = [name for name in dict.fromkeys((path, label, split, *self.kinds)) if name]
+        found.kinds = {kind.header: kind for kind in kinds.values()}
+        taken = [name for name in dict.fromkeys((path, label, split, *found.kinds)) if name]
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
         left_out = [] if is_json else [name for name in names if name and name not in taken]
@@ -179,12 +450,12 @@ class ListImages(ListedImages):
             names.index(path),
             names.index(label),
             names.index(split) if split else None,
-            tuple(names.index(header) for header in self.kinds),
+            tuple(names.index(header) for header in found.kinds),
             dict.fromkeys(left_out),
         )
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        path, names, split = row.cells[table.path_at], table.form.names, self._source.split
+        path, names, split = row.cells[table.path_at], table.form.names, self.split
         if not isinstance(path, str):
             raise ValueError(f"has no text under {names[table.path_at]!r}")
         if table.split_at is not None:
@@ -196,13 +467,10 @@ class ListImages(ListedImages):
                     f"NAME:KIND={names[table.split_at]}"
                 )
             split = named
-        place = place_below(path.strip(), self._source.roots)
+        given = self.source_options.root  # an absolute path may begin with it, as it is and without links
+        roots = [self.root] if given is None else [self.root, user_path(given).absolute()]
+        place = place_below(path.strip(), roots)
         return split, place, place
-
-    def is_left_out(self, one: SplitImages, place: str, status: os.stat_result) -> bool:
-        walk = FolderWalk(self.root, self.options.follow_symlinks, self.problems, one.ignored)
-        file = FoundFile(place, status.st_size, mtime_of(status))
-        return self.options.skip_non_images and walk.is_left_out(file)
 
 
 def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str]:
@@ -228,10 +496,8 @@ def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, st
     return used[0], used[1], next(splits, "")
 
 
-METADATA = "metadata"
 TABLES = ("metadata.csv", "metadata.jsonl")
 PATH_NAME = "file_name"
-_KEPT_OF_METADATA = ("follow_symlinks", "path_column", "label_column", "columns")
 LABEL_NAMES = ("label", "class", "class_name", "wnid", "synset")
 
 
@@ -252,13 +518,13 @@ def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> Me
         )
     if not whole and not of_split:
         return None
-    if whole and not places:
-        places = {split or "train": ""}
-    tables = dict.fromkeys(places, whole) if whole else of_split
+    if whole:
+        places = places or {split or "train": ""}
+        of_split = dict.fromkeys(places, whole)
     for name, folder in places.items():
-        if not tables.get(name):
+        if name not in of_split:
             raise UsageError(f"lacks a table, which other splits have; add {TABLES[0]}", path=path / folder)
-    return MetadataFolder(path, places, {name: table for name, table in tables.items() if table}, options)
+    return MetadataFolder(path, options, places, of_split)
 
 
 def _table_in(folder: Path) -> Path | None:
@@ -269,23 +535,24 @@ def _table_in(folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class MetadataFolder(Source):
+class MetadataFolder(ListedSource):
     """Images in folders, and a row for each of them in a table.
 
     ``places`` has the folder of each split relative to ``root``, and ``tables`` the table of each: its own,
     or one for all. All tables have the same columns.
     """
 
-    root: Path
+    LAYOUT = "metadata"
+    ADVICE = "correct the table"
+    KEPT = ("follow_symlinks", "path_column", "label_column", "columns")
+
     places: Mapping[str, str]
     tables: Mapping[str, Path]
-    source_options: SourceOptions
 
     @property
     def splits(self) -> tuple[str, ...]:
-        if "" not in self.places.values():
-            return tuple(self.places)
-        return tuple(split for split in SPLITS if split in self._found.images)  # a column may say the split
+        # without folders of splits, a column may say the split
+        return super().splits if "" in self.places.values() else tuple(self.places)
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -294,62 +561,31 @@ class MetadataFolder(Source):
     @property
     def description(self) -> str:
         names = ", ".join(dict.fromkeys(str(table.relative_to(self.root)) for table in self.tables.values()))
-        return f"{METADATA}: {', '.join(self.splits)}, with columns of {names}"
+        return f"{self.LAYOUT}: {', '.join(self.splits)}, with columns of {names}"
 
-    def survey(self, split: str) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
-        found = self._found
-        table = found.tables[self.tables.get(split) or next(iter(self.tables.values()))]
-        listing = found.listing(split, METADATA, table, _KEPT_OF_METADATA)
-        notes = other_folders_note(other_folders(self.root, self.folders))
-        return replace(listing, notes=(*listing.notes, *notes))
-
-    @cached_property
-    def _found(self) -> MetadataImages:
-        found = MetadataImages(self.root, self.source_options, self.tables, self.places)
-        found.read()
-        return found
-
-
-class MetadataImages(ListedImages):
-    """The images of a folder's ``tables``, of one split in ``places`` or of all."""
-
-    advice = "correct the table"
-
-    def __init__(
-        self, root: Path, options: SourceOptions, tables: Mapping[str, Path], places: Mapping[str, str]
-    ) -> None:
-        super().__init__(root, options)
-        self.tables: dict[Path, ListedTable] = {}
-        self._splits = {path: [s for s in places if tables[s] == path] for path in tables.values()}
-        self._of_place = {place: split for split, place in places.items()}
-        for split, place in places.items():
-            self.split_images(split, tables[split], place)
-
-    def read(self) -> None:
-        """Read all tables, and look for images that they do not list."""
-        for path, splits in self._splits.items():
-            self.tables[path] = self.read_table(path)
-            if not self.images:
-                self.split_images(splits[0], path)
-        self.finish()
+    def read(self, found: ListedImages) -> None:
+        for split, place in self.places.items():
+            found.split_images(split, self.tables[split], place)
+        for split, path in self.tables.items():
+            if path not in found.tables:
+                found.read_table(path, split)
+        found.finish()
         listed: dict[str, list[npt.NDArray[np.bytes_]]] = {}
-        for one in self.images.values():
+        for one in found.images.values():
             listed.setdefault(one.place, []).append(one.entries["path"])
-        for one in self.images.values():
+        for one in found.images.values():
             if paths := listed.pop(one.place, []):
                 one.ignored = add_unlisted(
                     self.root,
                     one.place,
                     np.concatenate(paths),
-                    self.problems,
+                    found.problems,
                     "has no row in the table; add one, or remove it",
-                    follow_symlinks=self.options.follow_symlinks,
+                    follow_symlinks=self.source_options.follow_symlinks,
                 )
 
-    def table_in(self, file: ArchiveFile) -> ListedTable:
-        form, options = TableForm.of(file), self.options
+    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+        form, options = TableForm.of(file), self.source_options
         names, there = form.names, ", ".join(form.names)[:200]
         path, label = options.path_column or PATH_NAME, options.label_column
         if label is not None and label not in names:
@@ -362,25 +598,24 @@ class MetadataImages(ListedImages):
             label = next((name for name in LABEL_NAMES if name in names), None)
         split_at = self._split_column(form, file)
         if split_at is not None:
-            self.images.clear()  # each split comes with its first row
+            found.images.clear()  # each split comes with its first row
         used = [path, label or path, *([names[split_at]] if split_at is not None else [])]
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
         of_header = {kind.header: kind for kind in kinds.values()}
-        self.kinds = self.kinds or of_header
-        if self.kinds.keys() != of_header.keys():
+        found.kinds = found.kinds or of_header
+        if found.kinds.keys() != of_header.keys():
             raise ValueError(
                 "has different columns from the table of another split; give all tables the same columns"
             )
-        left_out = dict.fromkeys(name for name in names if name not in used and name not in of_header)
         return ListedTable(
-            path=file.path,
-            identity=file.identity,
-            form=form,
-            path_at=names.index(path),
-            label_at=None if label is None else names.index(label),
-            split_at=split_at,
-            cells=tuple(names.index(header) for header in self.kinds),
-            left_out=left_out,
+            file.path,
+            file.identity,
+            form,
+            names.index(path),
+            None if label is None else names.index(label),
+            split_at,
+            tuple(names.index(header) for header in found.kinds),
+            dict.fromkeys(name for name in names if name not in used and name not in of_header),
         )
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> int | None:
@@ -388,9 +623,9 @@ class MetadataImages(ListedImages):
 
         Where splits have folders, or the column is chosen as one of values, or has other values, it is none.
         """
-        chosen = {choice.origin for choice in self.options.column_choices}
+        chosen = {choice.origin for choice in self.source_options.column_choices}
         at = next((at for at, name in enumerate(form.names) if name.lower() == SPLIT_COLUMN), None)
-        if at is None or form.names[at] in chosen or self._of_place.keys() != {""}:
+        if at is None or form.names[at] in chosen or {*self.places.values()} != {""}:
             return None
         with suppress(ValueError):  # it is said when the rows are read
             rows = form.rows(Lines(file, form.limit))
@@ -403,9 +638,7 @@ class MetadataImages(ListedImages):
             raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
         beside = table.path.parent.relative_to(self.root).as_posix()
         place = place_below(f"{beside}/{given}", [self.root])
-        splits = {
-            place: split for place, split in self._of_place.items() if split in self._splits[table.path]
-        }
+        splits = {self.places[split]: split for split, path in self.tables.items() if path == table.path}
         folder, _, path = ("", "", place) if "" in splits else place.partition("/")
         split = splits.get(folder) if table.split_at is None else split_of(row.cells[table.split_at])
         if split is None or not path:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +25,18 @@ from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.coco import has_instances
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.rows import ImageLabels
+from shardprep.formats.sources.lists import ImageLabels
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_NAMES,
     SPLITS,
     ByteReader,
+    Entries,
     Listing,
     OpeningReader,
     Problems,
     Source,
     SourceOptions,
-    no_such_split,
     split_folders,
 )
 from shardprep.formats.sources.trees import (
@@ -43,7 +44,6 @@ from shardprep.formats.sources.trees import (
     FoundFile,
     TreeReader,
     holds_images,
-    other_folders,
     other_folders_note,
 )
 
@@ -204,25 +204,20 @@ class PairedFolders(Source):
     def description(self) -> str:
         return f"{LAYOUT}: {', '.join(self.splits)}, with {', '.join(self.source_options.pairs)}"
 
-    def survey(self, split: str) -> Listing:
-        if split not in self.splits:
-            raise no_such_split(split, self.splits)
+    def listed(self, split: str, known: Entries | None) -> Listing:
         labels, problems, matched = self._found
         one, follow = matched[split], self.source_options.follow_symlinks
-        images = TreeReader(one.folders.images, follow, ("path", IMAGE_LENGTH, "mtime_ns"))
-        partners = tuple(
-            TreeReader(folder, follow, pair_columns(number))
-            for number, folder in enumerate(one.folders.partners.values())
-        )
+        places = [(one.folders.images, ("path", IMAGE_LENGTH, "mtime_ns"))]
+        places += zip(one.folders.partners.values(), map(pair_columns, count()), strict=False)
         return Listing(
-            split=split,
-            layout=LAYOUT,
-            entries=one.entries,
-            labels=labels,
-            reader=PairedReader(images, partners),
+            split,
+            LAYOUT,
+            one.entries,
+            labels,
+            PairedReader(tuple(TreeReader(folder, follow, columns) for folder, columns in places)),
             problems=problems,
             ignored=dict(one.ignored),
-            notes=other_folders_note(other_folders(self.root, self.folders)),
+            notes=other_folders_note(self.root, self.folders),
             options=self.source_options.kept("follow_symlinks", "pairs"),
             schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
         )
@@ -235,13 +230,14 @@ class PairedFolders(Source):
             for split, folders in self.of_split.items()
         }
         labels, label_of = numbers.numbered()
-        looked_at: set[Path] = set()
+        looked_at = (
+            {self.root.parent} if any(one.images == self.root for one in self.of_split.values()) else set()
+        )
         for one in matched.values():
             one.entries["label"] = label_of[one.entries["label"]]
-            parent = one.folders.images.parent
-            if one.folders.images != self.root and parent not in looked_at:
+            if one.folders.images.parent not in looked_at:
                 self._look_beside(one)
-                looked_at.add(parent)
+                looked_at.add(one.folders.images.parent)
         return labels, problems, matched
 
     def _look_beside(self, one: _Matched) -> None:
@@ -266,26 +262,21 @@ class _Matched:
     ) -> None:
         self.folders = folders
         self.ignored: Counter[str] = Counter()
-        self._labels = labels
         self._problems = problems
         self._follow = follow
+        left = {name: self._by_stem(folder) for name, folder in folders.partners.items()}
+        top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
+        inside = [folder.relative_to(top) for folder in resolved if folder.is_relative_to(top)]
+        if Path() in inside:
+            raise UsageError(
+                "holds the images themselves; name another folder with --pair", path=folders.images
+            )
         columns = [(IMAGE_LENGTH, "<i8")]
-        for number in range(len(folders.partners)):
+        for number in range(len(left)):
             columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
-        self._table = EntryTable(folders.images, problems, columns)
-        self._match()
-        self.entries = self._table.finish()
-
-    def refuse(self, path: Path, wrong: str, kind: str = "") -> None:
-        """Add a problem with a file or folder."""
-        self._problems.add(SourceDamaged(wrong, path=path), kind)
-
-    def _match(self) -> None:
-        left = {name: self._by_stem(folder) for name, folder in self.folders.partners.items()}
-        apart = _inside(self.folders.images, self.folders.partners.values())
-        missing = []
-        for file in self._images(self.folders.images):
-            if file.path.startswith(apart):
+        table, missing = EntryTable(folders.images, problems, columns), []
+        for file in self._images(folders.images):
+            if file.path.startswith(tuple(f"{folder.as_posix()}/" for folder in inside)):
                 continue
             stem = _stem(file.path)
             found = {name: files.pop(stem, None) for name, files in left.items()}
@@ -293,9 +284,9 @@ class _Matched:
             missing += [(name, stem, file) for name, partner in found.items() if partner is None]
             if len(partners) == len(found):
                 more = (part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))
-                self._table.append(
+                table.append(
                     record_key(file.path.partition("/")[0], file.path),
-                    self._labels.of_folder(file.path),
+                    labels.of_folder(file.path),
                     length=file.size + sum(partner.size for partner in partners),
                     path=file.path.encode(),
                     mtime_ns=file.mtime_ns,
@@ -305,12 +296,14 @@ class _Matched:
         if missing:
             self._refuse_alone(missing, left)
         for name, files in left.items():
-            surplus = (
-                f"is the {name} of an image that is not in {self.folders.images}; add the image, or remove "
-                "this file"
-            )
+            surplus = f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
             for file in files.values():
-                self.refuse(self.folders.partners[name] / file.path, surplus)
+                self.refuse(folders.partners[name] / file.path, surplus)
+        self.entries = table.finish()
+
+    def refuse(self, path: Path, wrong: str, kind: str = "") -> None:
+        """Add a problem with a file or folder."""
+        self._problems.add(SourceDamaged(wrong, path=path), kind)
 
     def _by_stem(self, folder: Path) -> dict[str, FoundFile]:
         found: dict[str, FoundFile] = {}
@@ -348,15 +341,6 @@ class _Matched:
             self.refuse(self.folders.images / file.path, lacking, f"no {name}")
 
 
-def _inside(images: Path, partners: Iterable[Path]) -> tuple[str, ...]:
-    """Return the beginnings of paths below ``images`` that are partners."""
-    top, folders = images.resolve(), [folder.resolve() for folder in partners]
-    inside = [folder.relative_to(top) for folder in folders if folder.is_relative_to(top)]
-    if Path() in inside:
-        raise UsageError("holds the images themselves; name another folder with --pair", path=images)
-    return tuple(f"{folder.as_posix()}/" for folder in inside)
-
-
 def _stem(path: str) -> str:
     """Return a path without the extension of its file."""
     stem, dot, extension = path.rpartition(".")
@@ -375,15 +359,14 @@ def pair_columns(number: int) -> tuple[str, str, str]:
 
 @dataclass
 class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
-    """Reader of images, and of the partner of each in every folder of ``partners``."""
+    """Reader of images below the first of the ``folders``, and of the partner of each in every other one."""
 
-    images: TreeReader
-    partners: tuple[TreeReader, ...]
+    folders: tuple[TreeReader, ...]
 
     @contextmanager
     def opening(self) -> Iterator[tuple[ByteReader, ...]]:
         with ExitStack() as stack:  # a copy of this reader shares its parts, so that it opens others
-            yield tuple(stack.enter_context(replace(one)) for one in (self.images, *self.partners))
+            yield tuple(stack.enter_context(replace(one)) for one in self.folders)
 
     def read(self, entry: np.void) -> bytes:
         return self.opened[0].read(entry)
@@ -398,4 +381,4 @@ class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
         return tuple(images)
 
     def where(self, entry: np.void) -> str:
-        return self.images.where(entry)
+        return self.folders[0].where(entry)

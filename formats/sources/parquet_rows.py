@@ -23,7 +23,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.sources.record_files import ADVICE
-from shardprep.formats.sources.tf_example import MAX_VARINT, ByteWindow, varint
+from shardprep.formats.sources.tfrecord import MAX_VARINT, ByteWindow, varint
 
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow makes room for as many as the file claims

@@ -1,14 +1,10 @@
 """Values of pickle and MessagePack, read without either library: plain data, and nothing is run.
 
-MessagePack is read with numpy's arrays as msgpack-numpy writes them. The msgpack package is not used: it
-copies every image and does not give its place, and is one more dependency for 60 lines. Extension types, and
-maps of anything else, are refused.
-
-It knows the opcodes of protocols 2 to 5 for lists, tuples, numbers, byte strings and
-numpy's arrays, and the few globals that Python and numpy name in these. No name is imported, and nothing of
-numpy is called: each global makes one of the items that are defined here. Any other opcode or global is an
-error. Memory is bounded except for the items of lists: byte strings are located and not read, and the stack
-and memo hold no more than a pickler needs.
+MessagePack is read with numpy's arrays as msgpack-numpy writes them; its package copies every image and does
+not give its place. Pickles are those of protocols 2 to 5 of lists, tuples, numbers, byte strings and numpy's
+arrays, with the few globals that Python and numpy name in these: none is imported, and each makes one of the
+items that are defined here. Anything else is an error. Memory is bounded except for the items of lists: byte
+strings are located and not read, and the stack and memo hold no more than a pickler needs.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from shardprep.formats.runtime.files import ReadAt
 
@@ -96,22 +92,18 @@ class Value:
         """Return exactly these bytes. Raises ValueError if there are not as many; OSError."""
         at = start - self._start
         if at < 0 or at + length > len(self._piece):
-            self._fetch(start, length)
-            at = 0
+            wanted = min(max(length, self._most), self.length - start)
+            if wanted < length:
+                raise ValueError("it is cut off")
+            at, self._start, self._piece = 0, start, self._read_at(wanted, self.offset + start)
+            if len(self._piece) < wanted:
+                raise ValueError("the file ends within it")
         return self._piece[at : at + length]
 
     def byte(self, start: int) -> int:
         """Return one byte, for readers that go from one to the next."""
         at = start - self._start
         return self._piece[at] if 0 <= at < len(self._piece) else self.read(start, 1)[0]
-
-    def _fetch(self, start: int, length: int) -> None:
-        wanted = min(max(length, self._most), self.length - start)
-        if wanted < length:
-            raise ValueError("it is cut off")
-        self._start, self._piece = start, self._read_at(wanted, self.offset + start)
-        if len(self._piece) < wanted:
-            raise ValueError("the file ends within it")
 
     def bytes_of(self, stretch: ByteRange) -> bytes:
         """Return the bytes of a range."""
@@ -183,14 +175,17 @@ class _Reader:
 
 
 MSGPACK_FIRST_BYTES = tuple(
-    bytes([code]) for code in (*range(0x81, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF)
-)  # maps and arrays
-
+    bytes([code]) for code in (*range(0x81, 0xA0), *range(0xDC, 0xE0))
+)  # maps, arrays
 _MAX_DEPTH = 4  # of a datapoint, its array and the array's shape
-_MSGPACK_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
-_MSGPACK_NUMBERS = dict(zip((*range(0xCA, 0xD0), *range(0xD0, 0xD4)), "fdBHIQbhiq", strict=True))
 _ARRAY = {"nd", "type", "kind", "shape", "data"}
-_SIZED: dict[int, tuple[str, int | str]] = {
+_MSGPACK: dict[int, tuple[str, Any]] = {
+    **{code: ("number", code) for code in range(0x80)},
+    **{code: ("number", code - 0x100) for code in range(0xE0, 0x100)},
+    0xC0: ("number", None),
+    0xC2: ("number", False),
+    0xC3: ("number", True),
+    **{0xCA + n: ("number", layout) for n, layout in enumerate("fdBHIQbhiq")},
     **{0x80 + n: ("map", n) for n in range(16)},
     **{0x90 + n: ("list", n) for n in range(16)},
     **{0xA0 + n: ("text", n) for n in range(32)},
@@ -199,7 +194,7 @@ _SIZED: dict[int, tuple[str, int | str]] = {
     **{0xDC + n: ("list", layout) for n, layout in enumerate("HI")},
     **{0xDE + n: ("map", layout) for n, layout in enumerate("HI")},
 }
-"""What each other code begins, and its length or how that is stored."""
+"""What each code begins, and its value or length, or how that is stored."""
 
 
 def unpack(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
@@ -223,28 +218,24 @@ class _Unpacker(_Reader):
         if self.left < 0 or depth > _MAX_DEPTH:
             raise ValueError("it has more items than an image with its label")
         code = self.number(">B")
-        if code in _MSGPACK_CONSTANTS:
-            return _MSGPACK_CONSTANTS[code]
-        if code in _MSGPACK_NUMBERS:
-            return self.number(f">{_MSGPACK_NUMBERS[code]}")
-        if code < 0x80 or code >= 0xE0:
-            return code if code < 0x80 else code - 0x100
-        if code not in _SIZED:
+        if code not in _MSGPACK:
             raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {self.at - 1})")
-        kind, size = _SIZED[code]
-        length = size if isinstance(size, int) else self.number(f">{size}")
-        if kind == "text":
-            return Text(self.skip(length), length)
-        if kind == "bytes":
-            return ByteRange(self.skip(length), length)
-        if kind == "map":
-            return self._map(length, depth)
+        kind, size = _MSGPACK[code]
+        length = self.number(f">{size}") if isinstance(size, str) else size
+        match kind:
+            case "number":
+                return length
+            case "text":
+                return Text(self.skip(length), length)
+            case "bytes":
+                return ByteRange(self.skip(length), length)
+            case "map":
+                return self._map(length, depth)
         made = self.new_list()
         self.extend(made, (self.item(depth + 1) for _ in range(length)))
         return made
 
     def _map(self, count: int, depth: int) -> Array | dict[str, Any]:
-        """Read a map: an array or a scalar of numpy, or a dict with names as keys."""
         parts: dict[str, Any] = {}
         for _ in range(count):
             name = self._value.name(self.item(depth + 1))
@@ -263,8 +254,7 @@ _CORES = ("numpy.core", "numpy._core")  # up to numpy 1 and since numpy 2
 _ORDERS = ("|", "<", ">")
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalName:
+class GlobalName(NamedTuple):
     """A global name that a pickle may use."""
 
     name: str
@@ -292,7 +282,6 @@ GLOBALS = {
 
 
 def _global(name: str) -> GlobalName:
-    """Return a global by its name. Raises ValueError with the name for all but the few that are known."""
     if name not in GLOBALS:
         raise ValueError(f"its pickle asks for {name!r}, which was not run: only plain data are read")
     return GlobalName(name)
@@ -339,16 +328,35 @@ _LONGEST_INTEGER = 16
 _MAX_STACK = 1 << 12  # picklers put 1,000 items on the stack, and then append them
 _MAX_MEMO = 1 << 12  # the first items; later ones are items of lists, which are not used again
 
-# The opcodes with an argument, by the argument's layout or the size of its length, and those of constants.
-_CONSTANTS = {"N": None, "\x88": True, "\x89": False}
-_NUMBERS = {"K": "<B", "M": "<H", "J": "<i", "G": ">d"}
-_INTEGERS = {"\x8a": "<B", "\x8b": "<I"}
-_BYTES = {"C": "<B", "B": "<I", "\x8e": "<Q", "\x96": "<Q", "U": "<B", "T": "<I"}  # the last: of Python 2
-_TEXTS = {"\x8c": "<B", "X": "<I", "\x8d": "<Q"}
+_WITH_ARGUMENT: dict[str, tuple[str, Any]] = {
+    "N": ("number", None),
+    "\x88": ("number", True),
+    "\x89": ("number", False),
+    "K": ("number", "<B"),
+    "M": ("number", "<H"),
+    "J": ("number", "<i"),
+    "G": ("number", ">d"),
+    "\x8a": ("integer", "<B"),
+    "\x8b": ("integer", "<I"),
+    "C": ("bytes", "<B"),
+    "B": ("bytes", "<I"),
+    "\x8e": ("bytes", "<Q"),
+    "\x96": ("bytes", "<Q"),
+    "U": ("bytes", "<B"),
+    "T": ("bytes", "<I"),  # of Python 2
+    "\x8c": ("text", "<B"),
+    "X": ("text", "<I"),
+    "\x8d": ("text", "<Q"),
+    "q": ("put", "<B"),
+    "r": ("put", "<I"),
+    "h": ("get", "<B"),
+    "j": ("get", "<I"),
+    "\x80": ("skip", 1),
+    "\x95": ("skip", 8),  # the protocol, and a frame
+}
+"""What an opcode does with its argument, and its value, or how it or its length is stored."""
+
 _TUPLES = {")": 0, "\x85": 1, "\x86": 2, "\x87": 3}
-_PUTS = {"q": "<B", "r": "<I"}
-_GETS = {"h": "<B", "j": "<I"}
-_SKIPPED = {"\x80": 1, "\x95": 8}  # PROTO, FRAME
 _OF_DICTS = "}dsu"
 _REFUSED = {
     **dict.fromkeys(_OF_DICTS, "a dict"),
@@ -393,38 +401,34 @@ class _Machine(_Reader):
         return cast(Plain, self._stack[0])
 
     def step(self, code: str) -> None:
-        """Carry out an opcode: here the ones that push what follows them."""
-        if code in _CONSTANTS:
-            self._stack.append(_CONSTANTS[code])
-        elif code in _NUMBERS:
-            self._stack.append(self.number(_NUMBERS[code]))
-        elif code in _BYTES:
-            length = self.number(_BYTES[code])
-            self._stack.append(ByteRange(self.skip(length), length))
-        elif code in _TEXTS:
-            length = self.number(_TEXTS[code])
-            self._stack.append(Text(self.skip(length), length))
-        elif code in _INTEGERS:
-            length = self.number(_INTEGERS[code])
-            if length > _LONGEST_INTEGER:
-                raise ValueError(f"it holds an integer of {length} bytes")
-            self._stack.append(int.from_bytes(self.take(length), "little", signed=True))
-        elif code in _PUTS:
-            self._put(self.number(_PUTS[code]))
-        elif code in _GETS:
-            number = self.number(_GETS[code])
-            if number >= len(self._memo):
+        """Carry out an opcode: here the ones that are followed by what they push."""
+        kind, stored = _WITH_ARGUMENT.get(code, ("", None))
+        argument = self.number(stored) if isinstance(stored, str) else stored
+        match kind:
+            case "number":
+                self._stack.append(argument)
+            case "bytes":
+                self._stack.append(ByteRange(self.skip(argument), argument))
+            case "text":
+                self._stack.append(Text(self.skip(argument), argument))
+            case "put":
+                self._put(argument)
+            case "get" if argument >= len(self._memo):
                 raise _damaged("it gets a memo item that it never put")
-            self._stack.append(self._memo[number])
-        elif code in _SKIPPED:
-            self.skip(_SKIPPED[code])
-        else:
-            self._combine(code)
+            case "get":
+                self._stack.append(self._memo[argument])
+            case "skip":
+                self.skip(argument)
+            case "integer" if argument > _LONGEST_INTEGER:
+                raise ValueError(f"it holds an integer of {argument} bytes")
+            case "integer":
+                self._stack.append(int.from_bytes(self.take(argument), "little", signed=True))
+            case _:
+                self._combine(code)
         if len(self._stack) + len(self._marks) > _MAX_STACK:
             raise ValueError("its pickle has more items on the stack than a pickler uses")
 
     def _combine(self, code: str) -> None:
-        """Carry out an opcode that works on the stack."""
         if code in _OF_DICTS and not self._dicts:
             raise self._refused(code)
         match code:
@@ -435,10 +439,8 @@ class _Machine(_Reader):
                 made: Any = self.new_list()
             case "}":
                 made = {}
-            case ")" | "\x85" | "\x86" | "\x87":
-                made = tuple(self._pop(_TUPLES[code]))
-            case "t":
-                made = tuple(self._pop_to_mark())
+            case ")" | "\x85" | "\x86" | "\x87" | "t":
+                made = tuple(self._pop_to_mark() if code == "t" else self._pop(_TUPLES[code]))
             case "a" | "e":
                 items = self._pop(1) if code == "a" else self._pop_to_mark()
                 (made,) = self._pop(1)
@@ -458,7 +460,7 @@ class _Machine(_Reader):
             case "c":
                 made = _global(f"{self._line()}.{self._line()}")
             case "\x93":
-                made = _global(".".join(self._value.name(part) for part in self._pop(2)))
+                made = _global(".".join(map(self._value.name, self._pop(2))))
             case "R":
                 made = _call(self._value, *self._pop(2))
             case "b":
@@ -497,11 +499,10 @@ class _Machine(_Reader):
         return self._pop(len(self._stack) - self._marks.pop())
 
     def _put(self, number: int) -> None:
-        """Store the top item in the memo; picklers count up, so any other number is damage."""
         if number == 1 and not self._puts:
             self._memo.append(None)  # Python 2's cPickle begins with 1
             self._puts = 1
-        if number != self._puts:
+        if number != self._puts:  # picklers count up
             raise _damaged("it does not count what it puts")
         (item,) = self._pop(1)
         if self._puts < _MAX_MEMO:

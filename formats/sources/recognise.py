@@ -26,7 +26,6 @@ from shardprep.formats.sources.source import (
     Listing,
     Source,
     SourceOptions,
-    no_such_split,
 )
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, TensorpackLmdb, tensorpack_lmdb
@@ -112,20 +111,13 @@ class MixedSource(Source):
     def folders(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(f for member in self.members.values() for f in member.folders))
 
-    def survey(self, split: str) -> Listing:
-        return self._member(split).survey(split)
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        self._labels()
+        return self.members[split].listed(split, known)
 
     def known_by(self, split: str) -> Mapping[str, Any] | None:
-        return self._member(split).known_by(split)
-
-    def survey_of(self, split: str, entries: Entries) -> Listing:
-        return self._member(split).survey_of(split, entries)
-
-    def _member(self, split: str) -> IlsvrcSource:
-        if split not in self.members:
-            raise no_such_split(split, self.splits)
         self._labels()
-        return self.members[split]
+        return self.members[split].known_by(split)
 
     def boxes(self, split: str) -> Iterator[Box] | None:
         return self.members[split].boxes(split)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -39,7 +39,6 @@ from shardprep.formats.sources.source import (
     Source,
     SourceOptions,
     entry_dtype,
-    no_such_split,
     split_in,
 )
 from shardprep.formats.sources.tables import ListedClasses
@@ -192,16 +191,16 @@ class FilesReader(OpeningReader[OpenFiles]):
         """Return the value of a column in the record of the entry. Raises BadValue, SourceDamaged, …"""
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        record = self.record(entry)
-        return tuple(self._encoded(column, record, entry) for column in self.schema)
-
-    def _encoded(self, column: Field, record: Any, entry: np.void) -> bytes:
-        place, key, of_column = self.where(entry), entry["key"].decode(), f"the column {column.name}: "
+        record, values, name = self.record(entry), [], ""
+        place, key = self.where(entry), entry["key"].decode()
         try:
-            with foreign_file(place, ADVICE, key=key, place=lambda: of_column):
-                return column.codec.encode(self.value(column, record, entry))
+            with foreign_file(place, ADVICE, key=key, place=lambda: f"the column {name}: "):
+                for column in self.schema:
+                    name = column.name
+                    values.append(column.codec.encode(self.value(column, record, entry)))
         except BadValue as error:
-            raise BadValue(of_column + error.message, path=place, key=key) from error
+            raise BadValue(f"the column {name}: {error.message}", path=place, key=key) from error
+        return tuple(values)
 
     def record(self, entry: np.void) -> Any:
         """Return the record of the entry, which is kept until another one is read."""
@@ -295,7 +294,7 @@ def split_files(
     for place in ("", _DATA):
         if (path / place).is_dir() and (found := search.in_folder(place)):
             of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
-            return SplitFiles(path, of_split, search.walk.ignored + search.others, search.walk.problems)
+            return SplitFiles(path, of_split, search.walk.ignored, search.walk.problems)
     folders = (
         folder for folder in (path, *(path / name for name in (_DATA, *SPLIT_NAMES))) if folder.is_dir()
     )
@@ -313,13 +312,11 @@ class _Search:
     probe: FolderWalk
     split: str | None
     names: re.Pattern[str]
-    others: Counter[str] = field(default_factory=Counter)
 
     def in_folder(self, place: str) -> dict[str, list[str]]:
         """Return the files of each split; none in a folder of class folders."""
         folders = self.probe.folders(place)
-        splits = [folder for folder in folders if folder.lower() in SPLIT_NAMES]
-        if splits:
+        if splits := [folder for folder in folders if folder.lower() in SPLIT_NAMES]:
             return self._by_folder(place, splits)
         files = self._matching(place)
         if files and any(
@@ -346,10 +343,10 @@ class _Search:
         return found
 
     def _by_name(self, files: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str | None, list[str]] = {}
+        found: dict[str, list[str]] = {}
         for file in files:
-            found.setdefault(split_in(file.rpartition("/")[2]), []).append(file)
-        without = found.pop(None, [])
+            found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
+        without = found.pop("", [])
         if without and found:
             one = next(iter(found.values()))[0]
             raise UsageError(
@@ -357,14 +354,13 @@ class _Search:
                 "folder for each split",
                 path=self.walk.top,
             )
-        named = {split: of_split for split, of_split in found.items() if split}
-        return {self.split or "train": without} if without else named
+        return {self.split or "train": without} if without else found
 
     def _matching(self, place: str) -> list[str]:
         files = self.walk.files(place)
         found = [f"{place}/{file.path}".lstrip("/") for file in files if self.names.fullmatch(file.path)]
         if found and len(found) < len(files):
-            self.others[OTHER_FILES] += len(files) - len(found)
+            self.walk.ignored[OTHER_FILES] += len(files) - len(found)
         return found
 
 
@@ -397,23 +393,21 @@ class RecordSource(Source):
         places = (Path(name).parent for names in self.files.of_split.values() for name in names)
         return tuple(dict.fromkeys(self.files.top / place for place in places if place.name))
 
-    def survey(self, split: str) -> Listing:
-        found = self.scanned(split)
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        found = self.scanned[split]
         entries, shortfall = found.entries, self.files.missing(split)
         if len(found.classes.texts) and len(entries):  # numbers of texts, which differ between splits
             entries = entries.copy()
             entries["label"] = self._classes.places(found.classes)[entries["label"]]
-        is_first = split == self.splits[0]
-        problems = Problems()
-        if is_first:
-            problems.merge(self.files.problems)
-        problems.merge(found.problems)
+        problems, is_first = Problems(), split == self.splits[0]
+        for each in (self.files.problems, found.problems) if is_first else (found.problems,):
+            problems.merge(each)
         return Listing(
-            split=split,
-            layout=self.LAYOUT,
-            entries=entries,
-            labels=self.labels,
-            reader=found.reader(),
+            split,
+            self.LAYOUT,
+            entries,
+            self.labels,
+            found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
             expected=0 if shortfall else None,
             shortfall=shortfall,
@@ -424,14 +418,9 @@ class RecordSource(Source):
             has_images=found.has_images,
         )
 
-    def scanned(self, split: str) -> RecordContents:
-        """Return the contents of a split's files. Raises UsageError for a split that is not there."""
-        if split not in self._scanned:
-            raise no_such_split(split, self.splits)
-        return self._scanned[split]
-
     @cached_property
-    def _scanned(self) -> dict[str, RecordContents]:
+    def scanned(self) -> dict[str, RecordContents]:
+        """The contents of each split's files."""
         return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
 
     @property
@@ -442,7 +431,7 @@ class RecordSource(Source):
     @cached_property
     def _classes(self) -> RecordClasses:
         classes = RecordClasses()
-        for split, found in self._scanned.items():
+        for split, found in self.scanned.items():
             try:
                 classes.merge(found.classes)
             except ValueError as error:
@@ -546,41 +535,34 @@ def _numbered(entries: Entries) -> Entries:
 
 
 # Names in lower case, with ``_`` for all that is no letter and no digit
-IMAGES = [
-    "image",
-    "img",
-    "image_encoded",
-    "encoded_image",
-    "image_raw",
-    "raw_image",
-    "image_bytes",
-    "image_data",
-    "image_buffer",
-    "encoded",
-    "jpg",
-    "jpeg",
-    "png",
-    "webp",
-    "jpg_bytes",
-    "jpeg_bytes",
-    "png_bytes",
-    "webp_bytes",
-    "picture",
-    "photo",
-]
-LABELS = [
-    "label",
-    "labels",
-    "image_class_label",
-    "class",
-    "cls",
-    "class_id",
-    "class_label",
-    "label_id",
-    "target",
-    "category",
-    "category_id",
-]
+IMAGES = (
+    *(
+        "image",
+        "img",
+        "image_encoded",
+        "encoded_image",
+        "image_raw",
+        "raw_image",
+        "image_bytes",
+        "image_data",
+    ),
+    *("image_buffer", "encoded", "jpg", "jpeg", "png", "webp", "jpg_bytes", "jpeg_bytes", "png_bytes"),
+    *("webp_bytes", "picture", "photo"),
+)
+LABELS = (
+    *(
+        "label",
+        "labels",
+        "image_class_label",
+        "class",
+        "cls",
+        "class_id",
+        "class_label",
+        "label_id",
+        "target",
+    ),
+    *("category", "category_id"),
+)
 _NO_LETTERS = re.compile(r"[^a-z0-9]+")
 
 

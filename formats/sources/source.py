@@ -349,13 +349,20 @@ class Source(ABC):
         """The folders, absolute and without links, where any new file may become an image."""
         return ()
 
-    @abstractmethod
-    def survey(self, split: str) -> Listing:
+    def survey(self, split: str, known: Entries | None = None) -> Listing:
         """Return every image of a split that can be listed, and the problems of the others.
 
-        Deterministic; reads headers and folder entries, never pixels. Raises DataError if nothing can be
-        listed, and OSError if the source cannot be read.
+        Deterministic; reads headers and folder entries, never pixels, and not even headers for the entries
+        ``known`` from an earlier survey by the same :meth:`known_by`. Raises UsageError for a split that is
+        not there, DataError if nothing can be listed, and OSError if the source cannot be read.
         """
+        if split not in self.splits:
+            raise UsageError(f"the source has no split {split!r}; it has {', '.join(self.splits)}")
+        return self.listed(split, known)
+
+    @abstractmethod
+    def listed(self, split: str, known: Entries | None) -> Listing:
+        """Return the survey of a split that is there."""
 
     def listing(self, split: str) -> Listing:
         """Return every image of a split.
@@ -370,22 +377,13 @@ class Source(ABC):
     def known_by(self, split: str) -> Mapping[str, Any] | None:
         """Return all that decides a split's entries, as a JSON object; None if only a survey tells.
 
-        The entries are in an archive then, and :meth:`survey_of` does without reading its headers.
         Raises what :meth:`survey` raises.
         """
         return None
 
-    def survey_of(self, split: str, entries: Entries) -> Listing:
-        """Return the survey of a split, given the entries of an earlier one that was known by the same."""
-        return self.survey(split)
-
     def boxes(self, split: str) -> Iterator[Box] | None:
         """Return the split's annotated boxes, ordered by key and by object; None if it has none."""
         return None
-
-
-def no_such_split(split: str, splits: tuple[str, ...]) -> UsageError:
-    return UsageError(f"the source has no split {split!r}; it has {', '.join(splits)}")
 
 
 _KEPT = {

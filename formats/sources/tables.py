@@ -349,12 +349,6 @@ def cell_kinds(
     return {names.index(c.origin): CellKind(c.origin, c, typed=typed) for c in chosen}
 
 
-def left_out_note(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the note of a listing about columns that are not taken."""
-    listed = ", ".join(names)
-    return (f"columns left out: {listed}; take one with --column NAME:KIND",) if listed else ()
-
-
 def _kind_of_text(cell: str) -> str:
     if _INTEGER.fullmatch(cell):
         kind = _kind_of_value(int(cell))

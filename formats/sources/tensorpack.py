@@ -10,6 +10,7 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -42,7 +43,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Entries, Listing, Source, SourceOptions, no_such_split
+from shardprep.formats.sources.source import Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import TarReader, archive_of
 
 LAYOUT = "tensorpack-lmdb"
@@ -51,7 +52,7 @@ KEYS = b"__keys__"
 DIGITS = 8
 MAX_LABELS = 100_000
 
-_KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")
+_KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 _MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
@@ -67,13 +68,16 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
     Raises UsageError for the LMDB of another program, SourceDamaged, OSError.
     """
     file = path / "data.mdb" if path.is_dir() else path
-    if not is_lmdb(file):
+    if not file.is_file():
         return None
+    with naming(file), file.open("rb") as begun:
+        if begun.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
+            return None
     with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
         first = next((key for key, _ in LmdbRecords(archive)), None)
     if first is None:
         raise UsageError("is an LMDB without records; give one that was completely written", path=file)
-    if first != KEYS and not is_key(first):
+    if first != KEYS and not _KEY.fullmatch(first):
         raise UsageError(
             f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {first[:32]!r}",
             path=file,
@@ -101,9 +105,7 @@ class TensorpackLmdb(Source):
     def description(self) -> str:
         return f"{LAYOUT}: {self.split}"
 
-    def survey(self, split: str) -> Listing:
-        if split != self.split:
-            raise no_such_split(split, self.splits)
+    def listed(self, split: str, known: Entries | None) -> Listing:
         with naming_source(self.path), foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:
             archive.expect_random_reads()
             contents = _Contents(self.path, self.source_options)
@@ -111,34 +113,40 @@ class TensorpackLmdb(Source):
                 contents.add(key, value)
         entries = contents.entries()
         expected, shortfall = contents.completeness(entries)
+        form, options = contents.form, self.source_options.kept("image_column", "label_column")
         return Listing(
-            split=split,
-            layout=LAYOUT,
-            entries=entries,
-            labels=contents.classes.space(),
-            reader=contents.reader(archive.identity),
+            split,
+            LAYOUT,
+            entries,
+            contents.classes.space(),
+            contents.reader(archive.identity),
             archives=(archive_of(self.path),),
             expected=expected,
             shortfall=shortfall,
-            options=self.source_options.kept("image_column", "label_column")
-            | (contents.items.form.to_json() if contents.items else {}),
+            options=options if form is None else options | form.to_json(),
             schema=contents.schema,
-            has_images=contents.items is None or "image" in contents.items.form.own,
+            has_images=form is None or "image" in form.own,
         )
 
 
 class _Contents:
-    """The contents of a file as read so far. Raises SourceDamaged for what LMDBSerializer does not write."""
+    """The contents of a file as read so far. Raises SourceDamaged for what LMDBSerializer does not write.
+
+    ``names`` and ``form`` are those of datapoints of any plain data, and None for images with labels.
+    """
+
+    names: ItemNames
+    form: ItemForm | None = None
+    schema = Schema()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        self.as_text: bool | None = None
         self.classes = RecordClasses()
-        self.items: ItemContents | None = None
-        self.schema = Schema()
         self._path, self._options = path, options
         self._table = EntryTable(path)
         self._are_pickles: bool | None = None
+        self._as_text: bool | None = None
         self._is_begun = False
+        self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
     def add(self, key: bytes, value: Value) -> None:
@@ -149,50 +157,64 @@ class _Contents:
             self._are_pickles = is_pickle
             if key == KEYS:
                 self._listed = read_keys(value)
-            else:
-                self._add_value(check_key(key), value)
+                return
+            number = check_key(key)
+            if not self._is_begun:
+                self._begin(value)
+                self._is_begun = True
+            if self.form is not None:
+                label = self._item_label(read_item(value), self.form)
+                self._table.append(number, label, length=value.length, offset=value.offset)
+                return
+            image, label = read_datapoint(value)
+            if image.length:
+                if self._as_text not in (None, image.latin1):
+                    raise ValueError("some images are stored as bytes and some as text")
+                self._as_text = image.latin1
+            offset = value.offset + image.start
+            self._table.append(number, self.classes.add(label), length=image.length, offset=offset)
 
-    def _add_value(self, key: str, value: Value) -> None:
-        """Add a datapoint: [image, label], or any plain data if the first one is that."""
-        if not self._is_begun:
-            self.items = self._items(value)
-            self._is_begun = True
-        if self.items is not None:
-            label = self.items.label(read_item(value))
-            self._table.append(key, label, length=value.length, offset=value.offset)
-            return
-        image, label = read_datapoint(value)
-        if image.length:
-            if self.as_text not in (None, image.latin1):
-                raise ValueError("some images are stored as bytes and some as text")
-            self.as_text = image.latin1
-        offset = value.offset + image.start
-        self._table.append(key, self.classes.add(label), length=image.length, offset=offset)
-
-    def _items(self, first: Value) -> ItemContents | None:
-        """Return the contents of a file with this first datapoint; None for an image with its label.
+    def _begin(self, first: Value) -> None:
+        """Take the first datapoint for an image with its label, or set the names and the form of all.
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
         if not self._options.given("image_column", "label_column"):
             try:
                 read_datapoint(first)
-                return None
+                return
             except ValueError:
                 if is_pair(first):
                     raise
         item = read_item(first)
-        names = ItemNames.of(item, self._options)
-        form = ItemForm.of(names.named(item))
-        if "key" in form.own:
+        self.names = ItemNames.of(item, self._options)
+        self.form = ItemForm.of(self.names.named(item))
+        if "key" in self.form.own:
             raise ValueError("it has a component named key, which is reserved for the record's key")
-        return ItemContents(names, form, self.classes)
+
+    def _item_label(self, item: Any, form: ItemForm) -> int:
+        """Return the label of a datapoint of plain data. Raises ValueError for one of another form."""
+        try:
+            parts = form.parts(self.names.named(item))
+        except BadValue as error:
+            raise ValueError(f"it {error.message}") from error
+        if len(self._first) < FIRST_ITEMS:
+            self._first.append({name: _alike(parts[name]) for name in form.columns})
+        label = parts["label"] if "label" in form.own else UNLABELLED
+        if isinstance(label, str | bytes) and self.names.may_be_text:
+            return self.classes.add_text(label)
+        if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
+            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_LABELS - 1} here")
+        return self.classes.add(int(label))
 
     def entries(self) -> Entries:
         """Return all entries, and find the schema; leading zeros make keys sort as numbers."""
-        if self.items is not None:
-            with foreign_file(self._path, _ADVICE):
-                self.schema = self.items.schema
+        if self.form is not None:
+            try:
+                self.schema = found_schema(self._first, self.form.columns)
+            except (BadValue, UsageError) as error:
+                no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
+                raise self._damaged(no_columns) from error
         entries = self._table.finish()
         if len(self.classes.texts) and len(entries):
             entries["label"] = self.classes.places(self.classes)[entries["label"]]
@@ -203,9 +225,9 @@ class _Contents:
 
     def reader(self, identity: Identity) -> TarReader:
         """Return the reader of the entries."""
-        if self.items is not None:
-            return ItemReader(self._path, identity, self.items.names, self.items.form, self.schema)
-        return (TextReader if self.as_text else TarReader)(self._path, identity)
+        if self.form is not None:
+            return ItemReader(self._path, identity, self.names, self.form, self.schema)
+        return (TextReader if self._as_text else TarReader)(self._path, identity)
 
     def completeness(self, entries: Entries) -> tuple[int, str]:
         """Return the number of records in the file's own list, and a phrase about missing ones."""
@@ -225,14 +247,6 @@ class _Contents:
 
     def _damaged(self, reason: str, key: str | None = None) -> SourceDamaged:
         return SourceDamaged(f"{reason}; {_ADVICE}", path=self._path, key=key)
-
-
-def is_lmdb(path: Path) -> bool:
-    """Whether a regular file begins like an LMDB file. Raises OSError."""
-    if not path.is_file():
-        return False
-    with naming(path), path.open("rb") as file:
-        return file.read(HEADER.size + 4)[HEADER.size :] == MAGIC.to_bytes(4, "little")
 
 
 class Datapoint(NamedTuple):
@@ -255,12 +269,10 @@ def read_datapoint(value: Value) -> Datapoint:
 
 def is_pair(value: Value) -> bool:
     """Whether a datapoint is some bytes and an integer, though perhaps no image with its label."""
-    try:
+    with suppress(ValueError):
         match decoded(value, most=_MOST_PARTS):
             case [ByteRange(), int()]:
                 return True
-    except ValueError:
-        pass
     return False
 
 
@@ -289,14 +301,9 @@ def _label(value: Value, item: object) -> int:
     return label
 
 
-def is_key(key: bytes) -> bool:
-    """Whether LMDBSerializer stores a record under this key: a number of 8 digits, or more from 10**8 on."""
-    return _KEY.fullmatch(key) is not None
-
-
 def check_key(key: bytes) -> str:
     """Return the key as text. Raises ValueError if it is not a key of LMDBSerializer."""
-    if not is_key(key):
+    if not _KEY.fullmatch(key):
         raise ValueError(f"its key is not a number of at least {DIGITS} digits")
     return key.decode()
 
@@ -424,41 +431,6 @@ def _encoded(part: Any) -> Any:
 
 def _integer(part: Any) -> Any:
     return int(part) if isinstance(part, np.integer) else part
-
-
-@dataclass
-class ItemContents:
-    """The datapoints of a file as read so far: their names and form, and the first of them."""
-
-    names: ItemNames
-    form: ItemForm
-    classes: RecordClasses
-    first: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def label(self, item: Any) -> int:
-        """Note a datapoint, and return its label. Raises ValueError for one of another form."""
-        try:
-            parts = self.form.parts(self.names.named(item))
-        except BadValue as error:
-            raise ValueError(f"it {error.message}") from error
-        if len(self.first) < FIRST_ITEMS:
-            self.first.append({name: _alike(parts[name]) for name in self.form.columns})
-        label = parts["label"] if "label" in self.form.own else UNLABELLED
-        if isinstance(label, str | bytes) and self.names.may_be_text:
-            return self.classes.add_text(label)
-        if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
-            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_LABELS - 1} here")
-        return self.classes.add(int(label))
-
-    @property
-    def schema(self) -> Schema:
-        """The schema of the first datapoints. Raises ValueError for values that no column can hold."""
-        try:
-            return found_schema(self.first, self.form.columns)
-        except (BadValue, UsageError) as error:
-            raise ValueError(
-                f"its first {len(self.first)} records make no columns: {error.message}"
-            ) from error
 
 
 @dataclass

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,9 @@ def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
     return sorted(each.name for each in others if each.is_dir() and holds_images(each))
 
 
-def other_folders_note(names: Sequence[str]) -> tuple[str, ...]:
+def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
     """Return the note of a listing about folders that are left out."""
+    names = other_folders(root, used)
     return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
 
 

@@ -34,7 +34,7 @@ from shardprep.formats.sources.annotations import read_boxes
 from shardprep.formats.sources.devkit import read_devkit
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
-from shardprep.formats.sources.tf_example import frames, read_frame
+from shardprep.formats.sources.tfrecord import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RecordedRun
 from shardprep.loaders.order.rng import record_rng

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardprep.formats.records.labels import official_words
 from shardprep.formats.sources.source import Listing
-from shardprep.formats.sources.tf_example import masked_crc
+from shardprep.formats.sources.tfrecord import masked_crc
 from support.image_files import encoded, pixels
 from support.source_builders import tar_of
 

@@ -45,7 +45,7 @@ class PoisonedSource(Source):
         self.source = recognise(path)
         self.poison = ""
 
-    def survey(self, split: str) -> Listing:
+    def listed(self, split: str, known: object) -> Listing:
         listing = self.source.listing(split)
         poison = listing.entries["key"][len(listing.entries) // 2]
         self.poison = poison.decode()

@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats import SourceDamaged, SourceIncomplete, UsageError, convert
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tf_example import features, masked_crc, window_of
+from shardprep.formats.sources.tfrecord import features, masked_crc, window_of
 from support.datasets import converted, flip
 from support.image_files import JPEG
 from support.record_sources import (
