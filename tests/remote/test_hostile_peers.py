@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -13,11 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from shardprep.formats.errors import OperationError
 from shardprep.loaders.flow.flow import Flow
@@ -25,13 +22,12 @@ from shardprep.loaders.frames import send_batches
 from shardprep.loaders.machines import socket as frame_socket
 from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
 from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed
-from shardprep.loaders.machines.keys import load_public, load_secret
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.serve import Refused
 from shardprep.loaders.machines.wire import Welcome, pack_lease
 from shardprep.loaders.remote import RemoteSource, serve
-from support.key_files import KeyFolder
-from support.remote_ends import ANY_PORT, TIMEOUT_S, eventually, line_of
+from support.remote_ends import TIMEOUT_S, line_of
+from support.waiting import until
 from support.zmtp_peer import (
     COMMAND,
     MORE,
@@ -51,11 +47,9 @@ TRAINING = """
 import sys, threading
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.frames import FrameReceiver
-from shardprep.loaders.remote import ReceiverKeys, RemoteSource
+from shardprep.loaders.remote import RemoteSource
 
-kind, *keys = sys.argv[1:]
-options = {"keys": ReceiverKeys(*keys)} if keys else {}
-receiver = {"frames": FrameReceiver, "remote": RemoteSource}[kind]("tcp://127.0.0.1:*", **options)
+receiver = {"frames": FrameReceiver, "remote": RemoteSource}[sys.argv[1]]("tcp://127.0.0.1:*")
 print(receiver.endpoint, flush=True)
 sys.stdin.readline()
 threading.Timer(0.5, receiver.close).start()
@@ -78,8 +72,8 @@ for _ in range(10):
 
 
 @contextmanager
-def training(kind: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", TRAINING, kind, *map(str, words)]
+def training(kind: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", TRAINING, kind]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -110,45 +104,16 @@ def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(ki
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("kind", ["frames", "remote", "remote with keys"])
-def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_not_read(
-    kind: str, tmp_path: Path
-) -> None:
-    keys = KeyFolder(tmp_path)
-    given = (keys.receiver.secret, keys.receiver.allowed) if "keys" in kind else ()
-    with training(kind.split()[0], *given) as process:
-        endpoint = line_of(process)
-        if given:
-            flood_with_key(endpoint, keys)
-        else:
-            with connected(endpoint) as peer:
-                peer.settimeout(1)
-                with suppress(OSError):
-                    peer.sendall(frame(b"x") * 200_000)
-                reset(peer)
+@pytest.mark.parametrize("kind", ["frames", "remote"])
+def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_not_read(kind: str) -> None:
+    with training(kind) as process:
+        with connected(line_of(process)) as peer:
+            peer.settimeout(1)
+            with suppress(OSError):
+                peer.sendall(frame(b"x") * 200_000)
+            reset(peer)
         time.sleep(7)  # the heartbeat that aborted it came after 5 s
         draws_on(process)
-
-
-def flood_with_key(endpoint: str, keys: KeyFolder) -> None:
-    own = load_secret(keys.sender().secret)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.setsockopt(zmq.CURVE_SERVERKEY, load_public(keys.sender().receiver))
-        peer.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-        peer.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-        peer.setsockopt(zmq.LINGER, 0)
-        peer.setsockopt(zmq.SNDHWM, 0)
-        with peer.get_monitor_socket(zmq.EVENT_CONNECTED) as events:
-            peer.connect(endpoint)
-            number = int.from_bytes(events.recv_multipart()[0][2:6], sys.byteorder)
-            peer.disable_monitor()
-        with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection:
-            connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )  # closing resets it
-        for _ in range(200_000):
-            peer.send(b"x")
-        time.sleep(1)
 
 
 @pytest.mark.torture
@@ -201,22 +166,6 @@ def test_connections_that_end_within_messages_do_not_abort_a_receiver_that_conne
                     peer.sendall(message * 15)
                     reset(peer)
             assert process.communicate() == ("closed\n", None)
-
-
-def frames() -> FrameReceiver:
-    return FrameReceiver(ANY_PORT, limit_bytes=1 << 20)
-
-
-def remote() -> RemoteSource:
-    return RemoteSource(ANY_PORT, limit_bytes=1 << 20)
-
-
-def pour(connection: socket.socket, flood: bytes) -> None:
-    while True:
-        connection.sendall(flood)
-
-
-FLOODS = {"messages": frame(b"x") * (1 << 16), "one message": frame(bytes(1 << 16), MORE) * (1 << 6)}
 
 
 # Peers that vanish
@@ -303,7 +252,7 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
             other_machine("down")
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(next, drawn)
-                eventually(lambda: not source.stats().senders)
+                until(lambda: not source.stats().senders)
                 source.close()
             process.kill()
     else:
@@ -376,7 +325,7 @@ ENDLESS = {
     "garbage": frame(b"x") * 10_000,
     "notes": note(FrameKind.CREDIT) * 10_000,
     "commands": frame(b"\x09SUBSCRIBE", COMMAND) * 10_000,
-    "one message": FLOODS["one message"],
+    "one message": frame(bytes(1 << 16), MORE) * (1 << 6),
 }
 
 
@@ -386,7 +335,8 @@ def test_a_receiver_that_sends_without_end_is_left(flood: bytes) -> None:
     with hostile(frames=True) as (endpoint, accept), ThreadPoolExecutor(1) as pool:
         sent = pool.submit(send_batches, itertools.repeat([b"item"]), endpoint)
         with accept() as connection, suppress(ConnectionError):
-            pour(connection, flood)
+            while True:
+                connection.sendall(flood)
         with pytest.raises(OperationError, match=r"more messages than a receiver|closed or disconnected"):
             sent.result(TIMEOUT_S)
 

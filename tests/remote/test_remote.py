@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import select
 import signal
-import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +19,6 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders import EvalTransform
-from shardprep.loaders.batches.pickling import ALIGNMENT
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import receive as reception
 from shardprep.loaders.machines.frames import SenderFailed
@@ -38,7 +34,7 @@ from support.remote_ends import (
     ANY_PORT,
     SOURCES,
     TIMEOUT_S,
-    large_row,
+    Tunnel,
     line_of,
     loader,
     locally,
@@ -171,20 +167,6 @@ def test_a_pass_that_is_left_is_followed_by_the_next_one(lmdb_shards: Path) -> N
         assert same(list(source), expected[2])
 
 
-@pytest.mark.torture
-def test_arrays_lie_where_tensorflow_takes_them_and_never_change(lmdb_shards: Path) -> None:
-    def make() -> Flow:
-        return Flow.from_iterable(range(8)).map(large_row)
-
-    with wired(make) as source:
-        held = list(source)
-        for _ in source:
-            pass
-    assert all(batch.ctypes.data % ALIGNMENT == 0 and batch.flags.writeable for batch in held)
-    assert [set(batch[:: 1 << 20].tolist()) for batch in held] == [{n} for n in range(8)]
-    assert source.batches_never_change
-
-
 def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
     pytest.importorskip("tensorflow")
     queue_input = importlib.import_module("shardprep.loaders.tf_inputs").QueueInput
@@ -196,6 +178,7 @@ def test_a_remote_source_is_a_source_of_inputs(lmdb_shards: Path) -> None:
         source.load_state_dict(state)
         assert same(came, expected)
         assert same(list(source), following)
+        assert source.batches_never_change
 
 
 # Senders and receivers that start and stop
@@ -213,7 +196,7 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
     with (
         RemoteSource(ANY_PORT) as source,
-        programs(3, "serve", name, lmdb_shards, source.endpoint) as senders,
+        programs(3, name, lmdb_shards, source.endpoint) as senders,
     ):
         for process in senders:
             assert line_of(process) == "ready"
@@ -232,7 +215,7 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
 def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) -> None:
     with (
         RemoteSource(ANY_PORT) as source,
-        programs(3, "serve", "large_ones", "-", source.endpoint) as senders,
+        programs(3, "large_ones", "-", source.endpoint) as senders,
     ):
         came = []
         for number, batch in enumerate(source):
@@ -249,7 +232,7 @@ def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: P
     (expected,) = locally(name, lmdb_shards)
     with (
         RemoteSource(ANY_PORT, lease_seconds=0.5) as source,
-        program("serve", name, lmdb_shards, source.endpoint) as sleeper,
+        program(name, lmdb_shards, source.endpoint) as sleeper,
     ):
         began = iter(source)
         came = [next(began), next(began)]
@@ -266,67 +249,17 @@ def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: P
         assert sleeper.wait(TIMEOUT_S) == 0
 
 
-@contextmanager
-def breaking_network(
-    endpoint: str, *, lasting: float = TIMEOUT_S, flips: threading.Event | None = None
-) -> Iterator[str]:
-    """A tunnel to ``endpoint`` that cuts each connection after ``lasting`` seconds.
-
-    Once ``flips`` is set, one byte from the endpoint is changed.
-    """
-    stop = threading.Event()
-    target = "127.0.0.1", int(endpoint.rpartition(":")[2])
-
-    def pass_on(one: socket.socket, other: socket.socket, until: float) -> None:
-        with suppress(OSError):
-            while time.monotonic() < until and not stop.is_set():
-                for ready in select.select([one, other], [], [], 0.05)[0]:
-                    if not (data := ready.recv(100_000)):
-                        return
-                    if flips and flips.is_set() and ready is other:
-                        flips.clear()
-                        data = flipped(data)
-                    (other if ready is one else one).sendall(data)
-
-    def connect() -> None:
-        with server:
-            while not stop.is_set():
-                if select.select([server], [], [], 0.05)[0]:
-                    with (
-                        suppress(OSError),
-                        server.accept()[0] as one,
-                        socket.create_connection(target) as other,
-                    ):
-                        pass_on(one, other, time.monotonic() + lasting)
-
-    server = socket.create_server(("127.0.0.1", 0))
-    address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-    thread = threading.Thread(target=connect)
-    thread.start()
-    try:
-        yield address
-    finally:
-        stop.set()
-        thread.join()
-
-
-def flipped(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 0x41]) + data[middle + 1 :]
-
-
 @pytest.mark.slow
 def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
-    flips = threading.Event()
     with (
         RemoteSource(ANY_PORT, keys=keys.receiver) as source,
-        breaking_network(source.endpoint, flips=flips) as endpoint,
-        serving(made_by("slow_numbers", Path()), endpoint, keys=keys.sender(), patience=1) as (sent,),
+        Tunnel(source.endpoint) as tunnel,
+        serving(made_by("slow_numbers", Path()), tunnel.endpoint, keys=keys.sender()) as (sent,),
         source,
     ):
         for place, _ in enumerate(source):
             if place in (5, 15):
-                flips.set()
+                tunnel.flip(back=True, once=True)
         source.receipt().check(30)
         source.close()
         assert sent.result(TIMEOUT_S).connections > 1
@@ -337,8 +270,8 @@ def test_connections_that_break_lose_no_batch() -> None:
     (expected,) = locally("middling_ones", Path())
     with (
         RemoteSource(ANY_PORT) as source,
-        breaking_network(source.endpoint, lasting=0.1) as endpoint,
-        serving(made_by("middling_ones", Path()), endpoint, patience=1) as (sent,),
+        Tunnel(source.endpoint, lasting=0.1) as tunnel,
+        serving(made_by("middling_ones", Path()), tunnel.endpoint) as (sent,),
     ):
         assert same(list(source), expected)
         source.receipt().check(len(expected))
@@ -346,26 +279,6 @@ def test_connections_that_break_lose_no_batch() -> None:
         source.close()
         with suppress(OperationError):  # it may be between two connections, and then finds no receiver
             assert sent.result(TIMEOUT_S).connections > 1
-
-
-@pytest.mark.torture
-def test_a_sender_that_was_stopped_goes_on_over_its_connection(lmdb_shards: Path) -> None:
-    with (
-        RemoteSource(ANY_PORT) as source,
-        program("serve", "slow_numbers", lmdb_shards, source.endpoint) as sleeper,
-    ):
-        began = iter(source)
-        came = [next(began), next(began)]
-        sleeper.send_signal(signal.SIGSTOP)
-        waker = threading.Timer(25, sleeper.send_signal, [signal.SIGCONT])
-        waker.start()
-        came += list(began)
-        waker.join()
-        assert same(came, locally("slow_numbers", lmdb_shards)[0])
-        assert source.stats().rejected == 0
-        source.close()
-        said, _ = sleeper.communicate(timeout=TIMEOUT_S)
-        assert json.loads(said.splitlines()[-1])["connections"] == 1
 
 
 @pytest.mark.slow
@@ -413,47 +326,6 @@ def test_without_senders_the_log_says_so_once(
 
 
 # Keys
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> KeyFolder:
-    return KeyFolder(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_sender_without_an_allowed_key_is_not_admitted_and_raises(
-    keys: KeyFolder, lmdb_shards: Path
-) -> None:
-    with (
-        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
-        serving(lambda: loader(lmdb_shards), source.endpoint, keys=keys.sender()),
-        source,
-    ):
-        for given in (keys.sender("stranger"), None):
-            with loader(lmdb_shards) as own, pytest.raises(NotAdmitted):
-                serve(own, source.endpoint, keys=given)
-        with loader(lmdb_shards) as own, pytest.raises(WrongReceiver):
-            serve(own, source.endpoint, keys=keys.sender(receiver="data2"))
-        assert len(list(source)) == 21
-        assert source.stats().not_admitted >= 2
-
-
-@pytest.mark.slow
-def test_a_sender_with_a_removed_key_is_refused(keys: KeyFolder, lmdb_shards: Path) -> None:
-    with (
-        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
-        serving(lambda: slow_numbers(lmdb_shards), source.endpoint, keys=keys.sender("data1")) as (removed,),
-    ):
-        began = iter(source)
-        came = [next(began), next(began)]
-        keys.disallow("data1")
-        source.reload_keys()
-        with serving(lambda: slow_numbers(lmdb_shards), source.endpoint, keys=keys.sender("data2")), source:
-            came += list(began)
-            assert same(came, locally("slow_numbers", lmdb_shards)[0])
-            assert [sender.key for sender in source.stats().senders] == ["data2"]
-            with pytest.raises(Refused, match="allow-list"):
-                removed.result(TIMEOUT_S)
 
 
 # Refused senders
@@ -511,22 +383,50 @@ def test_a_state_determines_which_senders_are_admitted(lmdb_shards: Path) -> Non
                 sent.result(TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        None,
-        {},
-        {"version": 2},
-        {"version": 1, "pass": -1, "step": 0, "taken": []},
-        {"version": 1, "pass": 0, "step": 0, "taken": None},
-        {"version": 1, "pass": 0, "step": 0, "taken": [], "receipt": {}},
-        {"version": 1, "pass": 0, "step": 0, "taken": [], "terms": {"facts": 1}},
-        {"version": 1, "pass": True, "step": 0, "taken": []},
-    ],
-)
-def test_what_is_no_state_is_refused(state: Any) -> None:
-    with RemoteSource(ANY_PORT) as source, pytest.raises(UsageError):
-        source.load_state_dict(state)
+def test_senders_without_an_allowed_key_are_not_admitted_and_all_others_are(
+    keys: KeyFolder, lmdb_shards: Path
+) -> None:
+    def made() -> Any:
+        return slow_numbers(lmdb_shards)
+
+    with (
+        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        serving(made, source.endpoint, keys=keys.sender("data1")) as (removed,),
+    ):
+        began = iter(source)
+        came = [next(began), next(began)]
+        for given in (keys.sender("stranger"), None):
+            with pytest.raises(NotAdmitted):
+                serve(made(), source.endpoint, keys=given)
+        with pytest.raises(WrongReceiver, match=r"another key than data2\.key"):
+            serve(made(), source.endpoint, keys=keys.sender(receiver="data2"))
+        keys.disallow("data1")
+        source.reload_keys()
+        with serving(made, source.endpoint, keys=keys.sender("data2")), source:
+            came += list(began)
+            assert same(came, locally("slow_numbers", lmdb_shards)[0])
+            assert [sender.key for sender in source.stats().senders] == ["data2"]
+            assert source.stats().not_admitted >= 2
+            with pytest.raises(Refused, match="allow-list"):
+                removed.result(TIMEOUT_S)
+
+
+def test_a_process_that_is_no_receiver_of_keys_is_reported(keys: KeyFolder) -> None:
+    with RemoteSource(ANY_PORT) as source, pytest.raises(WrongReceiver, match="no keys"):
+        serve(numbers(Path()), source.endpoint, keys=keys.sender())
+
+
+STATE = {"version": 1, "pass": 0, "step": 0, "taken": []}
+NO_STATES = [None, {}, {"version": 2}, STATE | {"pass": -1}, STATE | {"pass": True}, STATE | {"taken": None}]
+NO_STATES += [STATE | {"receipt": {}}, STATE | {"terms": {"facts": 1}}]
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with RemoteSource(ANY_PORT) as source:
+        assert source  # before its length is known
+        for state in NO_STATES:
+            with pytest.raises(UsageError):
+                source.load_state_dict(state)
 
 
 # Errors of the source
@@ -551,7 +451,7 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> 
 def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
     with (
         RemoteSource(ANY_PORT, lease_seconds=3600) as source,
-        programs(2, "serve", "slow_numbers", lmdb_shards, source.endpoint) as (one, other),
+        programs(2, "slow_numbers", lmdb_shards, source.endpoint) as (one, other),
     ):
         for process in (one, other):
             line_of(process)
@@ -565,17 +465,6 @@ def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> 
         assert "KeyboardInterrupt" in errors
         source.close()
         assert other.wait(TIMEOUT_S) == 0
-
-
-@pytest.mark.torture
-def test_ctrl_c_ends_a_sender_that_waits_for_a_receiver() -> None:
-    with program("serve", "numbers", "-", "tcp://127.0.0.1:9") as process:
-        line_of(process)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == -signal.SIGINT
-    assert "KeyboardInterrupt" in errors
 
 
 def test_closing_ends_senders_with_an_unread_hello() -> None:
@@ -634,9 +523,7 @@ def wired_at(endpoint: str) -> Iterator[RemoteSource]:
         yield source
 
 
-def test_a_receiver_is_true_before_its_length_is_known() -> None:
-    with RemoteSource(ANY_PORT) as source:
-        assert source
+HERE = "tcp://127.0.0.1:9"
 
 
 @pytest.mark.parametrize(
@@ -647,11 +534,16 @@ def test_a_receiver_is_true_before_its_length_is_known() -> None:
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_arguments_that_are_not_valid_are_refused_by_a_sender(
-    given: dict[str, Any], lmdb_shards: Path
-) -> None:
+def test_arguments_that_are_not_valid_are_refused_by_a_sender(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        serve(numbers(lmdb_shards), **{"endpoint": "tcp://127.0.0.1:9", **given})
+        serve(numbers(Path()), **{"endpoint": HERE, **given})
+
+
+def test_what_cannot_be_served_is_refused(lmdb_shards: Path) -> None:
+    with pytest.raises(UsageError, match="not a list"):
+        serve([1, 2], HERE)  # type: ignore[arg-type]
+    with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
+        serve(part, HERE)
 
 
 @pytest.mark.parametrize(
@@ -660,13 +552,3 @@ def test_arguments_that_are_not_valid_are_refused_by_a_sender(
 def test_arguments_that_are_not_valid_are_refused_by_a_receiver(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         RemoteSource(**{"endpoint": ANY_PORT, **given})
-
-
-def test_what_is_neither_loader_nor_flow_cannot_be_served() -> None:
-    with pytest.raises(UsageError, match="not a list"):
-        serve([1, 2], "tcp://127.0.0.1:9")  # type: ignore[arg-type]
-
-
-def test_a_loader_of_a_part_cannot_be_served(lmdb_shards: Path) -> None:
-    with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
-        serve(part, "tcp://127.0.0.1:9")

@@ -34,7 +34,7 @@ from shardprep.loaders.machines.wire import (
     read_lease,
 )
 from shardprep.loaders.remote import RemoteSource
-from support.remote_ends import ANY_PORT, TIMEOUT_S, numbers, serving, slow_numbers
+from support.remote_ends import ANY_PORT, TIMEOUT_S, serving, slow_numbers
 
 STEPS = 40
 TERMS = SourceTerms({"dataset": "sha256:1", "seed": "0"}, STEPS, STEPS, picks=True)
@@ -152,31 +152,21 @@ def flip_a_bit(frame: Parts, chance: random.Random) -> Parts:
     return [*frame[:place], bytes(data), *frame[place + 1 :]]
 
 
-def cut_a_part(frame: Parts, chance: random.Random) -> Parts:
-    place = chance.randrange(len(frame))
-    return [*frame[:place], frame[place][: chance.randrange(len(frame[place]))], *frame[place + 1 :]]
-
-
-def lengthen_a_part(frame: Parts, chance: random.Random) -> Parts:
-    place = chance.randrange(len(frame))
-    return [*frame[:place], frame[place] + chance.randbytes(chance.randrange(1, 30)), *frame[place + 1 :]]
-
-
-def drop_a_part(frame: Parts, chance: random.Random) -> Parts:
-    place = chance.randrange(len(frame))
-    return frame[:place] + frame[place + 1 :]
-
-
-def add_a_part(frame: Parts, chance: random.Random) -> Parts:
-    place = chance.randrange(1, len(frame) + 1)
-    return [*frame[:place], chance.randbytes(chance.randrange(40)), *frame[place:]]
-
-
-def swap_parts(frame: Parts, chance: random.Random) -> Parts:
-    one, other = chance.sample(range(len(frame)), 2)
-    swapped = list(frame)
-    swapped[one], swapped[other] = frame[other], frame[one]
-    return swapped
+def damage_the_parts(frame: Parts, chance: random.Random) -> Parts:
+    """Cut or lengthen a part, leave one out, add one, or exchange two."""
+    place, parts = chance.randrange(len(frame)), list(frame)
+    how = chance.choice(["cut", "lengthen", "leave out", "add", "exchange"])
+    if how == "cut":
+        parts[place] = parts[place][: chance.randrange(len(parts[place]))]
+    elif how == "lengthen":
+        parts[place] += chance.randbytes(chance.randrange(1, 30))
+    elif how == "leave out":
+        parts.pop(place)
+    elif how == "add":
+        parts.insert(place + 1, chance.randbytes(chance.randrange(40)))
+    else:
+        parts[place], parts[place - 1] = parts[place - 1], parts[place]
+    return parts
 
 
 def change_the_head(frame: Parts, chance: random.Random) -> Parts:
@@ -190,23 +180,8 @@ def change_the_description(frame: Parts, chance: random.Random) -> Parts:
     description = description_of(frame[0])
     leaf = chance.choice(list(leaves_of(description)))
     name = chance.choice(list(leaf))
-    others = [
-        None,
-        -1,
-        0,
-        1,
-        2**31,
-        2**63,
-        2**100,
-        1.5,
-        "x",
-        "|O",
-        [],
-        [1] * 40,
-        [2**40, 2**40],
-        {},
-        True,
-    ]
+    others: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 2**100, 1.5, "x", "|O"]
+    others += [[], [1] * 40, [2**40, 2**40], {}]
     leaf[name] = chance.choice([value for value in others if value != leaf[name]])
     return [crafted(frame[0], description=description), *frame[1:]]
 
@@ -240,7 +215,7 @@ def with_part(frame: Parts, place: int, data: bytes) -> Parts:
 def say_something_else(frame: Parts, chance: random.Random) -> Parts:
     """Return a frame without arrays, with valid or other values."""
     values: list[Any] = [-1, 0, 1, 2**63, 2**70, "", "text" * 3000, [1], None, True, {"a": {}}, 1.5]
-    names = (
+    names = [
         "session",
         "lease",
         "pass_number",
@@ -252,7 +227,7 @@ def say_something_else(frame: Parts, chance: random.Random) -> Parts:
         "start",
         "stop",
         "limit",
-    )
+    ]
     notes = {name: chance.choice(values) for name in names if chance.random() < 0.5}
     kind = chance.choice([kind for kind in FrameKind if kind not in (FrameKind.STOP, FrameKind.CREDIT)])
     return wired(pack_note(kind, chance.choice([0, 1, VERSION, 2**63, STEPS]), **notes))
@@ -264,11 +239,8 @@ def say_done_with_what_never_was(frame: Parts, chance: random.Random) -> Parts:
 
 MUTATIONS: list[Callable[[Parts, random.Random], Parts]] = [
     flip_a_bit,
-    cut_a_part,
-    lengthen_a_part,
-    drop_a_part,
-    add_a_part,
-    swap_parts,
+    damage_the_parts,
+    damage_the_parts,
     change_the_head,
     change_the_description,
     say_other_numbers,
@@ -310,10 +282,6 @@ def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> Non
 
 
 # Single faults
-
-
-def bad_frame() -> Parts:
-    return [b"garbage"]
 
 
 def test_a_gap_is_filled_by_others_at_once() -> None:
@@ -398,7 +366,7 @@ def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> Non
     assert len(room.stats.senders) == 256
     assert "256 senders" in room.stats.refused[-1][1]
     for number in range(3000):
-        room.hear(b"stranger %d" % number, bad_frame())
+        room.hear(b"stranger %d" % number, [b"garbage"])
     assert len(room.reception._bad) <= 1000
     assert len(room.reception._dropped) <= 1000
 
@@ -415,12 +383,6 @@ def peer_of(source: RemoteSource) -> Iterator[zmq.Socket[bytes]]:
         peer.setsockopt(zmq.RCVTIMEO, int(TIMEOUT_S * 1000))
         peer.connect(source.endpoint)
         yield peer
-
-
-def memory() -> int:
-    """Return the bytes that this process has in memory."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * 4096
 
 
 @pytest.mark.slow
@@ -440,7 +402,8 @@ def test_the_training_loop_goes_on_whatever_a_peer_sends() -> None:
             lease = read_lease(next(head for head in heads if head.kind is FrameKind.LEASE))
             session = heads[0].description["session"]
             good = wired(pack_delivery(StepRef(session, lease.id, 0, lease.start), delivery_of(lease.start)))
-            for _ in range(MAX_BAD_FRAMES):
+            peer.send_multipart([b""] * 10_000)
+            for _ in range(MAX_BAD_FRAMES - 1):
                 peer.send_multipart(flip_a_bit(good, chance))
             came += list(began)
             while (head := read_head(peer.recv_multipart()[0])).kind is not FrameKind.STOP:
@@ -450,17 +413,3 @@ def test_the_training_loop_goes_on_whatever_a_peer_sends() -> None:
         source.receipt().check(30)
         assert source.stats().rejected == MAX_BAD_FRAMES
         assert len(list(source)) == 30
-
-
-@pytest.mark.torture
-def test_messages_of_very_many_buffers_are_dropped_and_their_memory_is_used_again() -> None:
-    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(Path()), source.endpoint), source:
-        sizes = []
-        for attacks in range(1, 5):
-            with peer_of(source) as peer:
-                peer.send_multipart([bytes(100_000)] * 1000)
-                peer.send_multipart([b""] * 10_000)
-                while source.stats().rejected < 2 * attacks:
-                    assert len(list(source)) == 15
-            sizes.append(memory())
-        assert sizes[-1] < sizes[0] + 100e6

@@ -1,4 +1,4 @@
-"""Key files: their permissions, the refused ones, and that no key is ever shown."""
+"""Key files: their permissions, the refused ones, that no key is ever shown; and what needs keys."""
 
 import os
 import re
@@ -12,6 +12,8 @@ import pytest
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.loaders.machines.keys import (
     MAX_BYTES,
+    PlaintextWire,
+    check_endpoint,
     load_allowed,
     load_public,
     load_secret,
@@ -26,11 +28,6 @@ OTHER_USER = 65534
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Path:
     return make_keys(tmp_path / "data1").secret
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> KeyFolder:
-    return KeyFolder(tmp_path)
 
 
 # Making keys
@@ -87,25 +84,14 @@ def test_another_user_s_file_is_refused(tmp_path: Path, load: Callable[[Path], o
         load(file)
 
 
-@pytest.mark.parametrize("kind", ["folder", "fifo", "device", "link to a folder"])
 @pytest.mark.parametrize("load", [load_secret, load_public])
-def test_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, load: Callable[[Path], object], kind: str
-) -> None:
-    place = tmp_path / "data1.key"
-    if kind == "folder":
-        place.mkdir(0o700)
-    elif kind == "fifo":
-        os.mkfifo(place, 0o600)
-    else:
-        place.symlink_to("/dev/null" if kind == "device" else tmp_path)
-
-    with pytest.raises(UsageError, match="not a regular file"):
-        load(place)
-
-
-@pytest.mark.parametrize("load", [load_secret, load_public])
-def test_a_missing_file_is_named(tmp_path: Path, load: Callable[[Path], object]) -> None:
+def test_what_is_no_file_is_refused_at_once_and_named(tmp_path: Path, load: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("", "fifo", "device", "link"):
+        with pytest.raises(UsageError, match="not a regular file"):
+            load(tmp_path / name)
     with pytest.raises(OperationError, match="prep keygen") as raised:
         load(tmp_path / "nowhere.key")
     assert raised.value.path == str(tmp_path / "nowhere.key")
@@ -143,17 +129,13 @@ def test_a_secret_key_in_the_allow_list_is_reported(keys: KeyFolder) -> None:
 # The allow-list
 
 
-def test_an_empty_allow_list_is_an_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-
+def test_an_allow_list_that_is_empty_or_no_folder_is_an_error(keys: KeyFolder, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir(0o700)
     with pytest.raises(UsageError, match="no sender could connect"):
-        load_allowed(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["nowhere", "data1.key"])
-def test_an_allow_list_that_is_no_folder_is_named(keys: KeyFolder, name: str) -> None:
-    with pytest.raises(OperationError, match="name the folder"):
-        load_allowed(keys.folder / name)
+        load_allowed(tmp_path / "empty")
+    for name in ("nowhere", "data1.key"):
+        with pytest.raises(OperationError, match="name the folder"):
+            load_allowed(keys.folder / name)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
@@ -179,3 +161,60 @@ def test_no_key_is_in_a_repr_nor_in_an_error(keys: KeyFolder) -> None:
         shown += [str(raised.value), repr(raised.value), repr(raised.value.__cause__)]
 
     assert not any(key.decode()[:8] in each for key in (secret.secret, secret.public) for each in shown)
+
+
+# Endpoints
+
+
+EXPOSED = [
+    "tcp://*:5555",
+    "tcp://0.0.0.0:5555",
+    "tcp://10.0.0.1:5555",
+    "tcp://eth0:5555",
+    "tcp://lo:5555",
+    "tcp://training:5555",
+    "tcp://localhost.example.org:5555",
+    "tcp://127.0.0.1.example.org:5555",
+    "tcp://127.0.0.1:0;10.0.0.1:5555",
+    "tcp://localhost:0;10.0.0.1:5555",
+    "tcp://[::]:5555",
+    "tcp://[::ffff:10.0.0.1]:5555",
+    "tcp://5555",
+    "tcp://",
+]
+
+
+@pytest.mark.parametrize("endpoint", EXPOSED)
+def test_an_endpoint_that_others_reach_needs_keys_or_insecure(endpoint: str, keys: KeyFolder) -> None:
+    with pytest.raises(UsageError, match="prep keygen"):
+        check_endpoint(endpoint, None)
+    with pytest.warns(PlaintextWire, match="no keys"):
+        check_endpoint(endpoint, None, insecure=True)
+    check_endpoint(endpoint, keys.receiver)
+    check_endpoint(endpoint, keys.sender(), insecure=True)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["inproc://here", "epgm://239.0.0.1:1", "127.0.0.1:5555", "ipc://@abstract", "ipc://*"]
+)
+@pytest.mark.parametrize("insecure", [False, True])
+def test_an_endpoint_that_cannot_be_secured_is_refused_even_with_keys(
+    endpoint: str, insecure: bool, keys: KeyFolder
+) -> None:
+    for given in (None, keys.receiver):
+        with pytest.raises(UsageError):
+            check_endpoint(endpoint, given, insecure=insecure)
+
+
+def test_a_local_socket_in_another_user_s_folder_is_refused(tmp_path: Path) -> None:
+    if not is_root():
+        pytest.skip("only root can give a folder away")
+    os.chown(tmp_path, 65534, 65534)
+
+    with pytest.raises(UsageError, match="folder of your own"):
+        check_endpoint(f"ipc://{tmp_path}/frames", None)
+
+
+def test_a_local_socket_in_no_folder_is_an_operation_error(tmp_path: Path) -> None:
+    with pytest.raises(OperationError, match="make the folder"):
+        check_endpoint(f"ipc://{tmp_path}/nowhere/frames", None)

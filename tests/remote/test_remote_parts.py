@@ -11,9 +11,8 @@ from hypothesis import given, strategies as st
 
 from shardprep.loaders.machines.ledger import Ledger, Steps
 from shardprep.loaders.remote import RemoteSource
-from support.remote_ends import SOURCES, line_of, locally, programs, same, wired
+from support.remote_ends import ANY_PORT, SOURCES, line_of, locally, programs, same, wired
 
-ANY_PORT = "tcp://127.0.0.1:*"
 HERE = Path()
 
 
@@ -31,7 +30,7 @@ def test_the_items_are_those_of_local_passes(name: str, senders: int) -> None:
 def test_two_processes_make_a_pass_together() -> None:
     with (
         RemoteSource(ANY_PORT) as source,
-        programs(2, "serve", "slowly_in_parts", HERE, source.endpoint) as senders,
+        programs(2, "slowly_in_parts", HERE, source.endpoint) as senders,
     ):
         for sender in senders:
             assert line_of(sender) == "ready"
@@ -47,7 +46,7 @@ def test_two_processes_make_a_pass_together() -> None:
 def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
     with (
         RemoteSource(ANY_PORT, lease_seconds=2) as source,
-        programs(2, "serve", "slowly_in_parts", HERE, source.endpoint) as senders,
+        programs(2, "slowly_in_parts", HERE, source.endpoint) as senders,
     ):
         for sender in senders:
             assert line_of(sender) == "ready"

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,21 +103,3 @@ def test_without_a_receiver_it_ends_with_an_error(lmdb_shards: Path) -> None:
 
     assert done.returncode == 3
     assert "no receiver was there for 0.1 s" in done.stderr
-
-
-@pytest.mark.torture
-def test_another_dataset_than_the_first_sender_s_is_refused_with_what_differs(lmdb_shards: Path) -> None:
-    with (
-        RemoteSource("tcp://127.0.0.1:*") as source,
-        serving(lmdb_shards, "--to", source.endpoint, *OPTIONS),
-    ):
-        next(iter(source))
-        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS, "--seed", 4) as process:
-            give_up = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < give_up:
-                for _ in source:  # the receiver reads HELLO while it is iterated
-                    time.sleep(0.02)
-            _, complained = process.communicate(timeout=10)
-
-    assert process.returncode == 2
-    assert "seed is '4' instead of '3'" in complained

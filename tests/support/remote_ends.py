@@ -1,21 +1,23 @@
 """Sources that several machines could serve, and senders and receivers in threads and processes.
 
-python remote_ends.py serve NAME PATH ENDPOINT      as a sender; prints its stats
-python remote_ends.py receive ENDPOINT              as a receiver that only counts
+``python remote_ends.py NAME PATH ENDPOINT`` serves as a sender, and prints its stats.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -84,10 +86,6 @@ def middling_ones(path: Path) -> Flow:
     return Flow.from_iterable(range(100)).map(middling_row)
 
 
-def failing(path: Path) -> Flow:
-    return Flow.from_iterable(range(30)).map(row_but_seventeen).batch(1)
-
-
 def in_parts(path: Path) -> Flow:
     """70 items of unknown number, in 8 parts of different lengths; one is empty."""
     return Flow.from_parts(part_of, parts=8)
@@ -137,12 +135,6 @@ def middling_row(number: int) -> Any:
     return np.full(LARGE // 25, number)
 
 
-def row_but_seventeen(number: int) -> Any:
-    if number == 17:
-        raise ValueError("seventeen does not decode")
-    return row(number)
-
-
 def forty() -> range:
     return range(40)
 
@@ -164,7 +156,6 @@ SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
         slow_odd_ones,
         large_ones,
         middling_ones,
-        failing,
         in_parts,
         slowly_in_parts,
         flows_in_parts,
@@ -244,31 +235,67 @@ def programs(senders: int, *words: object) -> Iterator[list[subprocess.Popen[str
         yield [stack.enter_context(program(*words)) for _ in range(senders)]
 
 
+class Tunnel:
+    """A tunnel to an endpoint of this machine that passes on what ``treat(data, is_back)`` returns.
+
+    Each connection is cut after ``lasting`` seconds.
+    """
+
+    def __init__(self, endpoint: str, *, lasting: float = TIMEOUT_S) -> None:
+        self.treat: Callable[[bytes, bool], bytes] = lambda data, is_back: data
+        self._target = "127.0.0.1", int(endpoint.rpartition(":")[2])
+        self._lasting = lasting
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def flip(self, *, back: bool, once: bool = False) -> None:
+        """Change the last bit of the data in one direction from now on, or of the next data only."""
+
+        def flipped(data: bytes, is_back: bool) -> bytes:
+            if is_back is not back:
+                return data
+            if once:
+                self.treat = lambda data, is_back: data
+            return data[:-1] + bytes([data[-1] ^ 1])
+
+        self.treat = flipped
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._server:
+            while not self._stop.is_set():
+                if select.select([self._server], [], [], 0.05)[0]:
+                    with (
+                        suppress(OSError),
+                        self._server.accept()[0] as one,
+                        socket.create_connection(self._target) as other,
+                    ):
+                        self._pass_on(one, other, time.monotonic() + self._lasting)
+
+    def _pass_on(self, one: socket.socket, other: socket.socket, until: float) -> None:
+        while time.monotonic() < until and not self._stop.is_set():
+            for ready in select.select([one, other], [], [], 0.05)[0]:
+                if not (data := ready.recv(100_000)):
+                    return
+                (other if ready is one else one).sendall(self.treat(data, ready is other))
+
+
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     return process.stdout.readline().strip()
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    until = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def main(what: str, *words: str) -> None:
-    if what == "serve":
-        name, path, endpoint = words
-        with SOURCES[name](Path(path)) as source:
-            print("ready", flush=True)
-            print(json.dumps(serve(source, endpoint).to_json()), flush=True)
-        return
-    with RemoteSource(words[0]) as source:
-        print(source.endpoint, flush=True)
-        for _ in source:
-            print("batch", flush=True)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    name, path, endpoint = sys.argv[1:]
+    with SOURCES[name](Path(path)) as source:
+        print("ready", flush=True)
+        print(json.dumps(serve(source, endpoint).to_json()), flush=True)
