@@ -369,6 +369,7 @@ class ShardFeed(LocalShards, Owned):
         self._threads = Daemons()
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
+        self._holders, self._counting = 0, threading.Lock()  # of ``held``
         self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
         ahead = self._ahead() * files.per_shard
         self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead)
@@ -435,14 +436,18 @@ class ShardFeed(LocalShards, Owned):
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
         """Download the missing ones of these shards, and hold all.
 
-        After :meth:`close` it opens the cache again, and closes it at the end.
+        After :meth:`close` it opens the cache again; the last of those who do closes it.
         """
+        with self._counting:
+            self._holders += 1
         try:
             with self._dataset.cache.hold(self._files.of(shards)) as held:
                 yield held
         finally:
-            if self._end.is_over:
-                self._dataset.close()
+            with self._counting:
+                self._holders -= 1
+                if self._end.is_over and not self._holders:
+                    self._dataset.close()
 
     def hold(self, shards: Iterable[int]) -> Future[FileHold]:
         """Begin to hold shards."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import active_count
+from threading import Event, active_count
 
 import pytest
 
@@ -14,6 +15,7 @@ from shardprep.formats import UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from support.cut_datasets import collected
+from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
 
 WINDOW = LocalShuffle(20)
@@ -60,6 +62,29 @@ def test_a_replay_of_a_closed_loader_leaves_nothing_open(
 
     assert active_count() == before
     assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    slow = read_manifest(lmdb_shards).shards[-1].name
+    asked, released = Event(), Event()
+
+    def fault(path: str, count: int) -> None:
+        if path.endswith(slow):
+            asked.set()
+            released.wait(20)
+
+    loader = loader_on(bucket_url, cache=tmp_path / "c", shuffle=None)
+    loader.close()
+    proxy.fault = fault
+    with loader_on(lmdb_shards, shuffle=None) as local, ThreadPoolExecutor(1) as pool:
+        last = len(local) - 1
+        replayed = pool.submit(loader.replay, 0, last)
+        assert asked.wait(20)
+        assert_same([kept(loader.replay(0, 0).batch)], [kept(local.replay(0, 0).batch)])
+        released.set()
+        assert_same([kept(replayed.result(20).batch)], [kept(local.replay(0, last).batch)])
 
 
 def code_of_copy(call: Callable[[], None], folder: Path) -> int:
