@@ -229,28 +229,33 @@ def check_replaceable(path: Path) -> None:
         raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
 
 
-def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
+def save_bytes(final: Path, data: bytes, *, mode: int = 0o666, is_new: bool = False) -> None:
     """Write a file where a user wants it, replacing a regular file at once.
 
     It never has more permissions than ``mode``, less the umask. Nothing is left of a write that fails or is
-    interrupted. Raises OperationError if something else than a
-    regular file is there, OSError.
+    interrupted. With ``is_new`` nothing is replaced: of two that save at once, one gets FileExistsError.
+    Raises OperationError if something else than a regular file is there, OSError.
     """
     check_replaceable(final)
-    built = unfinished(final.parent, "")
+    built, flags = unfinished(final.parent, ""), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    left = [built]
     try:
-        number = os.open(built, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(number, "wb") as file:
+        if is_new:
+            os.close(os.open(final, flags, mode))
+            left.append(final)
+        with os.fdopen(os.open(built, flags, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         built.replace(final)
+        left.clear()
         flush_file(final.parent)
     except OSError as error:
         error.filename, error.filename2 = str(final), None  # not the unfinished file
         raise
     finally:
-        built.unlink(missing_ok=True)
+        for file_left in left:
+            file_left.unlink(missing_ok=True)
 
 
 def hash_file(path: Path) -> str:

@@ -77,8 +77,10 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
     key = Ed25519PrivateKey.generate()
     public_form = PublicFormat.SubjectPublicKeyInfo
     # first: where it cannot be written, an earlier secret key is still there
-    save_bytes(public, key.public_key().public_bytes(Encoding.PEM, public_form), mode=0o644)
-    save_bytes(secret, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
+    data = key.public_key().public_bytes(Encoding.PEM, public_form)
+    save_bytes(public, data, mode=0o644, is_new=not overwrite)
+    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    save_bytes(secret, data, mode=0o600, is_new=not overwrite)
     return SigningKeys(secret, public, fingerprint(key.public_key().public_bytes_raw()))
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -95,3 +96,22 @@ def test_a_save_that_ends_early_leaves_the_file_as_it_was(
     assert final.read_bytes() == b"one"
     assert list(final.parent.iterdir()) == [final]
     assert getattr(found.value, "filename", str(final)) == str(final)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_new_file_replaces_none_and_nothing_is_left_of_it_if_it_ends_early(
+    error: BaseException, final: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            save_bytes(final, b"none", is_new=True)
+    assert not list(final.parent.iterdir())
+
+    save_bytes(final, b"one", is_new=True)
+    with pytest.raises(FileExistsError) as found:
+        save_bytes(final, b"two", is_new=True)
+
+    assert final.read_bytes() == b"one"
+    assert list(final.parent.iterdir()) == [final]
+    assert found.value.filename == str(final)
