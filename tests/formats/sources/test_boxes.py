@@ -120,22 +120,18 @@ def test_annotations_swapped_for_a_link_once_they_were_listed_are_not_followed(
         list(read_boxes(place))
 
 
-def test_an_annotation_of_no_official_image_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path / "holiday.xml", xml())
+def test_what_no_annotation_is_and_a_gzip_bomb_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "other/holiday.xml", xml())
     with pytest.raises(SourceDamaged, match=r"holiday\.xml: it is not named after an image"):
-        list(read_boxes(tmp_path))
-
-
-def test_an_annotation_of_absurd_size_is_not_read(tmp_path: Path) -> None:
+        list(read_boxes(tmp_path / "other"))
     huge = bytes(MAX_XML_BYTES + 1)
     write(tmp_path / "folder" / f"{WNID}_1.xml", huge)
     write(tmp_path / "a.tar.gz", gzip.compress(tar_of({f"{WNID}_1.xml": huge})))
     for path in (tmp_path / "folder", tmp_path / "a.tar.gz"):
         with pytest.raises(SourceDamaged, match=r"1048576|1048577"):
             list(read_boxes(path))
-
-
-def test_a_gzip_bomb_is_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes_module, "MAX_BOXES_BYTES", 1 << 20)
     write(tmp_path / "a.tgz", gzip.compress(tar_of({f"{WNID}_7.xml": xml(BOX)}) + bytes(4 << 20)))
     with pytest.raises(SourceDamaged, match="inflates to more than 1048576"):

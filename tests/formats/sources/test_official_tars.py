@@ -1,19 +1,16 @@
 import os
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardprep.formats.errors import (
-    DataError,
     LabelConflict,
     SourceDamaged,
     SourceIncomplete,
-    UsageError,
 )
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import Listing
 from support.source_builders import (
     BLOCK,
     DEVKIT,
@@ -21,7 +18,6 @@ from support.source_builders import (
     VAL,
     Miniature,
     header,
-    headers_in,
     tar_of,
 )
 
@@ -34,16 +30,6 @@ def tars(tmp_path: Path) -> Path:
     return MINI.write_tars(tmp_path / "tars")
 
 
-def rows(listing: Listing) -> list[tuple[object, ...]]:
-    return list(listing.entries.tolist())
-
-
-def all_headers(train: bytes) -> list[int]:
-    """The offsets of the headers of the outer tar, and of each tar in it."""
-    outer = headers_in(train)
-    return outer + [at for start in outer for at in headers_in(train, start + BLOCK)]
-
-
 @pytest.mark.parametrize("name", [TRAIN, DEVKIT, "LOC_val_solution.csv", "val.txt"])
 def test_a_fifo_in_place_of_a_file_is_not_waited_for(name: str, tars: Path) -> None:
     (tars / name).unlink(missing_ok=True)
@@ -53,24 +39,6 @@ def test_a_fifo_in_place_of_a_file_is_not_waited_for(name: str, tars: Path) -> N
     else:
         with pytest.raises(SourceDamaged, match="is not a regular file"):
             [recognise(tars).listing(split) for split in ("train", "val")]
-
-
-@pytest.mark.torture
-def test_a_changed_byte_in_any_header_is_an_error_and_never_another_listing(tmp_path: Path) -> None:
-    path = tmp_path / TRAIN
-    wnids = ("n01440764", "n02100735")
-    images = {w: tar_of({f"{w}_1.JPEG": b"one", f"{w}_2.JPEG": b"two"}) for w in wnids}
-    train = tar_of({f"{w}.tar": tar for w, tar in images.items()})
-    path.write_bytes(train)
-    whole = rows(recognise(path).listing("train"))
-    with path.open("r+b", buffering=0) as file:
-        for start in all_headers(train):
-            for at in range(start, start + BLOCK):
-                os.pwrite(file.fileno(), bytes([train[at] ^ 0x01]), at)
-                with suppress(DataError, UsageError):
-                    assert rows(recognise(path).listing("train")) == whole
-                os.pwrite(file.fileno(), train[at : at + 1], at)
-    assert rows(recognise(path).listing("train")) == whole
 
 
 @pytest.mark.parametrize(
@@ -130,17 +98,13 @@ def replace(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [touch, grow, replace, Path.unlink])
-def test_an_archive_that_changes_while_it_is_read_is_an_error(change: object, tars: Path) -> None:
+def test_an_archive_that_changes_while_it_is_read_or_since_it_was_listed_is_an_error(
+    change: Callable[[Path], None], tars: Path
+) -> None:
     listing = recognise(tars).listing("train")
     with pytest.raises(SourceDamaged, match="changed while it was read"), listing.reader:
-        change(tars / TRAIN)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("change", [touch, grow, replace])
-def test_an_archive_that_changed_since_it_was_listed_is_an_error(change: object, tars: Path) -> None:
-    listing = recognise(tars).listing("train")
-    change(tars / TRAIN)  # type: ignore[operator]
-    with pytest.raises(SourceDamaged, match="changed while it was read"), listing.reader:
+        change(tars / TRAIN)
+    with pytest.raises((SourceDamaged, FileNotFoundError)), listing.reader:
         pass
 
 

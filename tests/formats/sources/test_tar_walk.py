@@ -8,6 +8,7 @@ from shardprep.formats.sources.tar import MAX_EXTENSION_BYTES, Member, walk
 from support.source_builders import BLOCK, header, headers_in, tar_of
 
 END = bytes(2 * BLOCK)
+LONG = "/".join(["folder"] * 20) + "/a.JPEG"
 THREE = {"a.JPEG": b"a" * 700, "b.JPEG": b"", "c.JPEG": b"c" * 512}
 
 
@@ -44,19 +45,33 @@ def test_whatever_the_standard_library_writes_is_read_alike(members: dict[str, b
     assert {m.name: tar[m.offset : m.offset + m.size] for m in listed(tar)} == plain
 
 
-def test_folders_and_a_leading_dot_are_passed_over() -> None:
-    tar = header("./", 0, b"5") + header("./sub/", 0, b"5") + header("./sub/a") + END
-    assert listed(tar) == [Member("sub/a", 3 * BLOCK, 0)]
+UNDERSTOOD = {
+    "folders and a leading dot": (
+        header("./", 0, b"5") + header("./sub/", 0, b"5") + header("./sub/a") + END,
+        Member("sub/a", 3 * BLOCK, 0),
+    ),
+    "a size in base 256": (
+        header("a", size_field=b"\x80" + (3).to_bytes(11, "big")) + padded(b"abc") + END,
+        Member("a", BLOCK, 3),
+    ),
+    "a path and a size of pax": (
+        pax(record("path=é") + record("size=3")) + header("other", 0) + padded(b"abc") + END,
+        Member("é", 3 * BLOCK, 3),
+    ),
+    "a global comment of pax": (
+        header("g", 13, b"g") + padded(record("comment=a")) + header("a") + END,
+        Member("a", 3 * BLOCK, 0),
+    ),
+    "a prefix of ustar": (
+        tar_of({LONG: b""}, style=tarfile.USTAR_FORMAT),
+        Member(LONG, BLOCK, 0),
+    ),
+}
 
 
-def test_the_prefix_of_ustar_belongs_to_the_name() -> None:
-    name = "/".join(["folder"] * 20) + "/a.JPEG"
-    assert [m.name for m in listed(tar_of({name: b""}, style=tarfile.USTAR_FORMAT))] == [name]
-
-
-def test_a_size_in_base_256_is_understood() -> None:
-    tar = header("a", size_field=b"\x80" + (3).to_bytes(11, "big")) + padded(b"abc") + END
-    assert listed(tar) == [Member("a", BLOCK, 3)]
+@pytest.mark.parametrize(("tar", "member"), UNDERSTOOD.values(), ids=UNDERSTOOD)
+def test_what_other_programs_write_is_understood(tar: bytes, member: Member) -> None:
+    assert listed(tar) == [member]
 
 
 def test_a_changed_byte_in_any_header_is_an_error_and_never_another_listing() -> None:
@@ -82,23 +97,8 @@ def test_an_archive_cut_off_anywhere_is_an_error_or_has_lost_only_padding() -> N
                 listed(tar[:end])
         else:
             assert listed(tar[:end]) == listed(tar)
-
-
-def test_a_shrunken_file_is_an_error() -> None:
-    tar = tar_of(THREE)
-    short = tar[: 3 * BLOCK]
-    with pytest.raises(SourceDamaged, match="cut off"):
-        list(walk(lambda length, offset: short[offset : offset + length], archive="x.tar", end=len(tar)))
-
-
-def test_a_pax_header_gives_path_and_size() -> None:
-    tar = pax(record("path=é") + record("size=3")) + header("other", 0) + padded(b"abc") + END
-    assert listed(tar) == [Member("é", 3 * BLOCK, 3)]
-
-
-def test_a_global_pax_header_may_have_a_comment() -> None:
-    comment = record("comment=a")
-    assert listed(header("g", len(comment), b"g") + padded(comment) + header("a") + END)
+    with pytest.raises(SourceDamaged, match="cut off"):  # since it was opened
+        list(walk(lambda length, offset: tar[offset : 3 * BLOCK][:length], archive="x.tar", end=len(tar)))
 
 
 def without_magic() -> bytes:
