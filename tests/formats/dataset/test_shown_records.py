@@ -1,8 +1,9 @@
-"""Records to look at: pictures in a notebook, a list in a terminal."""
+"""Records to look at: pictures in a notebook, a list in a terminal, columns in short."""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.formats import UsageError, open_dataset
+from shardprep.cli.app import run
+from shardprep.formats import Record, UsageError, open_dataset
 from shardprep.formats.images.pictures import Gallery, ShownImage
+from support.column_datasets import EVERY_KIND, write_columns
 
 
 def pictures(page: str) -> list[bytes]:
@@ -52,3 +55,30 @@ def test_hostile_captions_stay_bounded_text_and_large_images_are_made_small() ->
     assert all(line.isprintable() and len(line) < 1100 for line in text.splitlines())
     assert page.count("does not decode") == 1
     assert len(pictures(page)) == 1
+
+
+@pytest.mark.parametrize("image", [b"", b"no picture", b"GIF89a"])
+def test_what_does_not_decode_is_said_so(image: bytes) -> None:
+    page = Record("k", 0, image)._repr_html_()
+
+    assert "does not decode" in page
+    assert "src=" not in page
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("summary") / "d"
+    write_columns(folder)
+    return folder
+
+
+def test_inspect_prints_columns_and_their_json(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(dataset)]) == 0
+    shown = capsys.readouterr().out
+    assert run(["inspect", str(dataset), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert "column colour" in shown
+    assert "label, 48 B" in shown
+    assert [column["name"] for column in found["columns"]] == list(EVERY_KIND.names)
+    assert found["columns"][6]["per_class"] == [4, 4]

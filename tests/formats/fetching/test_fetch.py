@@ -1,8 +1,9 @@
-"""A fetched dataset is the published one, byte for byte, or there is an error and no dataset."""
+"""A fetched dataset is the published one, byte for byte, whatever a server sends, or there is an error."""
 
 import json
 import multiprocessing
 import shutil
+import time
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -258,3 +259,88 @@ def test_a_forked_process_gets_an_error_and_does_not_wait(bucket: Path, tmp_path
 
     assert child.exitcode == 0
     assert "spawn" in queue.get()
+
+
+LMDB_SHARD = "shard-00000.lmdb"
+
+
+def fetched_patiently(url: str, folder: Path, timeout_s: float = 5.0) -> list[FetchedDataset]:
+    return fetch(url, folder, retries=1, timeout_s=timeout_s)
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_an_error_by_name(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fault = lambda path, count: "drip" if path.endswith(LMDB_SHARD) else None
+    began = time.monotonic()
+
+    with pytest.raises(AnswerBroken, match=r"bytes came in 0\.4 s"):
+        fetched_patiently("s3://bucket/lmdb", tmp_path / "copy", timeout_s=0.2)
+
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("scheme", ["http", pytest.param("s3", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("page", ["<html>Sign in</html>", "<Error><Code>InternalError</Code></Error>"])
+def test_a_page_in_the_place_of_a_file_is_never_a_file(
+    bucket: Path, proxy: Proxy, tmp_path: Path, scheme: str, page: str
+) -> None:
+    url = {"s3": "s3://bucket/lmdb", "http": f"{proxy.url}/bucket/lmdb"}[scheme]
+    for spoilt, code in (("manifest.json", 1), (LMDB_SHARD, 1)):
+        proxy.fault = lambda path, count, spoilt=spoilt: f"body {page}" if path.endswith(spoilt) else None  # type: ignore[misc]
+        done = prep_here("fetch", url, tmp_path / "copy", "--quiet")
+        assert done.returncode == code, done.stderr
+        assert spoilt in done.stderr
+
+    proxy.fault = lambda path, count: f"body {page}" if path.endswith(".lmdb") and count == 1 else None
+    fetched_patiently(url, tmp_path / "copy")
+    assert tree(tmp_path / "copy") == tree(bucket / "lmdb")
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("403 RequestTimeTooSkewed", RemoteDenied, "the clock of this machine"),
+        ("400 ExpiredToken", RemoteDenied, "the credentials have expired"),
+        ("to http://127.0.0.2:9/inner", RemoteFailed, "redirects to another host"),
+        ("body <ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
+         "</ListBucketResult>", RemoteFailed, "did not finish listing"),
+    ],
+)  # fmt: skip
+def test_a_bucket_that_misbehaves_is_an_error_that_says_how(
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    error: type[Exception],
+    said: str,
+) -> None:
+    monkeypatch.setattr(remote_folder, "LISTING_S", 0.5)
+    proxy.fault = lambda path, count: fault if path.endswith((LMDB_SHARD, "/bucket")) else None
+
+    with pytest.raises(error, match=said):
+        fetched_patiently("s3://bucket/nothing" if "List" in fault else "s3://bucket/lmdb", tmp_path / "copy")
+
+
+def test_an_answer_that_says_it_is_longer_than_the_file_is_the_file(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "more" if path.endswith(".lmdb") else None
+
+    fetched_patiently("s3://bucket/lmdb", tmp_path / "copy")
+
+    assert tree(tmp_path / "copy") == tree(bucket / "lmdb")
+
+
+@pytest.mark.parametrize(
+    "url", ["http:me:hunter2@host/train", "me:hunter2@host:/train", "https://host/train;token=hunter2",
+            "https:/me:hunter2@host/train", "https://me:hun/ter2@host/train"],
+)  # fmt: skip
+@pytest.mark.parametrize("words", [("convert", "archives", "URL"), ("fetch", "URL", "copy"), ("verify", "URL"),
+                                   ("repair", "copy", "--source", "URL"), ("publish", ".", "URL")])  # fmt: skip
+def test_a_misspelt_url_is_refused_makes_no_folder_and_shows_no_secret(
+    tmp_path: Path, url: str, words: tuple[str, ...]
+) -> None:
+    done = prep_here(*(url if word == "URL" else word for word in words), cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "ter2" not in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,11 +1,14 @@
 """An image's properties are read from its header; what is not intact is refused: JPEG and PNG."""
 
+import struct
+
 import cv2
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images import kinds as jpeg
+from shardprep.formats.images.header import READERS, read_image_header
 from shardprep.formats.images.info import ImageFlag, ImageInfo
 from support.image_files import (
     JPEG,
@@ -98,3 +101,13 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 def test_what_would_harm_a_decoder_is_refused(image: bytes, message: str) -> None:
     with pytest.raises(BadImage, match=message):
         read_image_header(image)
+
+
+def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trip(image: bytes) -> None:
+        raise struct.error("short")
+
+    monkeypatch.setitem(READERS, (jpeg.JPEG_SIGNATURE,), trip)
+    with pytest.raises(BadImage, match=r"cannot be read \(error: short\)") as caught:
+        read_image_header(b"\xff\xd8\xff")
+    assert isinstance(caught.value.__cause__, struct.error)

@@ -1,22 +1,37 @@
-"""A process that blocks before it is ready is killed and started again, once; then it is an error."""
+"""A process that blocks at its start is started again, once; one that cannot start or ends is an error."""
 
 from __future__ import annotations
 
 import errno
+import operator
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from shardprep.formats import convert, verify
 from shardprep.formats.errors import OperationError, WorkerDied
-from shardprep.formats.runtime.workers import Child
+from shardprep.formats.runtime.workers import Child, ChildLost, WorkerPool, isolated
+from shardprep.formats.storage.open import open_dataset
+from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.remote import RemoteSource
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
+from support.isolated_calls import killed_by, sleeps
 from support.sampling import torture_except
+from support.thread_room import no_room
+from support.waiting import until
 
 SHORT = 0.3  # seconds; shorter than the start of any process
 IN_VAIN = r"not ready within 0\.3 s, twice in a row.*import.*SIGSTOP"
@@ -116,3 +131,142 @@ def test_a_system_that_allows_no_further_process_is_an_error_that_says_what_to_d
 
     with pytest.raises(OperationError, match=r"no further process.*ulimit -u.*fewer workers"):
         start()
+
+
+SECONDS = 60.0
+
+
+def test_a_large_answer_comes_back_whole() -> None:
+    assert isolated(SECONDS, operator.mul, b"digest", 1 << 20) == b"digest" * (1 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", torture_except([0, 1, 77], 1))
+def test_an_exit_without_an_answer_is_reported(code: int) -> None:
+    with pytest.raises(ChildLost, match=f"exited with {code}"):
+        isolated(SECONDS, os._exit, code)
+
+
+@pytest.mark.torture
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(ChildLost, match="no answer within 3 seconds"):
+        isolated(3, sleeps, tmp_path / "pid")
+
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.slow
+def test_a_process_that_was_stopped_is_ended() -> None:
+    with pytest.raises(ChildLost, match="no answer within 1 seconds"):
+        isolated(1, killed_by, signal.SIGSTOP)
+
+
+@pytest.mark.torture
+def test_threads_do_not_take_each_others_processes() -> None:
+    main = sys.modules["__main__"]
+    before = getattr(main, "__file__", None), main.__spec__
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(isolated, SECONDS, os._exit, code) for code in range(12)]
+        answers = [str(future.exception()) for future in futures]
+
+    assert answers == [f"the process that worked on it exited with {code}" for code in range(12)]
+    assert (getattr(main, "__file__", None), main.__spec__) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    code = f"""
+from pathlib import Path
+from support.isolated_calls import sleeps
+from shardprep.formats.runtime.workers import isolated
+isolated(60, sleeps, Path({str(noted)!r}))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        until(noted.exists)
+        parent.kill()
+
+    child = int(noted.read_text())
+    until(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists, and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def engine(path: Path) -> None:
+    Engine(Writing(), layout(4), workers=1)
+
+
+def loader(path: Path) -> None:
+    Loader(path, batch_size=4, workers=1)
+
+
+def loader_that_reads_ahead(path: Path) -> None:
+    with Loader(path, batch_size=4, shuffle=LocalShuffle(9), workers=0) as made:
+        next(iter(made))
+
+
+def read_ahead(path: Path) -> None:
+    shards = open_dataset(path).blocks
+    ReadAhead(ShardStream.of(path, shards, np.arange(len(shards))), budget=1)
+
+
+def pool(path: Path) -> None:
+    with WorkerPool(2) as made:
+        made.submit(abs, 1)
+
+
+def conversion(path: Path) -> None:
+    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=1)
+
+
+def conversion_here(path: Path) -> None:
+    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=0)
+
+
+def verification(path: Path) -> None:
+    verify(path)
+
+
+def threads(path: Path) -> None:
+    with closing(iter(Flow.from_iterable(range(9)).map(abs, threads=2))) as items:  # type: ignore[type-var]
+        next(items)
+
+
+def prefetch(path: Path) -> None:
+    with closing(iter(Flow.from_iterable(range(9)).prefetch(2))) as items:  # type: ignore[type-var]
+        next(items)
+
+
+def processes(path: Path) -> None:
+    with Flow.from_iterable(range(9)).map(abs, processes=1) as flow:
+        next(iter(flow))
+
+
+def remote(path: Path) -> None:
+    RemoteSource("tcp://127.0.0.1:*")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        *(engine, loader, loader_that_reads_ahead, read_ahead, pool, conversion, conversion_here, verification),
+        *(threads, prefetch, processes, remote),
+    ],
+)  # fmt: skip
+def test_no_room_for_a_thread_is_an_error_that_says_what_to_do(
+    start: Callable[[Path], Any], lmdb_shards: Path
+) -> None:
+    with (
+        no_room(),
+        pytest.raises(OperationError, match=r"no room for another thread.*ulimit -u.*fewer"),
+    ):
+        start(lmdb_shards)

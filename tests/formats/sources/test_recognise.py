@@ -1,13 +1,27 @@
+"""Every layout gives the same records, split as was asked for; what cannot be is refused."""
+
+import json
+import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from shardprep.formats.errors import LabelConflict, UsageError
+from shardprep.formats import PlanMismatch, convert, repair
+from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.sources.converted import drawn
+from shardprep.formats.sources.listing import EntryTable, GrowingTable
 from shardprep.formats.sources.recognise import recognise
-from support.source_builders import DEVKIT, TEST, TRAIN, Miniature, contents
+from shardprep.formats.sources.source import SourceOptions, entry_dtype
+from support.column_sources import coco_instances
+from support.datasets import prep_here
+from support.image_files import encoded, pixels
+from support.source_builders import DEVKIT, TEST, TRAIN, Miniature, contents, write
 
 LAYOUTS: dict[str, Callable[[Miniature, Path], Path]] = {
     "tars": Miniature.write_tars,
@@ -81,3 +95,292 @@ def test_a_split_that_no_layout_has_is_wrong_usage(mixed: Path) -> None:
 def test_an_unknown_split_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not 'dev'"):
         recognise(tmp_path, split="dev")
+
+
+def test_many_rows_come_back_in_their_order() -> None:
+    table = GrowingTable(np.dtype([("key", "S1"), ("x", "<f8")]))
+    rows = [(b"%x" % i, float(i)) for i in range(40_000)]
+    for row in rows:
+        table.append(row)
+    assert table.finish().tolist() == rows
+
+
+def test_a_key_too_long_for_a_record_is_refused() -> None:
+    with pytest.raises(SourceDamaged, match="shorten"):
+        EntryTable(Path("src")).append("a" * 1025, 0, length=1)
+
+
+MINI = Miniature()
+NO_UTF8 = os.fsdecode(b"\xff.JPEG")
+IMAGE = Path("train/n01440764/n01440764_7.JPEG")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    MINI.write_devkit(tmp_path / "tree")
+    return MINI.write_tree(tmp_path / "tree")
+
+
+@pytest.mark.parametrize("more", [[], ["v5/data/val/cat/1.jpg"], ["README.txt"]])
+def test_splits_in_a_folder_below_are_named(more: list[str], tmp_path: Path) -> None:
+    for name in ("v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg", *more):
+        write(tmp_path / name, b"x")
+    with pytest.raises(UsageError, match=rf"v4: holds folders.*: give {tmp_path}/v4/data$"):
+        recognise(tmp_path)
+
+
+def test_two_folders_of_one_split_are_refused(tmp_path: Path) -> None:
+    for name in ("train", "val", "validation"):
+        write(tmp_path / name / "cat/1.jpg", b"x")
+    with pytest.raises(UsageError, match="holds val and validation, both for val; move one of them away"):
+        recognise(tmp_path)
+
+
+def test_a_class_that_is_named_like_a_split_does_not_leave_out_the_others(tmp_path: Path) -> None:
+    for name in ("cat", "dog", "test"):
+        write(tmp_path / name / "1.jpg", b"x")
+    with pytest.raises(UsageError, match=r"holds test beside other folders of images: cat, dog; rename it"):
+        recognise(tmp_path)
+
+    write(tmp_path / "train/cat/1.jpg", b"x")
+    (note,) = recognise(tmp_path).listing("train").notes
+    assert note == "folders with images that are left out: cat, dog"
+
+
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["images/1.jpg", "masks/1.png"], "run: prep convert {} OUTPUT --pair mask=masks"),
+        (["images/a/1.jpg", "Labels/a/1_seg.png"], "run: prep convert {} OUTPUT --pair Labels=Labels"),
+        (
+            ["imgs/train/1.jpg", "masks/train/1.png", "depth/train/1.png"],
+            "run: prep convert {} OUTPUT --pair depth=depth --pair mask=masks",
+        ),
+        (["train/rgb/1.jpg", "train/so so/1.png"], "run: prep convert {} OUTPUT --pair 'so_so=so so'"),
+        (
+            ["images/1.jpg", "annotations/a/labels.json"],
+            "run: prep convert {} OUTPUT --coco annotations/a/labels.json",
+        ),
+        (["images/1.jpg", "labels/1.json"], "write its values to metadata.csv beside the images"),
+        (["images/1.jpg", "labels/1.txt"], "write its values to metadata.csv beside the images"),
+    ],
+)
+def test_images_beside_masks_are_no_classes(files: list[str], advice: str, tmp_path: Path) -> None:
+    for name in files:
+        write(tmp_path / name, encoded(pixels(8, 8), ".png"))
+        if name.endswith("labels.json"):
+            write(tmp_path / name, json.dumps(coco_instances(["1.jpg"])).encode())
+
+    with pytest.raises(UsageError, match="and their annotations, not classes; ") as found:
+        recognise(tmp_path).listing("train")
+
+    assert advice.format(tmp_path) in str(found.value)
+    if "run" in advice:
+        command = shlex.split(advice.format(tmp_path).replace("OUTPUT", str(tmp_path / "out")))[2:]
+        assert prep_here(*command, "--workers", 0).returncode == ("1_seg" in files[1])
+
+
+def test_other_classes_with_the_same_file_names_stay_classes(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "dog/1.jpg", "images/2.jpg"):
+        write(tmp_path / name, b"x")
+    assert recognise(tmp_path).description == "class-folders: train (3 classes)"
+
+
+def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> None:
+    source, image = tmp_path / "s", encoded(pixels(8, 8), ".png")
+    for split in ("train", "val"):
+        for number, name in enumerate(("cat", "dog")):
+            write(source / split / name / f"{number}.png", image)
+    write(source / "train/cat/notes.txt", b"BM a text that begins as a bitmap does")
+    write(source / "train/README", b"hello")
+    write(source / "val/dog/more/Makefile", b"")
+    write(source / "val/dog/without-extension", image)
+    words = ("convert", source, tmp_path / "out", "--workers", 0, "--quiet")
+
+    refused = [prep_here(*words), prep_here(*words, "--dry-run")]
+    done = prep_here(*words, "--skip-non-images", "--json", "--restart")
+    write(source / "train/cat/cut.png", image[:-9])
+    write(source / "train/cat/error.jpg", b"<html>404</html>")
+    damaged = prep_here(*words[:2], tmp_path / "other", *words[3:], "--skip-non-images", "--dry-run")
+
+    for one in refused:
+        assert one.returncode == 1
+        assert "--skip-non-images" in one.stdout + one.stderr
+    found = json.loads(done.stdout)["splits"]
+    assert [(one["records"], one["ignored"]) for one in found] == [
+        (2, {"non-image files": 2}),
+        (3, {"non-image files": 1}),
+    ]
+    assert damaged.returncode == 1
+    assert re.search(r"error\.jpg: not an image \(starts with 3c 68 74 6d 6c 3e 34 30\)\n", damaged.stdout)
+    assert "cut.png: truncated" in damaged.stdout
+    (tmp_path / "out/train/shard-00000.lmdb").unlink()
+    for name in ("cut.png", "error.jpg"):
+        (source / "train/cat" / name).unlink()
+    assert repair(tmp_path / "out/train", source, workers=0).exit_code == 0
+
+
+def test_the_test_images_may_lie_in_a_folder_of_their_own(tree: Path) -> None:
+    (tree / "test").rename(tree / "moved")
+    (tree / "test").mkdir()
+    (tree / "moved").rename(tree / "test/test")
+    assert contents(recognise(tree).listing("test")) == MINI.records["test"]
+
+
+@pytest.mark.parametrize("target", ["train/n01440764/link", "train/link", "val/link.JPEG"])
+def test_a_link_in_the_tree_is_an_error(target: str, tree: Path) -> None:
+    (tree / target).symlink_to(tree / "train/n02100735")
+    with pytest.raises(SourceDamaged, match="symbolic link"):
+        [recognise(tree).listing(split) for split in ("train", "val")]
+    (tree / target).unlink()
+    link(tree / "train")
+    with pytest.raises(SourceDamaged, match="train: is a symbolic link"):
+        recognise(tree).listing("train")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda tree: os.mkfifo(tree / "train/n01440764/fifo"), SourceDamaged, "neither a file nor a folder"),
+        (lambda tree: os.mkfifo(tree / "train/fifo"), SourceDamaged, "train/fifo: .*neither a file nor a folder"),
+        (lambda tree: write(tree / "train/n01440764" / NO_UTF8, b"x"), SourceDamaged, r"xff\.JPEG' .* not UTF-8"),
+        (lambda tree: write(tree / "train/n01443537/1.JPEG", b"x"), LabelConflict, "n01443537 is not one of the 3"),
+        (lambda tree: write(tree / "LOC_synset_mapping.txt", b"n01440764 tench\n"), LabelConflict, "n02100735"),
+    ],
+)  # fmt: skip
+def test_what_does_not_belong_in_the_tree_is_an_error(
+    change: Callable[[Path], None], error: type[Exception], match: str, tree: Path
+) -> None:
+    change(tree)
+    with pytest.raises(error, match=match):
+        recognise(tree).listing("train")
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [rewrite, shorten, link, fifo, folder, Path.unlink])
+def test_a_file_that_changed_since_it_was_listed_is_an_error(
+    change: Callable[[Path], None], tree: Path
+) -> None:
+    listing = recognise(tree).listing("train")
+    entry = listing.entries[listing.entries["key"] == b"n01440764/n01440764_7"][0]
+    with listing.reader as reader:
+        change(tree / IMAGE)
+        with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
+            reader.read(entry)
+
+
+def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:
+    write(tmp_path / "1.jpg", b"x")
+    with pytest.raises(
+        UsageError, match=r"outside class folders.*sort them into <class>/, or convert a list"
+    ):
+        recognise(tmp_path)
+
+
+FOLLOW = SourceOptions(follow_symlinks=True)
+
+
+@pytest.fixture
+def links(tree: Path, tmp_path: Path) -> Path:
+    """A subset of the tree, made of links: a split, a class, and an image of another class."""
+    subset = tmp_path / "subset"
+    (subset / "train/n02119789").mkdir(parents=True)
+    (subset / "train/n01440764").symlink_to(tree / "train/n01440764")
+    image = "train/n02119789/n02119789_5.JPEG"
+    (subset / image).symlink_to(tree / image)
+    (subset / "test").symlink_to(tree / "test")
+    return subset
+
+
+def test_an_output_in_a_folder_that_a_link_leads_to_lies_in_the_source(links: Path, tree: Path) -> None:
+    assert tree / "train/n01440764" in recognise(links, options=FOLLOW).folders
+    assert tree / "test" in recognise(links, options=FOLLOW).folders
+
+
+@pytest.mark.parametrize("target", [".", "..", "self"])
+def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> None:
+    write(tmp_path / "cat/1.jpg", b"x")
+    (tmp_path / "cat/self").symlink_to(target)
+    with pytest.raises(
+        SourceDamaged, match=r"link to a folder that contains it|link whose target cannot be read"
+    ):
+        recognise(tmp_path, options=FOLLOW).listing("train")
+
+
+def test_two_links_to_one_folder_are_no_loop(tmp_path: Path) -> None:
+    write(tmp_path / "other/1.jpg", b"x")
+    for name in ("cat", "dog"):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / name).symlink_to(tmp_path / "other")
+    assert [*contents(recognise(tmp_path / "source", options=FOLLOW).listing("train"))] == [
+        "cat/1.jpg",
+        "dog/1.jpg",
+    ]
+
+
+def entries_of(sizes: list[int]) -> np.ndarray:
+    rows = [(f"{c}/{i}".encode(), b"", c, 1, 0, 0) for c, size in enumerate(sizes) for i in range(size)]
+    return np.array(rows, entry_dtype(8, 1))
+
+
+def test_the_drawing_of_a_seed_never_changes() -> None:
+    entries = entries_of([6, 6])
+
+    assert entries["key"][drawn(entries, 0.25, 0)].tolist() == [b"0/3", b"1/4"]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for name in ("cat", "dog"):
+        for number in range(10):
+            write(tmp_path / "photos" / name / f"{number}.png", encoded(pixels(8, 8 + number), ".png"))
+    return tmp_path / "photos"
+
+
+def test_train_and_val_are_disjoint_and_complete(photos: Path) -> None:
+    whole = contents(recognise(photos).listing("train"))
+    source = recognise(photos, options=SourceOptions(val_fraction=0.2), seed=3)
+
+    train, val = (contents(source.listing(split)) for split in source.splits)
+
+    assert source.splits == ("train", "val")
+    assert len(val) == 4
+    assert train | val == whole
+    assert train.keys().isdisjoint(val)
+
+
+def test_another_fraction_than_a_finished_outputs_is_named_with_the_old_one(
+    photos: Path, tmp_path: Path
+) -> None:
+    convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.2), workers=0)
+
+    with pytest.raises(PlanMismatch, match=r"dataset: --val-fraction was 0\.2, is now 0\.4; choose"):
+        convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.4), workers=0)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_fraction_that_is_none_is_wrong_usage(fraction: float) -> None:
+    with pytest.raises(UsageError, match="above 0 and below 1"):
+        SourceOptions(val_fraction=fraction)

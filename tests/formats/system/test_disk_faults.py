@@ -1,4 +1,4 @@
-"""An error of the disk names the file, and what is used up."""
+"""An error of the disk names the file and what is used up; a read that stops short is no end of a file."""
 
 import shutil
 import subprocess
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import OperationError, repair
-from support.datasets import converted, is_root, prep, tree
+from support.datasets import converted, is_root, prep, tree, unpack
 from support.sampling import torture_except
+from support.short_reads import cut_below
 
 needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
@@ -94,3 +95,42 @@ def test_a_folder_in_a_files_place_is_named_and_left_alone(archives: Path, tmp_p
     assert place.is_dir()
     place.rmdir()
     assert repair(tmp_path / "out", archives, workers=0).findings == []
+
+
+def folders(archives: Path, root: Path) -> Path:
+    unpack(archives, root)
+    shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", root)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "container"), torture_except([("tars", "lmdb"), ("folders", "hdf5")], ("tars", "lmdb"))
+)
+def test_a_source_that_gives_ten_bytes_at_a_time_is_converted_to_the_same_bytes(
+    archives: Path, tmp_path: Path, layout: str, container: str
+) -> None:
+    source = archives if layout == "tars" else folders(archives, tmp_path / "source")
+    environment = cut_below(source, tmp_path / "short_reads.so")
+    words = ["convert", source, tmp_path / "out", "--split", "val", "--format", container]
+
+    done = prep(*words, "--shard-size", 60_000, "--workers", 0, "--quiet", env=environment)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    converted(source, tmp_path / "whole", split="val", container=container)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", torture_except(["lmdb", "hdf5"], "lmdb"))
+def test_an_output_that_gives_ten_bytes_at_a_time_is_the_same(
+    archives: Path, tmp_path: Path, container: str
+) -> None:
+    environment = cut_below(tmp_path / "out", tmp_path / "short_reads.so")
+    words = ["convert", archives, tmp_path / "out", "--split", "val", "--format", container, "--workers", 0]
+
+    done = prep(*words, "--shard-size", 60_000, "--quiet", env=environment)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    converted(archives, tmp_path / "whole", split="val", container=container)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")

@@ -6,12 +6,17 @@ thread that waits for this one.
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shardprep.formats.errors import OutputBusy
+from shardprep.formats.runtime.work_folder import WorkFolder
+from shardprep.formats.runtime.workers import Child, WorkerPool
 from support.repository import SUPPORT
 from support.scripts import Start, scripts
 
@@ -184,3 +189,38 @@ with Loader(os.environ["SHARDS"], batch_size=4, shuffle=LocalShuffle(9), workers
     gc.set_threshold(700)
 """
     assert outcome(start(script)) == (0, "")
+
+
+def test_at_the_end_of_the_program_it_ends_in_the_main_thread() -> None:
+    program = (
+        "import threading\n"
+        "from shardprep.formats.runtime.owned import CollectedEnd\n"
+        "class Owner: pass\n"
+        "owner = Owner()\n"
+        "end = CollectedEnd(owner, lambda: print(threading.current_thread() is threading.main_thread()))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.slow
+def test_a_forked_copy_that_closes_an_owner_leaves_the_original_alone(tmp_path: Path) -> None:
+    with Child() as made, WorkerPool(1) as workers, WorkFolder(tmp_path / "output") as place:
+        workers.submit(abs, 1).result()
+
+        if not (pid := os.fork()):
+            try:
+                made.kill()
+                made.__exit__()
+                place.__exit__(None, None, None)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert made.call(divmod, 7, 2) == (3, 1)
+        assert workers.submit(divmod, 7, 2).result() == (3, 1)
+        with pytest.raises(OutputBusy):
+            WorkFolder(tmp_path / "output").__enter__()
+        place.remove()

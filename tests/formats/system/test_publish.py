@@ -1,13 +1,19 @@
-"""Publishing: a final name never leads to anything unfinished."""
+"""A final name never leads to anything unfinished, and errors keep their text."""
 
 import os
-from collections.abc import Callable
+import pickle
+import re
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from unittest.mock import Mock
 
 import pytest
 
+import shardprep
+from shardprep.formats import ShardprepError
 from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import (
     publish_bytes,
@@ -115,3 +121,25 @@ def test_a_new_file_replaces_none_and_nothing_is_left_of_it_if_it_ends_early(
     assert final.read_bytes() == b"one"
     assert list(final.parent.iterdir()) == [final]
     assert found.value.filename == str(final)
+
+
+def every_error() -> Iterator[type[ShardprepError]]:
+    for module in walk_packages(shardprep.__path__, "shardprep."):
+        if not re.search("tf_inputs|_data$|torchvision|albumentations|__main__", module.name):
+            import_module(module.name)
+    waiting = [ShardprepError]
+    while waiting:
+        yield (kind := waiting.pop())
+        waiting += kind.__subclasses__()
+
+
+@pytest.mark.slow
+def test_every_error_survives_pickling_and_being_made_of_a_message_as_pytorch_does() -> None:
+    lines = "Caught it in a worker.\nOriginal Traceback (most recent call last):\n  a line\nits\x1b last line"
+    for kind in every_error():
+        error = kind(lines)
+        error.path, error.key = "a path", "a key"
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+
+        assert (type(again), vars(again)) == (kind, vars(error))
+        assert str(again).splitlines() == lines.replace("\x1b", r"\x1b").splitlines()
