@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, WorkerDied, printable
 from shardprep.formats.runtime.owned import Owned, starting_thread
-from shardprep.formats.runtime.processes import POLL_INTERVAL_S, Channel, SpawnedProcess
+from shardprep.formats.runtime.processes import POLL_INTERVAL_S, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import PickledValue
 from shardprep.loaders.batches.slots import Memory, RowForm, SlotRing
@@ -53,38 +53,6 @@ class Worker(Owned):
     place: tuple[int, int] = (0, 0)
     since: float = field(default_factory=monotonic)
 
-    @property
-    def channel(self) -> Channel:
-        """The channel of its messages."""
-        return self.process.channel
-
-
-def start(
-    index: int,
-    wanted: Callable[[], bool],
-    *,
-    ring: SlotRing,
-    status_table: StatusTable,
-    work: SentWork,
-) -> Worker:
-    """Start worker number ``index``; it sends READY when its work is open.
-
-    Its process imports the main module only if the work refers to it: a training script would load its
-    framework again (1.5 s and 500 MB for TensorFlow), and run again without ``if __name__ == "__main__"``.
-    Raises OperationError where no process can be started, or none is ``wanted`` any more.
-    """
-    process = SpawnedProcess(
-        work_on,
-        name=f"shardprep-worker-{index}",
-        main=work.main,
-        wanted=wanted,
-        index=index,
-        ring=ring,
-        status_table=status_table,
-        work=work,
-    )
-    return Worker(index, process)
-
 
 def cause_of(code: int | None) -> str:
     """Describe an exit code: "SIGSEGV", "exit code 1"."""
@@ -112,16 +80,6 @@ _ADVICE = (
 )
 
 
-def _start_timed_out(seconds: float) -> WorkerDied:
-    error = not_ready(seconds)
-    error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
-    return error
-
-
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
     """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
@@ -134,7 +92,7 @@ class BatchRequest:
     items: Items
     inputs: tuple[tuple[int, PickledValue], ...] = ()
     written: WrittenRows | None = None
-    filled: Callable[[], object] = _nothing
+    filled: Callable[[], object] | None = None
 
     def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
         """Return the request with rows for results of a form, named in the items' ROW_COLUMNS.
@@ -246,11 +204,14 @@ class Dispatcher(Owned):
 
     Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so
     that the engine's garbage collection can end it.
+
+    A worker's process imports the main module only if the work refers to it: a training script would load its
+    framework again (1.5 s and 500 MB for TensorFlow), and run again without ``if __name__ == "__main__"``.
     """
 
     def __init__(
         self,
-        start: Callable[[int, Callable[[], bool]], Worker],
+        work: SentWork,
         leases: Leases,
         ring: SlotRing,
         status_table: StatusTable,
@@ -267,7 +228,7 @@ class Dispatcher(Owned):
         self.restarts = 0
         self.blocked = 0.0
         self.trace: Trace | None = None
-        self._start = start
+        self._work = work
         self._leases = leases
         self.ring = ring
         self._status_table = status_table
@@ -286,7 +247,7 @@ class Dispatcher(Owned):
         self._selector.register(self.bell, selectors.EVENT_READ)
 
     def launch(self, workers: int) -> None:
-        """Start that many workers and the thread; on an error, no worker is left."""
+        """Start that many workers and the thread; on an error, no worker is left. Raises OperationError."""
         try:
             for index in range(workers):
                 self._start_worker(index)
@@ -320,7 +281,8 @@ class Dispatcher(Owned):
             self._end()
 
     def _receive_events(self) -> None:
-        blocked, began = self._is_blocked(), monotonic()
+        began = monotonic()
+        blocked = bool(self._served.plans) and not self._leases.has_lease and not self._leases.has_slot
         events = self._selector.select(self._longest_wait(began) if self._is_polling else SLOW_ROW_S / 4)
         self.blocked += blocked * (monotonic() - began)
         for key, _ in events:
@@ -344,9 +306,6 @@ class Dispatcher(Owned):
                 waits.append(max(0.0, worker.since + self._start_timeout - now))
         return min(waits)
 
-    def _is_blocked(self) -> bool:
-        return bool(self._served.plans) and not self._leases.has_lease and not self._leases.has_slot
-
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:
         """Handle a worker's messages, also the last ones of a worker that has exited.
 
@@ -354,9 +313,9 @@ class Dispatcher(Owned):
         """
         if self._workers.get(worker.index) is not worker:  # it was replaced
             return
-        for message in worker.channel.arrived():
+        for message in worker.process.channel.arrived():
             self._handle(worker, *unpack_answer(message))
-        if has_exited or worker.channel.ended:
+        if has_exited or worker.process.channel.ended:
             self._replace(worker)
 
     def _handle(self, worker: Worker, answer: Answer, lease_id: int, row: int, rest: memoryview) -> None:
@@ -364,7 +323,10 @@ class Dispatcher(Owned):
         if answer is Answer.READY:
             worker.ready = True
             del self._overdue_starts[worker.index]
-            self._is_polling = self._needs_polling()
+            # whether any can time out soon, or has no descriptor that reports its exit
+            self._is_polling = self._deadline is not None or any(
+                not each.ready or each.process.fileno() < 0 for each in self._workers.values()
+            )
         elif answer is Answer.DONE:
             if (trace := self.trace) is not None:
                 trace.finished(worker.index, lease_id)
@@ -390,14 +352,16 @@ class Dispatcher(Owned):
         if worker.overdue:
             self._overdue_starts[worker.index] += 1
             if self._overdue_starts[worker.index] >= MAX_OVERDUE_STARTS:
-                raise _start_timed_out(self._start_timeout)
+                error = not_ready(self._start_timeout)
+                error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
+                raise error
             return
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS or (code is not None and code >= 0):
             raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
 
     def _end_worker(self, worker: Worker, timeout_s: float) -> int | None:
-        self._selector.unregister(worker.channel)
+        self._selector.unregister(worker.process.channel)
         if worker.process.fileno() >= 0:
             self._selector.unregister(worker.process)
         del self._workers[worker.index]
@@ -405,17 +369,21 @@ class Dispatcher(Owned):
 
     def _start_worker(self, index: int) -> None:
         self._status_table.lease[index] = IDLE
-        worker = self._start(index, lambda: not self.closing)
-        self._workers[index] = worker
-        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        process = SpawnedProcess(
+            work_on,
+            name=f"shardprep-worker-{index}",
+            main=self._work.main,
+            wanted=lambda: not self.closing,
+            index=index,
+            ring=self.ring,
+            status_table=self._status_table,
+            work=self._work,
+        )
+        worker = self._workers[index] = Worker(index, process)
+        self._selector.register(worker.process.channel, selectors.EVENT_READ, worker)
         if worker.process.fileno() >= 0:
             self._selector.register(worker.process, selectors.EVENT_READ, worker)
         self._is_polling = True
-
-    def _needs_polling(self) -> bool:
-        """Whether any worker can time out soon, or has no descriptor that reports its exit."""
-        workers = self._workers.values()
-        return self._deadline is not None or any(not w.ready or w.process.fileno() < 0 for w in workers)
 
     def _poll_workers(self) -> None:
         """Kill workers that have timed out, name slow rows, and poll workers without a descriptor."""
@@ -434,19 +402,13 @@ class Dispatcher(Owned):
         elif worker.ready and now - worker.since >= SLOW_ROW_S and not worker.reported:
             worker.reported = True
             if (item := self._leases.item(worker.index, *place)) is not None:
-                self._warn_of(item, now - worker.since)
-
-    def _warn_of(self, item: Any, seconds: float) -> None:
-        until = (
-            "pass deadline= to replace a worker that hangs"
-            if self._deadline is None
-            else f"its worker is replaced after {self._deadline:g} s"
-        )
-        warnings.warn(
-            f"a worker has spent {seconds:.0f} s on {printable(self._locate(item))}; {until}",
-            SlowRecord,
-            stacklevel=2,
-        )
+                until = (
+                    "pass deadline= to replace a worker that hangs"
+                    if self._deadline is None
+                    else f"its worker is replaced after {self._deadline:g} s"
+                )
+                what = f"a worker has spent {now - worker.since:.0f} s on {printable(self._locate(item))}"
+                warnings.warn(f"{what}; {until}", SlowRecord, stacklevel=2)
 
     def _switch_run(self) -> None:
         """Switch to the consumer's current run; a run that was stopped has no work."""
@@ -478,7 +440,7 @@ class Dispatcher(Owned):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)
             with suppress(OSError):  # the worker has ended; its channel reports that next
-                worker.channel.send(*pack_lease(lease))
+                worker.process.channel.send(*pack_lease(lease))
 
     def _deliver(self) -> None:
         while batch := self._leases.deliver():
@@ -498,7 +460,7 @@ class Dispatcher(Owned):
         """Wait WORKER_EXIT_TIMEOUT_S for the workers to end by themselves, then kill them."""
         self._status_table.run[:] = 0
         for worker in self._workers.values():
-            worker.channel.finish()
+            worker.process.channel.finish()
             if not worker.ready:
                 worker.process.kill()
         deadline = monotonic() + WORKER_EXIT_TIMEOUT_S
@@ -518,8 +480,8 @@ class Dispatcher(Owned):
             return
         worker: Worker = key.data
         if self._workers.get(worker.index) is worker:
-            deque(worker.channel.arrived(), maxlen=0)
-            if worker.channel.ended or key.fileobj is worker.process:
+            deque(worker.process.channel.arrived(), maxlen=0)
+            if worker.process.channel.ended or key.fileobj is worker.process:
                 self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
 
 
@@ -540,13 +502,13 @@ class CrashPolicy:
 
     def reason_to_skip(self, cause: str) -> str | None:
         """The reason to leave out a row at which a worker ended by this cause; None if that is an error."""
-        return self._crashed(cause) if self.skip and cause in _CRASHES else None
+        return f"{self.doing} crashed by {cause}" if self.skip and cause in _CRASHES else None
 
     def error(self, cause: str, *, where: str, key: str) -> WorkerDied:
         """Return the error of a row at which workers ended, the last by this cause."""
         if cause in _CRASHES:
             message = (
-                f"{where}: {self._crashed(cause)}, in {MAX_ROW_FAILURES} workers one after the other; "
+                f"{where}: {self.doing} crashed by {cause}, in {MAX_ROW_FAILURES} workers one after the other; "
                 'leave it out (on_bad_record="skip" of a Loader)'
             )
         else:
@@ -558,6 +520,3 @@ class CrashPolicy:
             )
             message = f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; {advice}"
         return WorkerDied(message, key=key)
-
-    def _crashed(self, cause: str) -> str:
-        return f"{self.doing} crashed by {cause}"

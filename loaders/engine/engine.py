@@ -10,12 +10,10 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from multiprocessing.util import Finalize
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +29,6 @@ from shardprep.loaders.engine.dispatcher import (
     Dispatcher,
     EngineRun,
     Plan,
-    start,
 )
 from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.messages import (
@@ -148,6 +145,13 @@ class Meter:
             self._since = batch.got if is_first else batch.began
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """The counts and seconds, by their names in the stats."""
+        return {name: value for name, value in vars(self).items() if name[0] != "_"} | {
+            "elapsed": self.elapsed
+        }
+
+    @property
     def waiting(self) -> float:
         """Seconds that the consumer has waited for batches, those before first ones included."""
         return self.warming + self.starved
@@ -217,11 +221,7 @@ class Course:
         )
 
 
-def _number(item: Any) -> str:
-    return f"item {item}"
-
-
-class Engine(Owned):
+class Engine(Owned, AbstractContextManager["Engine"]):
     """Workers that fill batches of ``work``, of the form ``layout``, in shared slots.
 
     After a close, when the engine is dropped, or when this process ends or is killed, no process, file or
@@ -259,14 +259,14 @@ class Engine(Owned):
         deadline: float | None = None,
         start_timeout: float | None = None,
         ordered: bool = True,
-        describe: Callable[[Any], str] = _number,
+        describe: Callable[[Any], str] = "item {}".format,
         locate: Callable[[Any], str] | None = None,
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
         owner: str = "engine",
     ) -> None:
         check_engine(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
         self._work = work
-        self._layout = layout
+        self.layout = layout
         self._slots = slots
         self._describe = describe
         self._crashes = crashes
@@ -287,12 +287,11 @@ class Engine(Owned):
                 ordered=ordered,
                 reason_to_skip=crashes.reason_to_skip,
             )
-            sent = self._sent = SentWork(self._work)
-            ring = SlotRing(self._layout, self._slots)
+            self._sent = SentWork(self._work)
             dispatcher = Dispatcher(
-                partial(start, ring=ring, status_table=self._status_table, work=sent),
+                self._sent,
                 leases,
-                ring,
+                SlotRing(layout, slots),
                 self._status_table,
                 deadline=deadline,
                 start_timeout=start_timeout,
@@ -312,7 +311,7 @@ class Engine(Owned):
         the batches before it are delivered; WorkerDied where three workers ended at a row; what the plans
         raise. Another run may follow; it ends an unfinished one, which raises UsageError.
         """
-        drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self._layout.rows)
+        drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self.layout.rows)
         self.refuse_closed()
         self._refuse_copy()
         if self._dispatcher is None:
@@ -338,8 +337,9 @@ class Engine(Owned):
         items = request.items
         began, cpu = perf_counter(), CpuClock()
         before = cpu.read()
-        batch = fill_batch(fill, number, items, layout=self._layout, where=self._where)
-        request.filled()
+        batch = fill_batch(fill, number, items, layout=self.layout, where=self._where)
+        if request.filled:
+            request.filled()
         ended = perf_counter()
         self._status_table.filling[0] += ended - began
         self._status_table.cpu[0] += cpu.read() - before
@@ -354,7 +354,10 @@ class Engine(Owned):
         self.course.add(wait.rows, ready=ready, waited=wait.got - wait.began)
 
     def _run_there(self, plans: BatchPlans, dispatcher: Dispatcher) -> Iterator[EngineBatch]:
-        run = self._begin(dispatcher)
+        dispatcher.run.stop()
+        run = dispatcher.run = EngineRun(next(self._numbers))
+        if dispatcher.ended:  # perhaps before it saw this run
+            run.stop()
         try:
             with self.meter.run():
                 while self._top_up(run, plans, dispatcher):
@@ -362,13 +365,6 @@ class Engine(Owned):
         finally:
             run.stop()
             dispatcher.bell.ring()
-
-    def _begin(self, dispatcher: Dispatcher) -> EngineRun:
-        dispatcher.run.stop()
-        run = dispatcher.run = EngineRun(next(self._numbers))
-        if dispatcher.ended:  # perhaps before it saw this run
-            run.stop()
-        return run
 
     def _refuse_copy(self) -> None:
         """Raise UsageError in a forked copy: the parent's workers go on changing the slots."""
@@ -397,7 +393,7 @@ class Engine(Owned):
         batch = EngineBatch.assemble(
             leased.number,
             leased.items,
-            layout=self._layout,
+            layout=self.layout,
             memory=memory,
             lease_outcomes=leased.outcomes,
             written=leased.written,
@@ -430,13 +426,7 @@ class Engine(Owned):
         """Return the counts until now. Thread-safe."""
         meter, table, dispatcher = self.meter, self._status_table, self._dispatcher
         return EngineStats(
-            rows=meter.rows,
-            timed=meter.timed,
-            batches=meter.batches,
-            elapsed=meter.elapsed,
-            warming=meter.warming,
-            starved=meter.starved,
-            handing=meter.handing,
+            **meter.counts,
             blocked=dispatcher.blocked if dispatcher else 0.0,
             filling=tuple(table.filling.tolist()),
             waiting=tuple(table.waiting.tolist()),
@@ -456,11 +446,6 @@ class Engine(Owned):
     def slots(self) -> int:
         """Number of batches that fit the shared memory; 0 without workers."""
         return self._slots if self._dispatcher else 0
-
-    @property
-    def layout(self) -> SlotLayout:
-        """The form of a batch."""
-        return self._layout
 
     @property
     def most_held(self) -> int:
@@ -498,10 +483,5 @@ class Engine(Owned):
                 self._sent.close()
             self._status_table.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

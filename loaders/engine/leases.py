@@ -59,10 +59,6 @@ class LeasedBatch:
     failure: RowFailure | None = None
 
 
-def _no_reason(cause: str) -> None:
-    return None
-
-
 class Leases:
     """The leases of one engine. Not thread-safe.
 
@@ -78,7 +74,7 @@ class Leases:
         workers: int,
         chunk: int,
         ordered: bool = True,
-        reason_to_skip: Callable[[str], str | None] = _no_reason,
+        reason_to_skip: Callable[[str], str | None] = lambda cause: None,
     ) -> None:
         self.run = 0
         self._ordered = ordered

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import OperationError, ShardprepError, UsageError
+from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
 from shardprep.formats.shards.container import Room
@@ -87,23 +87,6 @@ class RowTask(Protocol):
 
     def open(self, clock: Clock) -> AbstractContextManager[Fill]:
         """Prepare the process that does the work; leaving the context cleans up."""
-
-
-_NOTHING = object()
-
-
-def outcomes(fill: Fill, items: Items, arrays: Arrays, allocate: Room | None) -> Iterator[object]:
-    """Yield one outcome per item. Raises UsageError where ``fill`` yields fewer or more."""
-    yielded = iter(fill(items, arrays, allocate))
-    for row in range(len(items)):
-        outcome = next(yielded, _NOTHING)
-        if outcome is _NOTHING:
-            raise UsageError(f"fill yielded {row} outcomes for {len(items)} rows; yield one for each")
-        yield outcome
-    if next(yielded, _NOTHING) is not _NOTHING:
-        raise UsageError(
-            f"fill yielded more outcomes than the {len(items)} rows it was given; yield one for each"
-        )
 
 
 class PayloadKind(IntEnum):
@@ -436,9 +419,7 @@ class CpuClock(Owned):
             self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self) -> npt.NDArray[np.float64]:
-        on_cpu = (
-            thread_time()
-        )  # schedstat's first field is updated by ticks, which are longer than many leases
+        on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
         file = self._file.fileno()
         if file < 0:
             return np.array((on_cpu, 0.0))
@@ -512,7 +493,7 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
     skipped: dict[int, str] = {}
     size = done = 0
     try:
-        for outcome in outcomes(fill, items, dict(arrays), None):
+        for _, outcome in zip(range(len(items)), fill(items, dict(arrays), None), strict=True):
             if isinstance(outcome, bytes):
                 payloads[done] = memoryview(outcome)
                 size += len(outcome)

@@ -60,6 +60,17 @@ class _Underway(NamedTuple):
     sent: float
 
 
+Event = dict[str, Any]
+
+
+def _place(track: int) -> Event:
+    return {"pid": os.getpid(), "tid": track}
+
+
+def _metadata(track: int, kind: str, **args: object) -> Event:
+    return _place(track) | {"ph": "M", "name": kind, "args": args}
+
+
 class Trace:
     """The record of :func:`tracing`. Times are of ``time.perf_counter`` in this process.
 
@@ -118,45 +129,27 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
-        user_path(path).write_text(chrome_json(self), encoding="ascii")
-
-
-Event = dict[str, Any]
-
-
-def chrome_json(trace: Trace) -> str:
-    """Return the JSON object format: the events of one process by time, in microseconds since the start."""
-    events = sorted(_Track(trace).events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-
-
-class _Track:
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._pid = os.getpid()
+        events = sorted(self.events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+        user_path(path).write_text(text, encoding="ascii")
 
     def events(self) -> Iterator[Event]:
+        """Yield the events of the JSON object format, in microseconds since the start."""
         yield from self._names()
-        for lease in list(self._trace.leases):
+        for lease in list(self.leases):
             yield from self._lease(lease)
         yield from self._consumer()
-        for ready in list(self._trace.ready):
-            at = self._place(CONSUMER) | {"ph": "C", "ts": self._ns(ready.at) / 1e3}
+        for ready in list(self.ready):
+            at = _place(CONSUMER) | {"ph": "C", "ts": self._ns(ready.at) / 1e3}
             yield at | {"name": "ready batches", "args": {"batches": ready.batches}}
 
     def _names(self) -> Iterator[Event]:
-        workers = sorted({lease.worker for lease in self._trace.leases})
+        workers = sorted({lease.worker for lease in self.leases})
         names = {CONSUMER: "consumer"} | {worker + 1: f"worker {worker}" for worker in workers}
-        yield self._metadata(CONSUMER, "process_name", name="shardprep loader")
+        yield _metadata(CONSUMER, "process_name", name="shardprep loader")
         for track, name in names.items():
-            yield self._metadata(track, "thread_name", name=name)
-            yield self._metadata(track, "thread_sort_index", sort_index=track)
-
-    def _metadata(self, track: int, kind: str, **args: object) -> Event:
-        return self._place(track) | {"ph": "M", "name": kind, "args": args}
-
-    def _place(self, track: int) -> Event:
-        return {"pid": self._pid, "tid": track}
+            yield _metadata(track, "thread_name", name=name)
+            yield _metadata(track, "thread_sort_index", sort_index=track)
 
     def _lease(self, lease: LeaseSpan) -> Iterator[Event]:
         """The lease's event and, inside it, one event per stage with the seconds of all its rows."""
@@ -167,14 +160,14 @@ class _Track:
         room = ended - began
         if sum(parts) > room:  # rows of the lease before or after it were counted with it
             parts = [part * room // sum(parts) for part in parts]
-        for name, part in zip((*self._trace.stages, "transport"), (*parts, room - sum(parts)), strict=True):
+        for name, part in zip((*self.stages, "transport"), (*parts, room - sum(parts)), strict=True):
             if part:
                 yield self._span(track, "stage", name, began, began + part, {"batch": lease.batch})
             began += part
 
     def _consumer(self) -> Iterator[Event]:
         """The events of waiting, hand-over and step; between two runs there is no step."""
-        receptions = list(self._trace.receptions)
+        receptions = list(self.receptions)
         for reception in receptions:
             args = {"run": reception.run, "batch": reception.batch, "rows": reception.rows}
             began, got, ended = map(self._ns, (reception.began, reception.got, reception.ended))
@@ -188,8 +181,8 @@ class _Track:
 
     def _span(self, track: int, kind: str, name: str, began: int, ended: int, args: Event) -> Event:
         times = {"ts": began / 1e3, "dur": (ended - began) / 1e3}
-        return self._place(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
+        return _place(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
 
     def _ns(self, seconds: float) -> int:
         """Whole nanoseconds since the start: rounding keeps the nesting of events."""
-        return max(0, round((seconds - self._trace.began) * 1e9))
+        return max(0, round((seconds - self.began) * 1e9))

@@ -30,11 +30,9 @@ from shardprep.loaders.engine.messages import (
     IDLE,
     CpuClock,
     Fill,
-    Items,
     OutcomeWriter,
     RowTask,
     StatusTable,
-    outcomes,
     pack,
 )
 
@@ -85,7 +83,13 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
 
     Lambdas, closures and what the main module defines are pickled by value where cloudpickle is installed.
     """
-    by_name, of_main, reason = _by_name(work)
+    reason: Exception | None = None
+    try:
+        by_name, of_main = dumps_noting_main(work)
+    except UsageError:
+        raise
+    except Exception as error:
+        by_name, of_main, reason = b"", False, error
     if by_name and not of_main:
         return by_name, False
     advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
@@ -100,16 +104,6 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
         f"the work cannot be sent to the workers ({reason or UNIMPORTABLE}): {advice}, or work without "
         "processes (workers=0)"
     ) from reason
-
-
-def _by_name(work: RowTask) -> tuple[bytes, bool, Exception | None]:
-    """Return a pickle and whether it refers to the main module, or else why there is none."""
-    try:
-        return *dumps_noting_main(work), None
-    except UsageError:
-        raise
-    except Exception as error:
-        return b"", False, error
 
 
 def main(
@@ -167,25 +161,23 @@ class _WorkerLoop(Owned):
         return pack_answer(Answer.DONE, lease.id), *packer.parts()
 
     def _finish(self, lease: Lease) -> OutcomeWriter:
-        arrays, packer = self._rows_of(lease)
+        memory, layout = self.ring.memory(lease.slot), self.ring.layout
+        rows = len(lease.items)
+        end = lease.first + rows
+        arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
+        if layout.inputs:
+            arrays[INPUTS] = layout.input_area(memory)
+        packer = OutcomeWriter(layout.spare_bytes(memory, lease.first, rows))
         self.status_table.row[self.index] = 0
         self.status_table.lease[self.index] = lease.id
         if self._is_stale(lease):
             return packer
-        for outcome in outcomes(self.fill, lease.items, arrays, packer.room):
+        for _, outcome in zip(range(rows), self.fill(lease.items, arrays, packer.room), strict=True):
             packer.add(outcome)
             self.status_table.row[self.index] = packer.rows
             if self._is_stale(lease):
                 break
         return packer
-
-    def _rows_of(self, lease: Lease) -> tuple[dict[str, Items], OutcomeWriter]:
-        memory, layout = self.ring.memory(lease.slot), self.ring.layout
-        end = lease.first + len(lease.items)
-        arrays = {name: array[lease.first : end] for name, array in layout.arrays(memory, end).items()}
-        if layout.inputs:
-            arrays[INPUTS] = layout.input_area(memory)
-        return arrays, OutcomeWriter(layout.spare_bytes(memory, lease.first, len(lease.items)))
 
     def _is_stale(self, lease: Lease) -> bool:
         return bool(self.status_table.run[self.index] != lease.run)

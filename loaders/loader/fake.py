@@ -130,9 +130,6 @@ def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
     return photograph[y : y + height, x : x + width]
 
 
-COUNTS = ("rows", "timed", "batches", "elapsed", "warming", "starved", "handing")
-
-
 @dataclass(frozen=True, repr=False)
 class FakeStats(LoaderStats):
     """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
@@ -375,8 +372,7 @@ class FakeData(EpochLoader):
         """Return the counts and times since this was made, to be printed. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         with self._lock:
-            counts: dict[str, Any] = {name: getattr(self._meter, name) for name in COUNTS}
-            making = self._meter.waiting
+            counts, making = self._meter.counts, self._meter.waiting
         return FakeStats(
             **counts,
             blocked=0.0,

@@ -269,7 +269,7 @@ def test_work_that_cannot_be_pickled_is_an_error_at_the_start() -> None:
 def test_a_fill_that_yields_too_few_or_too_many_outcomes_is_an_error(by: int, count: int) -> None:
     with (
         Engine(Uneven(by), layout(4), workers=count) as engine,
-        pytest.raises(UsageError, match="yield one for each"),
+        pytest.raises(ValueError, match="argument 2 is"),
     ):
         next(engine.run(plans_of(4, 4)))
 
