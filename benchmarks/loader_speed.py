@@ -25,6 +25,8 @@ from measuring.conditions import conditions
 from measuring.data import Data, prepare
 from measuring.rates import Rate, measure
 
+from shardprep.formats.images.fast import decoder_name
+
 CONTENDERS = {
     "one core, plain loop": "contenders.own_contenders.one_core",
     "Loader, LMDB": "contenders.own_contenders.loader_lmdb",
@@ -147,7 +149,9 @@ def main() -> None:
     if args.only:
         run_here(args.only, data, args.seconds)
     mean = prepare(data)
-    print(conditions("shardprep", "numpy", "opencv-python-headless", "lmdb", "h5py"))
+    print(
+        conditions("shardprep", "numpy", "opencv-python-headless", "lmdb", "h5py"), decoder_name(), sep="; "
+    )
     print(
         f"{len(data.files())} images, mean {mean / 1e3:.1f} KB, batches of {data.batch}, {data.workers} workers, "
         f"medians of {args.rounds} rounds of {args.seconds:g} s\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
 from shardprep.formats.images.decode import Encoded, decode
+from shardprep.formats.images.fast import jpeg_decoder
+from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
 from shardprep.loaders.transforms.contract import check_choice
@@ -125,17 +128,13 @@ class EncodedImage:
         self._grid = grid_of(self._image) if is_ready else None
         self._decoded: Pixels | None = None
         self._regions: list[_Region] = []
-        self.size = self._size(is_upright)
+        if self._grid is None:
+            size = jpeg_size(self._image) if is_upright else None
+        else:
+            size = self._grid.width, self._grid.height
+        self._is_fast = size is not None and size[0] * size[1] <= MAX_PIXELS
+        self.size = size or self.all_pixels().shape[1::-1]
         """Width and height of the decoded image in pixels."""
-
-    def _size(self, is_upright: bool) -> tuple[int, int]:
-        if self._grid is not None:
-            return self._grid.width, self._grid.height
-        size = jpeg_size(self._image) if is_upright else None
-        if size is None:
-            height, width = self.all_pixels().shape[:2]
-            return width, height
-        return size
 
     @property
     def is_reducible(self) -> bool:
@@ -198,6 +197,9 @@ class EncodedImage:
     def _decode(self, image: Encoded, reduction: Reduction = 1) -> Pixels:
         began = perf_counter()
         try:
+            if self._is_fast and reduction == 1 and (decoder := jpeg_decoder()):
+                with suppress(ValueError):  # it refuses the image: OpenCV decides
+                    return decoder(image)
             return decode(image, self._flags | REDUCED[reduction], key=self.key)
         finally:
             _spent.seconds += perf_counter() - began

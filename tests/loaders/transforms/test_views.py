@@ -14,7 +14,7 @@ from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, ColorJitter, EvalTransform, TrainTransform, Views, decode_rgb
 from shardprep.loaders.loader.run_card import RunCard, TransformCard
 from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
-from shardprep.loaders.transforms import decode
+from shardprep.loaders.transforms.decode import EncodedImage
 from support.loaded import assert_same, crops_on, epoch_of
 from support.transform_examples import examples
 
@@ -109,14 +109,14 @@ def decoded(call: Any) -> Decoded:
     """What is decoded during a call."""
     sizes = []
 
-    def counted(image: Any, flags: int, **options: Any) -> Any:
-        pixels = given(image, flags, **options)
+    def counted(image: EncodedImage, *arguments: Any) -> Any:
+        pixels = given(image, *arguments)
         sizes.append(pixels.shape[0] * pixels.shape[1])
         return pixels
 
-    given = decode.decode
+    given = EncodedImage._decode
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(decode, "decode", counted)
+        patching.setattr(EncodedImage, "_decode", counted)
         call()
     return Decoded(len(sizes), sum(sizes))
 
