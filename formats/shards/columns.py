@@ -159,7 +159,7 @@ def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.nd
     elif rows.dtype.itemsize > 4:  # a value may have no bytes
         size = rows.dtype.itemsize - 4
         body = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), size)
-        rows.view(np.uint8).reshape(len(values), -1)[:, :size] = body
+        rows.view(np.uint8).reshape(len(values), rows.dtype.itemsize)[:, :size] = body
     return rows
 
 

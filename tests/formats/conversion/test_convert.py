@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -18,6 +19,7 @@ from shardprep.formats import (
     SkippedImages,
     UsageError,
     convert,
+    join,
     open_dataset,
     verify,
 )
@@ -26,6 +28,7 @@ from shardprep.formats.runtime import files as filesystem
 from shardprep.formats.runtime.progress import NoProgress, Progress
 from support.datasets import converted, prep_here, tree, unpack
 from support.image_files import JPEG, encoded, pixels
+from support.record_sources import tfds, write_tfrecord
 from support.sampling import torture_except
 from support.source_builders import write
 
@@ -242,6 +245,22 @@ def test_what_was_skipped_is_summed_up_by_cause_with_a_warning_of_an_emptied_cla
     assert split["skipped"] == 5
     assert split["skipped_causes"][0] == {"cause": "not an image", "count": 2, "first": "cat/more.txt"}
     assert split["emptied_classes"] == ["fox"]
+
+
+def test_a_shard_of_bad_images_only_has_columns_of_one_size(tmp_path: Path) -> None:
+    examples = [tfds(n, height=n) | ({"image": b"bad"} if n == 1 else {}) for n in range(3)]
+    write_tfrecord(tmp_path / "train.tfrecord", examples)
+    np.save(tmp_path / "widths.npy", np.arange(2))
+
+    manifest = converted(
+        tmp_path / "train.tfrecord", tmp_path / "out", shard_size=1, on_bad_image="skip", order="key"
+    )
+    join(tmp_path / "out", {"width": tmp_path / "widths.npy"}, workers=0)
+
+    assert [shard.records for shard in manifest.shards] == [1, 0, 1]
+    with open_dataset(tmp_path / "out") as dataset:
+        assert [(record["height"], record["width"]) for record in dataset] == [(0, 0), (2, 1)]
+    assert verify(tmp_path / "out").exit_code == 0
 
 
 def test_no_longer_skipping_trusts_no_shard_that_lacks_images(source: Path, tmp_path: Path) -> None:
