@@ -174,7 +174,7 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
         return SourceIncomplete(message, path=path, key=surplus[0].decode())
     message = f"this record of the dataset has no partner here (one of {len(missing)})"
     if len(surplus):
-        message += f"; {surplus[0].decode()} and {len(surplus) - 1} others here belong to no record"
+        message += f"; {surplus[0].decode()} here belongs to no record (one of {len(surplus)})"
     return SourceIncomplete(message, path=path, key=missing[0].decode())
 
 
