@@ -524,7 +524,7 @@ class ExampleContents(RecordContents):
         with foreign_file(f"{file.path}, byte {frame.start}", "write the file again"):
             found = features(window, frame.data, end)
             boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
-            self._add_columns(found)
+            single = self._single_columns(found)
             is_taken = self.append(
                 self._name(found),
                 self._label(found),
@@ -534,6 +534,8 @@ class ExampleContents(RecordContents):
                 mtime_ns=wrapped(file.identity.mtime_ns),
             )
         if is_taken:
+            for column in single:
+                column.records += 1
             for box in boxes:
                 self._boxes.append((self._records, *box))
             self._records += 1
@@ -573,11 +575,13 @@ class ExampleContents(RecordContents):
             )
         return self.classes.add(label - dialect.first_label, name)
 
-    def _add_columns(self, found: Features) -> None:
+    def _single_columns(self, found: Features) -> list[_Column]:
+        """Return the columns of which the record has exactly one value. Raises ValueError for odd records."""
         image = self._dialect.image
         if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
-        for name in found.keys() - self._dialect.no_columns:
+        single = []
+        for name in sorted(found.keys() - self._dialect.no_columns):
             column, feature = self._columns.setdefault(name, _Column()), found[name]
             if feature.start == feature.end:
                 column.if_empty = column.if_empty or feature.kind
@@ -587,9 +591,11 @@ class ExampleContents(RecordContents):
                 raise ValueError(
                     f"the feature {name!r} has {feature.kind}, but {column.kind} in other records"
                 )
-            column.records += feature.is_single()
+            if feature.is_single():
+                single.append(column)
         if len(self._columns) > MAX_COLUMNS:
             raise ValueError(f"it has more features than the {MAX_COLUMNS} columns that are possible")
+        return single
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
