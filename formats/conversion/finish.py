@@ -72,7 +72,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         split=planned.split,
         records=sum(b.records for b in built),
         image_bytes=sum(b.image_bytes for b in built),
-        partial=listing.expected not in (None, len(planned.order)),
+        partial=listing.is_partial,
         class_sorted=planned.class_sorted,
         skipped=sum(len(b.skipped) for b in built),
         labels=listing.labels,

@@ -29,6 +29,7 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     bytes_in_run_folders,
@@ -445,10 +446,10 @@ def _check_in_place(listing: Listing, options: PlanOptions) -> None:
 
 
 def _check_count(listing: Listing, *, allow_partial: bool) -> None:
-    found = len(listing.entries)
-    if listing.expected not in (None, found) and not allow_partial:
+    if listing.is_partial and not allow_partial:
+        of = "" if listing.expected is None else f", not {listing.expected:,}"
         detail = f" ({listing.shortfall})" if listing.shortfall else ""
         raise SourceIncomplete(
-            f"the split {listing.split} has {found} images, not {listing.expected}{detail}; "
-            "add --allow-partial to convert these"
+            f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; add "
+            "--allow-partial to convert these"
         )

@@ -274,7 +274,8 @@ class SplitFiles:
             if missing := count - len(numbers):
                 first = next(number for number in range(count) if number not in numbers)
                 width = len(of) - len("-of-")
-                return f"{missing} of {count} files are missing, the first is {before}{first:0{width}d}{of}"
+                are = "is" if missing == 1 else "are"
+                return f"{missing} of {count} files {are} missing, the first is {before}{first:0{width}d}{of}"
         return ""
 
 
@@ -409,7 +410,6 @@ class RecordSource(Source):
             self.labels,
             found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
-            expected=0 if shortfall else None,
             shortfall=shortfall,
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},

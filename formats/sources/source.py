@@ -293,7 +293,8 @@ class Listing:
     """One split of a source: every image, not yet read.
 
     ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
-    number of images that there should be, None if it is unknown. ``problems`` are those of files that could
+    number of images that there should be, None if it is unknown; ``shortfall`` says which are missing.
+    ``problems`` are those of files that could
     not be listed. ``ignored`` counts the files and folders of file managers, hidden ones, and others that
     were left out, by name; ``notes`` are lines about what else was. ``options`` are those that the source was
     read with, as the manifest keeps them. ``schema`` has the columns beside key, label and image, of which
@@ -317,6 +318,11 @@ class Listing:
     schema: Schema = field(default_factory=Schema)
     has_images: bool = True
     kept_by: Mapping[str, Any] | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether images are missing, or there are too many."""
+        return bool(self.shortfall) or self.expected not in (None, len(self.entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,11 +229,11 @@ class _Contents:
             return ItemReader(self._path, identity, self.names, self.form, self.schema)
         return (TextReader if self._as_text else TarReader)(self._path, identity)
 
-    def completeness(self, entries: Entries) -> tuple[int, str]:
-        """Return the number of records in the file's own list, and a phrase about missing ones."""
+    def completeness(self, entries: Entries) -> tuple[int | None, str]:
+        """Return the number of records in the file's own list, if it has one, and what is missing."""
         keys = KEYS.decode()
         if self._listed is None:
-            return 0, f"{keys}, which is written last and lists all records, is missing"
+            return None, f"{keys}, which is written last and lists all records, is missing"
         there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
         unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
         if len(listed) < len(self._listed):
