@@ -42,17 +42,8 @@ class Tagging:
         return np.uint32(zlib.crc32(record.image)), rng.random(2), np.int64(record.label)
 
 
-def prefix(record: TransformInput, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Return a random number of the first bytes; declares no outputs."""
-    return np.frombuffer(record.image, np.uint8)[: rng.integers(1, 100)]
-
-
 def nothing(record: TransformInput, rng: np.random.Generator) -> None:
     """Return None, as a function without a return statement."""
-
-
-def described(record: TransformInput, rng: np.random.Generator) -> dict[str, object]:
-    return {"key": record.key, "label": record.label}
 
 
 @dataclass(frozen=True)

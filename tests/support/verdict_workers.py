@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.shards.container import Address
-from shardprep.formats.shards.read import Shard
 from shardprep.loaders import ArraySpec, TransformInput
 
 Few = npt.NDArray[np.uint8]
@@ -51,26 +47,3 @@ class Computing(Nothing):
         while time.thread_time() < end:
             pass
         return super().__call__(record, rng)
-
-
-class Throttling(Nothing):
-    """Make every read of a shard slower by so many seconds, in the worker that unpickles it."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        if multiprocessing.parent_process() is not None:
-            throttle_reads(seconds)
-
-    def __reduce__(self) -> tuple[type[Self], tuple[float]]:
-        return type(self), (self._seconds,)
-
-
-def throttle_reads(seconds: float) -> None:
-    """Slow all reads of this process from now on."""
-    read = Shard.image
-
-    def slow(shard: Shard, ordinal: int, address: Address) -> bytes:
-        time.sleep(seconds)
-        return read(shard, ordinal, address)
-
-    Shard.image = slow  # type: ignore[method-assign]

@@ -322,17 +322,6 @@ def test_a_consumer_that_holds_every_batch_never_sees_one_change() -> None:
 
 
 @pytest.mark.torture
-def test_held_batches_outlive_the_engine() -> None:
-    engine = Engine(Writing(), layout(10), workers=1)
-    batch = next(engine.run(plans_of(100, 10)))
-    engine.close()
-    del engine
-    gc.collect()
-
-    assert_holds(batch, np.arange(10))
-
-
-@pytest.mark.torture
 def test_workers_outlive_the_thread_that_started_them() -> None:
     made: list[Engine] = []
     thread = threading.Thread(target=lambda: made.append(Engine(Writing(), layout(10), workers=2)))
@@ -398,30 +387,6 @@ if not pid:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert sum(1 for batch in engine.run(plans)) == 10
 assert engine.stats().restarts == 0
-"""
-    assert run_script(script) == (0, "")
-
-
-@pytest.mark.torture
-def test_a_script_without_a_main_guard_works_and_workers_import_neither_it_nor_tensorflow() -> None:
-    script = """
-sys.modules["tensorflow"] = sys
-mine = True
-(batch,) = Engine(Writing({-1: engine_workers.modules}), layout(1), workers=1).run(plans[:1])
-assert batch.payloads == {0: []}, batch.payloads
-"""
-    assert run_script(script) == (0, "")
-
-
-@pytest.mark.torture
-def test_work_of_the_main_script_is_found_in_it() -> None:
-    script = """
-class Mine(Writing):
-    pass
-
-if __name__ == "__main__":
-    with Engine(Mine(), layout(10), workers=1) as engine:
-        assert sum(1 for batch in engine.run(plans)) == 10
 """
     assert run_script(script) == (0, "")
 

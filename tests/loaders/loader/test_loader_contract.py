@@ -1,8 +1,9 @@
-"""What a Loader and FakeData, in its place, have in common: each test runs over both."""
+"""What a Loader and FakeData, in its place, have in common: each test runs over both; and FakeData alone."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,8 @@ def test_the_dataset_has_records_and_classes(make: Make) -> None:
         assert record.key == source.key(5)
         assert 0 <= record.label < 4
         assert next(iter(dataset)) == dataset[0] == dataset[-len(dataset)]
+        keys = [record.key for record in dataset][: len(source.records)]
+        assert keys == [source.key(number) for number in range(len(keys))]
         with pytest.raises(IndexError):
             dataset[len(dataset)]
 
@@ -127,3 +130,48 @@ def test_it_is_served_and_watched(make: Make) -> None:
         assert_same(epoch_of((images, labels) for images, labels in remote), whole)
         left_out = remote.receipt().left_out.count
         remote.receipt().check(len(source.records), left_out=left_out)
+
+
+# FakeData alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoded", torture_except([False, True], False))
+def test_equal_arguments_make_equal_batches_in_every_iteration(encoded: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "size": (8, 8), "encoded": encoded}
+    fake = FakeData(4, **options)
+    first = epoch_of(fake)
+
+    assert_same(first, epoch_of(fake))
+    assert_same(first, epoch_of(FakeData(4, **options)))
+    with pytest.raises(AssertionError):
+        assert_same(first, epoch_of(FakeData(4, **options, seed=1)))
+
+
+@pytest.mark.slow
+def test_encoded_batches_are_described_as_a_loaders_are(lmdb_shards: Path) -> None:
+    with Loader(lmdb_shards, batch_size=6, workers=0) as loader:
+        specs = loader.batch_specs
+    fake = FakeData(1, batch_size=6, encoded=True)
+
+    assert fake.batch_specs == specs
+    with pytest.raises(UsageError, match="fixed size"):
+        fake.batch_bytes  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0},
+        {"size": (0, 4)},
+        {"seconds": -1.0},
+        {"seconds": math.inf},
+        {"seed": -1},
+        {"batches": -1},
+        {"classes": 0},
+        {"seed": 1 << 64},
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be at least"):
+        FakeData(**({"batches": 1, "batch_size": 1} | options))

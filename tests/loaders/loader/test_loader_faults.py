@@ -13,11 +13,27 @@ from typing import Any
 import pytest
 
 from shardprep.formats import Dataset, open_dataset
-from shardprep.formats.errors import CorruptRecord, ShardDamaged, WorkerDied
-from shardprep.loaders import Loader, TrainTransform
+from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError, WorkerDied
+from shardprep.formats.shards import read as shard_cache
+from shardprep.loaders import GlobalShuffle, Loader, TrainTransform
+from shardprep.loaders.loader import options as loader_options
+from shardprep.loaders.loader.work import items_of
 from support.datasets import flip
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
-from support.loader_workers import CutShort, Once, OwnError, Tagging, die, fail, hang, leave, nap, reject
+from support.loader_workers import (
+    CutShort,
+    Misdeclared,
+    Once,
+    OwnError,
+    Tagging,
+    die,
+    fail,
+    hang,
+    leave,
+    nap,
+    nothing,
+    reject,
+)
 from support.process_table import children
 from support.sampling import torture_except
 
@@ -136,20 +152,6 @@ def test_a_shard_that_is_replaced_by_an_equal_one_changes_nothing(copy: Path) ->
         assert_exactly_once(loader, delivered + epoch_of(batches))
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("end", [die, leave])
-def test_a_worker_that_ends_early_loses_and_repeats_nothing(
-    dataset: Dataset, whole: list[Kept], tmp_path: Path, end: Any
-) -> None:
-    transform = Tagging({dataset[25].key: Once(tmp_path / "once", end)})
-    with loader_on(dataset.path, transform=transform) as loader:
-        batches = epoch_of(loader)
-        assert_exactly_once(loader, batches)
-        assert loader.stats().restarts == 1
-
-    assert_same(batches, whole)
-
-
 def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
     """A transform that kills its process at so many records, once at each."""
     keys = random.Random(0).sample([dataset[n].key for n in range(204)], kills)
@@ -225,3 +227,54 @@ class Vanishing(Tagging):
 
 def _import(name: str) -> Any:
     return __import__(name)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [(nothing, "returned None"), (Misdeclared(), r"declares uint8\[3\] and returns uint8\[4\]")],
+)
+def test_a_transform_that_breaks_its_word_is_an_error_with_the_key(
+    lmdb_shards: Path, transform: Any, message: str
+) -> None:
+    with loader_on(lmdb_shards, transform=transform, workers=0) as loader:
+        with pytest.raises(UsageError, match=message) as raised:
+            next(iter(loader))
+        assert raised.value.key == loader.key(0)
+
+
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_a_record_that_is_intact_but_another_one_is_an_error(
+    container: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_another_crc(*given: Any, **draws: Any) -> Any:
+        items = items_of(*given, **draws)
+        items["crc32c"][3] ^= 1
+        return items
+
+    monkeypatch.setattr(loader_options, "items_of", with_another_crc)
+    with (
+        loader_on(request.getfixturevalue(f"{container}_shards"), workers=0) as loader,
+        pytest.raises(CorruptRecord, match="record 3 does not match its CRC-32C"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["lmdb", "hdf5"])
+def test_few_shards_are_open_at_once_and_none_when_the_epoch_is_over(
+    container: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "MAX_OPEN", 3)
+    path = request.getfixturevalue(f"{container}_shards")
+    with loader_on(path, workers=0, shuffle=GlobalShuffle(), batch_size=1) as loader:
+        before, most = open_files(path), 0
+        for _ in loader:
+            most = max(most, open_files(path) - before)
+
+    assert 1 < most <= 3
+    assert open_files(path) == 0
+
+
+def open_files(folder: Path) -> int:
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(str(target).startswith(str(folder)) for target in links)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 
 CELL = """
@@ -82,18 +79,3 @@ def test_without_cloudpickle_the_error_says_how_to_install_it(lmdb_shards: Path,
     said = done.stderr.splitlines()[-1]
     assert "defined in a notebook or on standard input" in said
     assert "pip install 'shardprep[cloudpickle]'" in said
-
-
-@pytest.mark.torture
-def test_a_lambda_and_a_closure_go_to_the_workers(lmdb_shards: Path) -> None:
-    scale = np.float32(0.5)
-
-    def scaled(record: Any, rng: np.random.Generator) -> Any:
-        return scale * len(record.key) + np.zeros(2, np.float32)
-
-    for transform in (scaled, lambda record, rng: scaled(record, rng) + rng.random()):
-        epochs = []
-        for workers in (0, 1):
-            with loader_on(lmdb_shards, transform=transform, workers=workers, batch_size=100) as loader:
-                epochs.append(epoch_of(loader))
-        assert_same(*epochs)

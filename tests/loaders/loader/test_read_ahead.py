@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from shardprep.formats.shards.in_place import Block
 from shardprep.loaders.loader.read_ahead import (
@@ -26,9 +25,6 @@ def stream(sizes: Sequence[tuple[int, int]], order: Sequence[int], folder: Path 
     """Shards of so many bytes and records, read in this order."""
     shards = [Block(f"{n}", 0, size, records) for n, (size, records) in enumerate(sizes)]
     return ShardStream.of(folder, shards, np.array(order))
-
-
-sizes = st.lists(st.integers(1, 20 * MB), min_size=1, max_size=6)
 
 
 @pytest.fixture

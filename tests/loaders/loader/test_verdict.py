@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,78 +14,34 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.formats import make_sample
-from shardprep.loaders import Loader, LoaderStats, Transform
+from shardprep.loaders import Loader, LoaderStats
 from shardprep.loaders.loader.ahead import StorageCounts
 from shardprep.loaders.loader.stats import STEP
-from support.datasets import converted
-from support.verdict_workers import Computing, Nothing, Sleeping, Throttling
-
-EPOCHS = 5
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """A loader, and a consumer that takes ``step`` seconds for a batch of four, and the stage that limits."""
-
-    transform: Transform
-    workers: int
-    limit: str
-    advice: str
-    step: float = 0.0
-
-
-BOTTLENECKS = {
-    "throttled reader": Bottleneck(Throttling(0.004), 2, "read", "MB/s and the workers wait for it"),
-    "slow transform": Bottleneck(Sleeping(0.004), 2, "augment", "more workers help"),
-    "slow computation": Bottleneck(Computing(0.001), 2, "augment", "more workers do not help"),
-    "slow consumer": Bottleneck(Nothing(), 2, STEP, "your step is slower than the data", step=0.025),
-    "one worker too few": Bottleneck(Sleeping(0.004), 1, "augment", "more workers help", step=0.011),
-    "no workers": Bottleneck(Sleeping(0.004), 0, "augment", "set workers to 1 or more", step=0.005),
-}
-
-
-@pytest.fixture(autouse=True)
-def two_cpus() -> Iterator[None]:
-    """Limit this process to two CPUs: the advice depends on their number."""
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(usable)[:2])
-    yield
-    os.sched_setaffinity(0, usable)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of forty-eight images."""
-    folder = tmp_path_factory.mktemp("verdict")
-    make_sample(folder / "archives", classes=4, train_per_class=12, val=4, test=1)
-    converted(folder / "archives", folder / "train")
-    return folder / "train"
-
-
-def runs(path: Path, case: Bottleneck, loaders: int = 1) -> Iterator[LoaderStats]:
-    """The verdicts on some epochs of each of some loaders."""
-    for _ in range(loaders):
-        with Loader(path, batch_size=4, transform=case.transform, workers=case.workers) as loader:
-            for _ in range(EPOCHS):
-                before = loader.stats()
-                for _batch in loader:
-                    time.sleep(case.step)
-                yield loader.stats().since(before)
+from support.verdict_workers import Sleeping
 
 
 @pytest.mark.torture
-def test_with_one_worker_more_it_is_faster_as_the_verdict_said(shards: Path) -> None:
-    cases = [replace(BOTTLENECKS["one worker too few"], workers=workers) for workers in (1, 2)]
+def test_with_one_worker_more_it_is_faster_as_the_verdict_said(lmdb_shards: Path) -> None:
+    """With a transform that needs one worker and a half for a consumer's step."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[:2])  # the advice depends on the number of CPUs
+    try:
+        few, more = (median(rates(lmdb_shards, workers)) for workers in (1, 2))
+    finally:
+        os.sched_setaffinity(0, usable)
 
-    rates = [median(rate_of(stats) for stats in runs(shards, case)) for case in cases]
-
-    assert rates[1] > 1.1 * rates[0]
+    assert more > 1.1 * few
 
 
-def rate_of(stats: LoaderStats) -> float:
-    assert stats.verdict is not None
-    return stats.verdict.rate
+def rates(path: Path, workers: int) -> Iterator[float]:
+    with Loader(path, batch_size=4, records=range(48), transform=Sleeping(0.004), workers=workers) as loader:
+        for _ in range(5):
+            before = loader.stats()
+            for _batch in loader:
+                time.sleep(0.011)
+            verdict = loader.stats().since(before).verdict
+            assert verdict is not None
+            yield verdict.rate
 
 
 SECONDS = st.just(0.0) | st.floats(1e-6, 1e4)

@@ -14,8 +14,6 @@ from shardprep.loaders import Flow
 from support.column_datasets import write_columns
 from support.datasets import flip, prep_here, tree
 
-MIDDLE, END = 0.5, 0.9  # of a shard: a byte of a record
-
 
 def copies_of(cache: Path, names: str = "") -> list[Path]:
     """The files of the one dataset in a cache that begin with these names."""

@@ -197,7 +197,6 @@ def shown_of(span: Span, low: float, high: float) -> tuple[float, float, float]:
 
 
 COFFEE = photograph("coffee.jpg")
-HEIGHT, WIDTH = cv2.imdecode(np.frombuffer(COFFEE, np.uint8), cv2.IMREAD_COLOR).shape[:2]
 BOXES = np.array([[0, 0, 0.5, 0.5], [0.4, 0.4, 0.6, 0.6], [0, 0, 1, 1], [0.5, 0.5, 0.5, 0.9]], np.float32)
 WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 
