@@ -7,8 +7,9 @@ import os
 import random
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from shardprep.loaders.measuring.disk_files import (
     ColdWay,
     OpenFiles,
     Pattern,
-    Pieces,
     buffer,
     cold_way,
     drop,
@@ -168,7 +168,7 @@ def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress)
                 took[step] = time.monotonic() - now
 
 
-class Step:
+class Step(ABC):
     """A step of a measurement, done once per round, and the rates of its cold and warm passes so far.
 
     ``title`` is its name in the progress bar; ``weight`` is how many times the given seconds a round takes.
@@ -183,9 +183,9 @@ class Step:
         self._cold: list[float] = []
         self._warm: list[float] = []
 
+    @abstractmethod
     def round(self, seconds: float) -> None:
         """Measure once, for about ``seconds``."""
-        raise NotImplementedError
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
@@ -221,17 +221,14 @@ class ColdAndWarm(Step):
             self._cold.append(rate)
         if is_direct:
             _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
-        if self._in_memory(done):
+        is_warm = True  # files that cannot be mapped cannot be checked, and were just read
+        with suppress(OSError):
+            is_warm = resident_part(files.descriptors, done, block) >= WARM
+        if is_warm:
             again = np.tile(done, (max(1, WARM_BYTES // (len(done) * block)), 1))
             self._warm.append(read(files.descriptors, again, self.pattern, seconds=seconds / 2)[0])
         if not self.pattern.random:
             files.passed = (files.passed + len(done) * block / sum(files.sizes)) % 1.0
-
-    def _in_memory(self, pieces: Pieces) -> bool:
-        try:
-            return resident_part(self._files.descriptors, pieces, self.pattern.block) >= WARM
-        except OSError:  # files that cannot be mapped cannot be checked, and were just read
-            return True
 
 
 class _WriteStep(Step):
@@ -251,8 +248,8 @@ class _WriteStep(Step):
         except OSError as error:
             self.missing = f"could not be measured: {error.strerror or error}"
 
-    def _measure(self, place: Path, seconds: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _measure(self, place: Path, seconds: float) -> None: ...
 
 
 MAX_COUNT = 500
@@ -283,7 +280,9 @@ class SmallFiles(_WriteStep):
             if self._shard is None:
                 self._shard = self._made(place, seconds)
             is_direct = self._way.method == DIRECT
-            if is_direct or (self._way.method and self._forgotten()):
+            for path in self._paths:
+                evict(path)
+            if is_direct or (self._way.method and max(map(resident_share, self._paths)) <= COLD):
                 self._cold.append(self._read_all(seconds, direct=is_direct))
             self._read_all(seconds, direct=False)
             self._warm.append(self._read_all(seconds, direct=False))
@@ -307,11 +306,6 @@ class SmallFiles(_WriteStep):
         if self._way.method == DIRECT:
             files.open_direct()
         return ColdAndWarm(files, self._way, Pattern(SHARD_BLOCK))
-
-    def _forgotten(self) -> bool:
-        for path in self._paths:
-            evict(path)
-        return max(map(resident_share, self._paths)) <= COLD
 
     def _read_all(self, seconds: float, *, direct: bool) -> float:
         """Bytes per second of all files, or of those for which there was time."""

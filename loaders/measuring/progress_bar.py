@@ -1,27 +1,370 @@
-"""A running loader or flow, watched while its batches are drawn, or recorded as a trace."""
+"""A running loader or flow, watched while its batches are drawn, or recorded as a trace.
+
+The state is lines on a terminal, or a bar in a notebook.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
+import numpy as np
+from tqdm import tqdm
+from tqdm.utils import disp_len, disp_trim
+
+from shardprep.formats.errors import printable
 from shardprep.formats.runtime.owned import Owned, starting_thread
-from shardprep.formats.runtime.progress import in_notebook
+from shardprep.formats.runtime.progress import bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
-from shardprep.loaders.measuring.status import (
-    WINDOW_S,
-    StatusBar,
-    StatusLines,
-    Watchable,
-)
 
 if TYPE_CHECKING:
+    from shardprep.loaders.loader.ahead import ShardLevels
     from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.stats import StageLoad, Verdict
+
+
+KEPT_S = 60.0
+
+
+class Stats(Protocol):
+    """Counts and times of a loader or a flow."""
+
+    @property
+    def verdict(self) -> Verdict | None: ...
+
+    @property
+    def loads(self) -> tuple[StageLoad, ...]: ...
+
+    def since(self, before: Any) -> Self: ...
+
+
+class Watchable(Protocol):
+    """A Loader or a Flow."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def stats(self) -> Stats: ...
+
+
+class LastMinute:
+    """Stats at several times of the last minute. ``rates`` has the rate between each two of them."""
+
+    def __init__(self, now: float, stats: Stats) -> None:
+        self._stats = deque([(now, stats)])
+        self.rates: deque[float] = deque(maxlen=round(KEPT_S))
+
+    def add(self, now: float, stats: Stats) -> None:
+        """Add the stats of now, and forget those that are older than a minute, except the newest of these."""
+        verdict = stats.since(self._stats[-1][1]).verdict
+        self.rates.append(verdict.rate if verdict else 0.0)
+        self._stats.append((now, stats))
+        while len(self._stats) > 2 and self._stats[1][0] <= now - KEPT_S:
+            self._stats.popleft()
+
+    @property
+    def stats(self) -> Stats:
+        """The counts of the last minute."""
+        return self._stats[-1][1].since(self._stats[0][1])
+
+    @property
+    def seconds(self) -> float:
+        """How long the counted time is; a minute at most, and a little."""
+        return self._stats[-1][0] - self._stats[0][0]
+
+
+LEVELS = "▁▂▃▄▅▆▇█"
+LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
+
+
+def rate_line(minute: LastMinute, width: int, *, sparkline: bool) -> str:
+    """Return the rate of the last minute, its course and the stage that limits, as far as they fit.
+
+    Empty before anything is known.
+    """
+    verdict = minute.stats.verdict
+    if verdict is None:
+        return ""
+    rate = f"{verdict.rate:,.0f} {verdict.unit}/s"
+    over, limits = f" over {minute.seconds:.0f} s", f", {verdict.limit} limits"
+    course = f" {curve(minute.rates, 12)}" if sparkline and len(minute.rates) > 1 else ""
+    texts = (rate + over + course + limits, rate + course + limits, rate + limits)
+    return longest(texts, width) or rate
+
+
+def stages_line(loads: Sequence[StageLoad], width: int) -> str:
+    """Return the stages with the shares of the time in which they work; the busiest, where not all fit."""
+    shown = [load for load in loads if load.utilisation >= LEAST_SHARE]
+    while (
+        shown and disp_len(text := "  ".join(f"{load.name} {load.utilisation:.0%}" for load in shown)) > width
+    ):
+        shown.remove(min(shown, key=lambda load: load.utilisation))
+    return text if shown else ""
+
+
+def queue_line(levels: Sequence[int], capacity: int, waiting: float, width: int, *, sparkline: bool) -> str:
+    """Return how many batches are ready, their course, and the share of the time that the step waited."""
+    now = f"queue {levels[-1]} of {capacity} slots"
+    course = f" {curve(levels, 12, most=capacity)}" if sparkline and len(levels) > 1 else ""
+    waited = f", the step waits {waiting:.0%}"
+    return longest((now + course + waited, now + waited), width) or now
+
+
+def storage_line(shards: ShardLevels, rate: float, width: int, *, sparkline: bool) -> str:
+    """Return how far downloads are beside the epoch, and how many bytes come in a second.
+
+    >>> from shardprep.loaders.loader.ahead import ShardLevels
+    >>> storage_line(ShardLevels(total=40, begun=10, ahead=20), 118e6, 80, sparkline=True)
+    'storage ███▒▒▒▒▒▒░░░ 10 of 40 shards begun, 20 ahead, 118.0 MB/s'
+    """
+    name, count = "storage ", f"{shards.begun} of {shards.total} shards begun, {shards.ahead} ahead"
+    bar = ""
+    if sparkline and shards.total:
+        begun = 12 * shards.begun // shards.total
+        there = 12 * (shards.begun + shards.ahead) // shards.total
+        bar = "█" * begun + "▒" * (there - begun) + "░" * (12 - there) + " "
+    speed = f", {rate / 1e6:,.1f} MB/s"
+    texts = (name + bar + count + speed, name + count + speed, name + count)
+    return longest(texts, width) or f"{name}{shards.begun} of {shards.total}"
+
+
+def longest(texts: Iterable[str], width: int) -> str:
+    """Return the first text that fits; empty for none."""
+    return next((text for text in texts if disp_len(text) <= width), "")
+
+
+def curve(values: Iterable[float], width: int, *, most: float | None = None) -> str:
+    """Return the last values as bars of text, the mean of several in each where there are more than fit.
+
+    >>> curve([1, 2, 4, 8], 4), curve([0, 0, 8, 8], 2)
+    ('▁▂▄█', '▁█')
+    """
+    found = np.fromiter(values, float)
+    parts = np.array_split(found, min(width, len(found)))
+    heights = np.array([part.mean() for part in parts]) / max(most or found.max(), 1e-9)
+    return "".join(LEVELS[int(level)] for level in np.clip(np.ceil(heights * 8) - 1, 0, 7))
+
+
+FALLBACK = os.terminal_size((80, 24))
+UP = "\x1b[{}A"
+ERASE_BELOW = "\x1b[J"
+
+
+class _Screen:
+    """Blocks of lines at the terminal of stderr, one below the other, below everything that is printed.
+
+    Output of the program to ``sys.stdout`` and ``sys.stderr``, by ``print`` or a logger, moves the lines
+    down. The cursor stays below them, so that a program that is killed leaves a usable terminal. Each line
+    is cut to the terminal's width. Thread-safe.
+    """
+
+    _now: _Screen | None = None
+
+    @classmethod
+    def current(cls) -> _Screen:
+        """Return the screen of the present ``sys.stderr``."""
+        if cls._now is None or cls._now.terminal is not sys.stderr:
+            cls._now = cls(sys.stderr)
+        return cls._now
+
+    def __init__(self, terminal: TextIO) -> None:
+        self.terminal = terminal
+        encoding = getattr(terminal, "encoding", None) or "ascii"
+        self.is_unicode = encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
+        self._write: Callable[[str], int] = terminal.write
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._blocks: dict[object, Sequence[str]] = {}
+        self._drawn: list[str] = []
+        self._line_is_open = False  # the program has printed a part of a line, which lines would cut in two
+        self._watched: list[TextIO] = []
+
+    @property
+    def size(self) -> os.terminal_size:
+        """Columns and rows now; the user may change them at any time."""
+        try:
+            size = os.get_terminal_size(self.terminal.fileno())
+        except (OSError, ValueError):
+            return FALLBACK
+        return size if size.columns and size.lines else FALLBACK
+
+    def put(self, block: object, lines: Sequence[str]) -> None:
+        """Show these lines instead of those that the block had before."""
+        with self._lock:
+            for stream in dict.fromkeys((sys.stderr, sys.stdout)) if not self._blocks else ():
+                if stream is self.terminal or stream.isatty():
+                    with suppress(AttributeError):  # of a stream without attributes
+                        stream.write = self._above(stream, stream.write)  # type: ignore[method-assign]
+                        self._watched.append(stream)  # also for loggers that hold it already
+            self._blocks[block] = lines
+            self._draw()
+
+    def drop(self, block: object) -> None:
+        """Remove the lines of a block; the program's output stays. Idempotent."""
+        with self._lock:
+            if self._blocks.pop(block, None) is None:
+                return
+            self._draw()
+            if not self._blocks:
+                for stream in self._watched:
+                    with suppress(AttributeError):
+                        del stream.write
+                self._watched = []
+
+    def _draw(self) -> None:
+        """Replace the lines that are shown; none are while the program is within a line."""
+        size, erased = self.size, self._erased()
+        lines = [line for lines in self._blocks.values() for line in lines]
+        shown = [] if self._line_is_open else [str(disp_trim(line, size.columns - 1)) for line in lines]
+        self._drawn = shown[: size.lines - 1]
+        self._send(erased + "".join(f"{line}\n" for line in self._drawn))
+
+    def _erased(self) -> str:
+        """Return what removes the shown lines; a narrower terminal has broken them into more rows."""
+        columns = self.size.columns
+        rows = sum(max(1, math.ceil(disp_len(line) / columns)) for line in self._drawn)
+        self._drawn = []
+        return f"\r{UP.format(rows)}{ERASE_BELOW}" if rows else ""
+
+    def _send(self, text: str) -> None:
+        if text:
+            self._write(text)
+            self.terminal.flush()
+
+    def _above(self, stream: TextIO, write: Callable[[str], int]) -> Callable[[str], int]:
+        """Return a ``write`` that removes the lines, writes, and shows them below."""
+
+        def write_above(text: str) -> int:
+            if not text or os.getpid() != self._pid:  # a forked process does not know the shown lines
+                return write(text)
+            with self._lock:
+                self._send(self._erased())
+                written = write(text)
+                stream.flush()
+                self._line_is_open = not text.endswith("\n")
+                self._draw()
+            return written
+
+        return write_above
+
+
+WINDOW_S = 1.0  # between two measurements
+REDRAWN_S = 0.2  # between two states on a terminal
+KEPT_LEVELS = 60  # of the queue, one for each second
+KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches, {elapsed}<{remaining}{postfix}"
+NARROW = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
+NARROW_WIDTH = 60  # characters; below it the bar would have no room beside the counts
+ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
+
+
+class StatusLines(Owned):
+    """Lines on a terminal: how far the epoch is, rate and limit, the stages, the queue, and the downloads.
+
+    ``may_move_alone`` is whether :meth:`measured` may be called by another thread, while a batch is waited
+    for. Thread-safe.
+    """
+
+    may_move_alone = True
+
+    def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
+        self._engine: Any = getattr(loader, "engine", None)
+        self._total, self._title = total, printable(title)
+        self._count, self._began = 0, perf_counter()
+        self._minute = LastMinute(self._began, loader.stats())
+        self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
+        self._screen = _Screen.current()
+        self._screen.put(self, ())
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._draw()
+
+    def saw(self) -> None:
+        """Count a batch, and draw if it is time for it."""
+        self._count += 1
+        if perf_counter() >= self._next:
+            with self._lock:
+                self._draw()
+
+    def measured(self, stats: Stats) -> None:
+        """Draw the lines with these stats."""
+        with self._lock:
+            self._minute.add(perf_counter(), stats)
+            if self._engine is not None:
+                self._levels.append(self._engine.ready)
+            self._draw()
+
+    def close(self) -> None:
+        """Remove the lines."""
+        if self.made_here:
+            self._screen.drop(self)
+
+    def _draw(self) -> None:
+        if self.made_here:
+            self._screen.put(self, self._lines())
+        self._next = perf_counter() + REDRAWN_S
+
+    def _lines(self) -> list[str]:
+        width, sparkline = self._screen.size.columns - 1, self._screen.is_unicode
+        known, room = self._minute.stats, width - 2
+        parts = [rate_line(self._minute, room, sparkline=sparkline), stages_line(known.loads, room)]
+        if self._levels and self._engine.slots:
+            waiting = known.loads[-1].starved if known.loads else 0.0
+            levels = list(self._levels)
+            parts.append(queue_line(levels, self._engine.slots, waiting, room, sparkline=sparkline))
+        storage = getattr(known, "storage", None)
+        if storage is not None and storage.shards.missing:
+            rate = storage.received_bytes / max(self._minute.seconds, WINDOW_S)
+            parts.append(storage_line(storage.shards, rate, room, sparkline=sparkline))
+        return [self._bar(width), *(f"  {part}" for part in parts if part)]
+
+    def _bar(self, width: int) -> str:
+        known = KNOWN if width >= NARROW_WIDTH else NARROW
+        return tqdm.format_meter(
+            self._count,
+            self._total,  # type: ignore[arg-type]  # of an unknown length it is None
+            perf_counter() - self._began,
+            ncols=width,
+            prefix=self._title,
+            ascii=not self._screen.is_unicode,
+            bar_format=ENDLESS if self._total is None else known,
+        )
+
+
+class StatusBar(Owned):
+    """A bar of one line, which a notebook shows below the cell."""
+
+    may_move_alone = False  # a notebook shows what another thread draws below another cell
+
+    def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
+        self._before = loader.stats()
+        self._bar = bar_class()(
+            total=total,
+            desc=title,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format=ENDLESS if total is None else KNOWN,
+        )
+
+    def saw(self) -> None:
+        """Move the bar by a batch."""
+        self._bar.update()
+
+    def measured(self, stats: Stats) -> None:
+        """Show the rate since the last call, as ``1,234 images/s, decode limits``."""
+        verdict = stats.since(self._before).verdict
+        text = f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
+        self._bar.set_postfix_str(text, refresh=False)
+        self._before = stats
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
 
 
 WAIT_S = 1.0  # of a wait, after which the state is drawn again
@@ -60,7 +403,13 @@ class LoaderBar(Owned, Iterator[Any]):
         shown: bool = True,
     ) -> None:
         self._loader = loader
-        self._status = _status_of(loader, total=total, title=title) if shown else None
+        self._status: StatusLines | StatusBar | None = None
+        if shown and (in_notebook() or sys.stderr.isatty()):  # elsewhere nothing is shown
+            can_move = (
+                os.environ.get("TERM", "dumb") != "dumb"
+            )  # the cursor of a dumb terminal stays in its line
+            kind = StatusLines if can_move and not in_notebook() else StatusBar
+            self._status = kind(loader, total=total, title=title)
         self._batches: Iterator[Any] = iter(())
         self._next = perf_counter() + WINDOW_S
         self._waits_since: float | None = None
@@ -117,16 +466,6 @@ class LoaderBar(Owned, Iterator[Any]):
             self._thread.join()
         if self._status is not None:
             self._status.close()
-
-
-def _status_of(loader: Watchable, *, total: int | None, title: str) -> StatusLines | StatusBar | None:
-    """Return what fits the place of the output: None where it is neither a terminal nor a notebook."""
-    if in_notebook():
-        return StatusBar(loader, total=total, title=title)
-    if not sys.stderr.isatty():
-        return None
-    can_move = os.environ.get("TERM", "dumb") != "dumb"  # the cursor of a dumb terminal stays in its line
-    return (StatusLines if can_move else StatusBar)(loader, total=total, title=title)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.loaders.loader.stats import StageLoad
-from shardprep.loaders.measuring.status import curve, queue_line, stages_line
+from shardprep.loaders.measuring.progress_bar import curve, queue_line, stages_line
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 
@@ -16,10 +16,9 @@ FLOW = """
 import logging, sys, time
 from shardprep.loaders import Flow
 from shardprep.loaders.measuring import progress_bar, watched
-from shardprep.loaders.measuring import status
 
 logging.basicConfig(format="log: %(message)s")
-progress_bar.WINDOW_S = status.REDRAWN_S = 0.0
+progress_bar.WINDOW_S = progress_bar.REDRAWN_S = 0.0
 
 def slow(item):
     time.sleep(0.002)
@@ -49,9 +48,8 @@ LOADER = """
 import sys
 from shardprep.loaders import EvalTransform, Loader
 from shardprep.loaders.measuring import progress_bar, watched
-from shardprep.loaders.measuring import status
 
-progress_bar.WINDOW_S = status.REDRAWN_S = 0.0
+progress_bar.WINDOW_S = progress_bar.REDRAWN_S = 0.0
 with Loader(sys.argv[1], batch_size=10, transform=EvalTransform(32), workers=1) as train:
     for step, _ in enumerate(watched(train, title="train")):
         if step == 12:
