@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import repeat
 from typing import Any
 
@@ -43,9 +44,8 @@ class DatasetInput(DirectInput):
     def __init__(self, dataset: Any) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise UsageError(f"a DatasetInput takes a tf.data.Dataset, not {type(dataset).__name__}")
-        super().__init__()
+        super().__init__(Passes(dataset), dataset.element_spec)
         self._dataset = dataset
-        self.element_spec = dataset.element_spec
         self._in_session = not tf.executing_eagerly()
         self._endless: Any = None  # the iterator that a graph draws from
 
@@ -55,34 +55,22 @@ class DatasetInput(DirectInput):
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
         return self._epoch(iter(self._dataset))
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """The number of batches of every epoch; None where it is unknown or infinite."""
-        cardinality = int(self._dataset.cardinality())
-        return cardinality if cardinality >= 0 else None
-
     def _dequeue_in_graph(self) -> Any:
         self._check_open()
         if self._endless is None:
-            self._endless = self._endless_iterator()
+            make = tf.compat.v1.data.make_initializable_iterator if self._in_session else iter
+            with nullcontext() if self._in_session else tf.init_scope():
+                self._endless = make(self._with_ends())
         return self.packed(batch_of_element(self._endless.get_next(), self.specs))
 
-    def _endless_iterator(self) -> Any:
-        """Return one iterator over all epochs, with an element of empty tensors after each."""
-        if self._in_session:
-            return tf.compat.v1.data.make_initializable_iterator(self._with_ends())
-        with tf.init_scope():
-            return iter(self._with_ends())
-
     def _with_ends(self) -> Any:
+        """Return a dataset of all epochs, with an element of empty tensors after each."""
         specs = flat(self.element_spec)
         ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(specs))
 
         def marked(*parts: Any) -> Any:
-            batch = parts if _is_plain_tuple(self.element_spec) else parts[0]
+            spec = self.element_spec  # of a plain tuple, tf.data passes the parts as arguments
+            batch = parts if isinstance(spec, tuple) and not hasattr(spec, "_fields") else parts[0]
             return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
 
         return self._dataset.map(marked).concatenate(tf.data.Dataset.from_tensors(ended)).repeat()
@@ -97,11 +85,6 @@ class DatasetInput(DirectInput):
     def close(self) -> None:
         super().close()
         self._endless = None
-
-
-def _is_plain_tuple(spec: Any) -> bool:
-    """Whether ``tf.data`` passes elements of this spec to functions as several arguments."""
-    return isinstance(spec, tuple) and not hasattr(spec, "_fields")
 
 
 class TensorInput(DirectInput):
@@ -122,10 +105,9 @@ class TensorInput(DirectInput):
             raise UsageError(
                 f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
             )
-        super().__init__()
+        super().__init__(Passes(make), signature if signature is not None else _spec_of(make))
         self._make = make
         self._length = length
-        self.element_spec = signature if signature is not None else _spec_of(make)
         self._left = length  # batches of the epoch that a graph is in
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import islice, takewhile
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -277,7 +277,12 @@ class Feeder(Owned):
     # The thread's side
 
     def _serve(self) -> None:
-        while self._wait_for_request():
+        while True:
+            with self._changed:
+                while not self._running and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
             try:
                 status = self._run_pass()
                 if not self._leaving:
@@ -291,12 +296,6 @@ class Feeder(Owned):
                 if (self._leaving or self._next_requested) and self.unseen and not self._closed:
                     self._request_pass()
                 self._changed.notify_all()
-
-    def _wait_for_request(self) -> bool:
-        with self._changed:
-            while not self._running and not self._closed:
-                self._changed.wait()
-            return not self._closed
 
     def _run_pass(self) -> Status:
         try:
@@ -318,32 +317,26 @@ class Feeder(Owned):
         return Status.END
 
     def _put_all(self, batches: Iterator[Any]) -> None:
-        while (leaves := self._drawn(batches)) is not None:
+        while True:
+            began = perf_counter()
+            if not (held := list(islice(batches, 1))):
+                return
+            got = perf_counter()
+            leaves = self._leaves_of(held.pop())
+            self.occupancy.drew(got - began, perf_counter() - got)
             if self._closed:
                 raise SinkClosed
             if self._leaving:
                 return
             if not self.unseen:
                 self._states.append(self.passes.state())
-            self._put(leaves)
+            level, began = self._sink.level(), perf_counter()
+            self._sink.put(Status.BATCH, leaves)
             del leaves  # the loop would hold this batch while it waits for the next
-
-    def _drawn(self, batches: Iterator[Any]) -> Leaves | None:
-        began = perf_counter()
-        for batch in batches:
-            got = perf_counter()
-            leaves = self._leaves_of(batch)
-            self.occupancy.drew(got - began, perf_counter() - got)
-            return leaves
-        return None
-
-    def _put(self, leaves: Leaves) -> None:
-        level, began = self._sink.level(), perf_counter()
-        self._sink.put(Status.BATCH, leaves)
-        full = level >= self._sink.capacity
-        self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
-        with self._changed:
-            self._changed.notify_all()
+            full = level >= self._sink.capacity
+            self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
+            with self._changed:
+                self._changed.notify_all()
 
 
 class PulledPasses(Owned):
@@ -360,11 +353,6 @@ class PulledPasses(Owned):
         self._batches: Iterator[Any] = iter(())
         self._pulling = 0
         self._closed = False
-
-    @property
-    def batches_never_change(self) -> bool:
-        """Whether the source never changes its batches after it has delivered them."""
-        return self._passes.batches_never_change
 
     def closed_with(self, owner: object) -> Finalize:
         """Have :meth:`close` called when the owner is dropped, and when the interpreter ends.
@@ -411,20 +399,19 @@ class PulledPasses(Owned):
 
     def begin_for_tensorflow(self) -> int:
         """As :meth:`begin`, with errors for :func:`original_errors`."""
-        return int(self._reporting(self.begin))
+        with self._reporting():
+            return self.begin()
 
     def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
         """Return ``made_of`` of the next batch, None at the end, with errors for :func:`original_errors`."""
-
-        def made() -> Any:
+        with self._reporting():
             batch = self.next(number)
             return None if batch is None else made_of(batch)
 
-        return self._reporting(made)
-
-    def _reporting(self, call: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         try:
-            return call()
+            yield
         except BaseException as error:  # TensorFlow would keep its text only
             failure = SourceFailure(original_of(error) or error)
             self._failures.append(failure)

@@ -14,10 +14,11 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -42,23 +43,28 @@ class PassEnded(Exception):
     """The pass has ended, which only the attempt to put an element has shown."""
 
 
-class Sink(Protocol):
+class Sink(Owned, ABC):
     """A first-in, first-out store of elements between one thread that puts and one that takes."""
 
     capacity: int
 
+    @abstractmethod
     def put(self, status: Status, leaves: Leaves) -> None:
         """Wait for a place and put an element; only a batch has ``leaves``. Raises SinkClosed, PassEnded."""
 
+    @abstractmethod
     def level(self) -> int:
         """Return how many elements can be taken without waiting."""
 
+    @abstractmethod
     def take(self) -> tuple[Status, Leaves]:
         """Return the next element. The sink must not be empty."""
 
+    @abstractmethod
     def empty(self) -> None:
         """Drop all elements. No thread takes at the same time; one may wait to put."""
 
+    @abstractmethod
     def close(self) -> None:
         """Drop all elements and wake waiting threads. Idempotent."""
 
@@ -151,10 +157,9 @@ def raw_session(session: Any) -> Any:
     return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
 
 
-class OperatedSink(Owned, ABC):
+class OperatedSink(Sink):
     """The common part of sinks that have operations: of eager mode, or of a session after :meth:`attach`."""
 
-    capacity: int
     _made: dict[str, tuple[Any, list[Any]]]  # the operations by name, as fetches and the placeholders to feed
 
     def __init__(self) -> None:
@@ -177,10 +182,6 @@ class OperatedSink(Owned, ABC):
             return int(self._run("size"))
         except SinkClosed:
             return 0
-
-    @abstractmethod
-    def take(self) -> tuple[Status, Leaves]:
-        """Return the next element. The sink must not be empty."""
 
     def empty(self) -> None:
         while self.level():
@@ -332,7 +333,10 @@ class SessionStage(OperatedSink):
         if status != Status.BATCH:
             self._run("end", int(status))
             return
-        self._await_room()
+        try:
+            self._run("room")
+        except tf.errors.OutOfRangeError as error:
+            raise SinkClosed from error
         try:
             self._run("stage")
             self.is_within = True
@@ -342,12 +346,6 @@ class SessionStage(OperatedSink):
             if isinstance(error, tf.errors.OutOfRangeError):
                 raise PassEnded from error
             raise
-
-    def _await_room(self) -> None:
-        try:
-            self._run("room")
-        except tf.errors.OutOfRangeError as error:
-            raise SinkClosed from error
 
     def take(self) -> tuple[Status, Leaves]:
         status = Status(int(self._run("token")))
@@ -361,7 +359,7 @@ class SessionStage(OperatedSink):
 REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may have no thread
 
 
-class StagingAreas(Owned):
+class StagingAreas(Sink):
     """A sink that puts one part of each element on each device; ``depth`` is its capacity in elements.
 
     The leaves of an element are one list per device. Parts are copied to their device unless they are there.
@@ -383,24 +381,18 @@ class StagingAreas(Owned):
         token = tf.constant(_token(status, self._pass), tf.int64)
         self._is_over = status != Status.BATCH
         self._pass += self._is_over
-        parts: list[Any] = [None] * len(self._areas)
-        if status == Status.BATCH:
-            parts = [self._on_device(*each) for each in zip(self._areas, leaves, strict=True)]
-            self._await_room()
-        with self._changed:  # not while another thread empties
-            for area, part in zip(self._areas, parts, strict=True):
-                self._put_part(area, part, token)
-
-    def _on_device(self, area: _Area, part: Leaves) -> Leaves:
-        with tf.device(area.device):
-            return [tf.identity(value) for value in part]
-
-    def _await_room(self) -> None:
+        parts: list[Any] = []
+        for area, part in zip(self._areas, leaves, strict=True) if status == Status.BATCH else ():
+            with tf.device(area.device):
+                parts.append([tf.identity(value) for value in part])
         try:
-            for area in self._areas:
+            for area in self._areas[: len(parts)]:
                 area.permits.dequeue()
         except tf.errors.OpError as error:
             raise SinkClosed from error
+        with self._changed:  # not while another thread empties
+            for area, part in zip_longest(self._areas, parts):
+                self._put_part(area, part, token)
 
     def _put_part(self, area: _Area, part: Leaves | None, token: Any) -> None:
         if self._closed:
@@ -417,10 +409,6 @@ class StagingAreas(Owned):
     def level(self) -> int:
         with tf.init_scope():  # a garbage collection may call this while a graph is being built
             return int(self._areas[-1].tokens.size())
-
-    def _all_taken(self) -> bool:
-        with self._changed:
-            return not any(int(area.tokens.size()) for area in self._areas)
 
     def take(self) -> tuple[Status, list[Any]]:
         with tf.init_scope():
@@ -450,7 +438,10 @@ class StagingAreas(Owned):
             is_first, self._reported = token != self._reported, token
         if is_first:
             deadline = time.monotonic() + REPLICAS_TIMEOUT_S
-            while not self._all_taken() and time.monotonic() < deadline:
+            while time.monotonic() < deadline:
+                with self._changed:
+                    if not any(int(area.tokens.size()) for area in self._areas):
+                        break
                 time.sleep(0.0005)
             ended(_status(token))
 
@@ -463,17 +454,11 @@ class StagingAreas(Owned):
         with tf.init_scope():
             for area in self._areas:
                 area.tokens.close(cancel_pending_enqueues=True)
-                self._drop_elements(area)
+                with suppress(tf.errors.OutOfRangeError):  # a step took the last
+                    while int(area.tokens.size()):  # a step that has a token finds its part
+                        if _status(int(area.tokens.dequeue())) == Status.BATCH:
+                            area.unstage()
                 area.permits.enqueue(PERMIT)  # wakes the thread that waits for room, which finds this closed
-
-    def _drop_elements(self, area: _Area) -> None:
-        """Take out the parts that have a token in the queue; a step that has a token finds its part."""
-        try:
-            while int(area.tokens.size()):
-                if _status(int(area.tokens.dequeue())) == Status.BATCH:
-                    area.unstage()
-        except tf.errors.OutOfRangeError:  # a step took the last
-            return
 
 
 def _token(status: Status, number: int) -> int:

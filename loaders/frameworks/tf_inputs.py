@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from multiprocessing.util import Finalize
@@ -61,7 +61,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
     """
     passes = Passes(source)
     element_spec = signature_of(passes, signature)
-    dataset = _pulled(PulledPasses(passes), element_spec)
+    dataset = _pulled(passes, element_spec)
     if (length := passes.steady_length) is not None:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
     options = tf.data.Options()
@@ -70,10 +70,10 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
     return (dataset.prefetch(prefetch) if prefetch else dataset).with_options(options)
 
 
-def _pulled(passes: PulledPasses, element_spec: Any) -> Any:
+def _pulled(source: Passes, element_spec: Any) -> Any:
     """Return a dataset of one element that begins a pass, flat-mapped to the batches of the pass."""
-    specs = flat(element_spec)
-    make = partial(tensors_of, element_spec, zero_copy=passes.batches_never_change)
+    specs, passes = flat(element_spec), PulledPasses(source)
+    make = partial(tensors_of, element_spec, zero_copy=source.batches_never_change)
     begin_pass, next_batch = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
 
     def begin(_: Any) -> Any:
@@ -122,16 +122,24 @@ class Input(FrameworkHint, Owned, ABC):
     instead = "make the input where it is needed, over a source of its own"
     for_keras = "its to_dataset()"
 
-    element_spec: Any
     _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
+
+    def __init__(self, passes: Passes, element_spec: Any) -> None:
+        self._passes = passes
+        self.element_spec = element_spec
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch."""
 
-    @abstractmethod
     def __len__(self) -> int:
         """Return the number of batches of the next epoch. Raises TypeError where it is not known."""
+        return len(self._passes)
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """The number of batches of every epoch; None where it is unknown or infinite."""
+        return self._passes.steady_length
 
     def dequeue(self) -> Any:
         """Return the next batch. Raises OutOfRangeError at the end of an epoch."""
@@ -198,26 +206,11 @@ class Input(FrameworkHint, Owned, ABC):
         self.close()
 
 
-class SourceInput(Input):
-    """An input over the passes of a source; each pass is an epoch."""
-
-    def __init__(self, passes: Passes, element_spec: Any) -> None:
-        self._passes = passes
-        self.element_spec = element_spec
-
-    def __len__(self) -> int:
-        return len(self._passes)
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """The number of batches of every epoch; None where it is unknown."""
-        return self._passes.steady_length
-
-
 class DirectInput(Input):
     """An input without a thread: each step waits while its batch is made, and so counts as starved."""
 
-    def __init__(self) -> None:
+    def __init__(self, passes: Passes, element_spec: Any) -> None:
+        super().__init__(passes, element_spec)
         self._occupancy = Occupancy()
         self._closed = False
 
@@ -244,14 +237,14 @@ class DirectInput(Input):
             raise UsageError("this input is closed; make a new one")
 
     def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__)
+        return self._occupancy.read(type(self).__name__, source=self._passes.source)
 
     def close(self) -> None:
         self._closed = True
         self._drawing = None
 
 
-class FeederInput(SourceInput):
+class FeederInput(Input):
     """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
 
     ``state_dict`` is the source's state as of the last batch that this input delivered, for any number of
@@ -330,7 +323,7 @@ class FeederInput(SourceInput):
         self._finalizer()
 
 
-class FeedInput(DirectInput, SourceInput):
+class FeedInput(DirectInput):
     """Draws each batch from ``source`` when the step asks for it: for debugging, and for small data.
 
     ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` returns
@@ -345,12 +338,13 @@ class FeedInput(DirectInput, SourceInput):
 
     def __init__(self, source: Source, *, signature: Any = None) -> None:
         passes = Passes(source)
-        DirectInput.__init__(self)
-        SourceInput.__init__(self, passes, signature_of(passes, signature))
+        super().__init__(passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes)
         self._finalizer = self._pulled.closed_with(self)
         self._number: int | None = None  # the number of the pass that a graph dequeues from
-        self._placeholders = None if tf.executing_eagerly() else _placeholders_for(self.specs)
+        self._placeholders: list[Any] | None = None
+        if not tf.executing_eagerly():
+            self._placeholders = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.specs]
 
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
@@ -395,16 +389,9 @@ class FeedInput(DirectInput, SourceInput):
         """End the current epoch early: the next batch is the first of another epoch."""
         self._drawing = self._number = None
 
-    def stats(self) -> InputStats:
-        return self._occupancy.read(type(self).__name__, source=self._passes.source)
-
     def close(self) -> None:
         super().close()
         self._finalizer()
-
-
-def _placeholders_for(specs: list[Any]) -> list[Any]:
-    return [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
 
 
 class QueueInput(FeederInput):
@@ -514,35 +501,38 @@ class StagingInput(FeederInput):
         self._wrapped = source if isinstance(source, Input) else None
         passes = Passes(source)
         element_spec = signature_of(passes, signature)
-        devices = list(strategy.extended.worker_devices) if strategy else [device or _first_device()]
+        if strategy:
+            devices = list(strategy.extended.worker_devices)
+        else:
+            gpus = [] if device else tf.config.list_logical_devices("GPU")
+            devices = [device or (gpus[0].name if gpus else "CPU:0")]
         make = self._eager if tf.executing_eagerly() else self._of_graph
-        sink, feeder = make(passes, element_spec, devices, depth)
-        super().__init__(passes, element_spec, sink, feeder)
+        on_close = self._wrapped.close if self._wrapped is not None else None
+        sink, fed, leaves_of = make(passes, element_spec, devices, depth)
+        super().__init__(passes, element_spec, sink, Feeder(fed, sink, leaves_of, on_close=on_close))
 
-    def _eager(self, passes: Passes, element_spec: Any, devices: list[str], depth: int) -> tuple[Any, Feeder]:
+    def _eager(
+        self, passes: Passes, element_spec: Any, devices: list[str], depth: int
+    ) -> tuple[Sink, Passes, Callable[[Any], Leaves]]:
         specs = [_part_of(spec, len(devices)) for spec in flat(element_spec)]
-        areas = StagingAreas(specs, devices, depth)
         split = partial(_split, element_spec, len(devices), passes.batches_never_change)
-        return areas, Feeder(passes, areas, split, on_close=self._closing())
+        return StagingAreas(specs, devices, depth), passes, split
 
     def _of_graph(
         self, passes: Passes, element_spec: Any, devices: list[str], depth: int
-    ) -> tuple[Any, Feeder]:
+    ) -> tuple[Sink, Passes, Callable[[Any], Leaves]]:
         if self._wrapped is None or len(devices) > 1:
             raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
         batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
         stage = SessionStage(flat(element_spec), batch, devices[0], depth)
-        endless = Passes(partial(_endless, self._wrapped, stage))
-        return stage, Feeder(endless, stage, lambda _: [], on_close=self._closing())
-
-    def _closing(self) -> Callable[[], None] | None:
-        return self._wrapped.close if self._wrapped is not None else None
+        return stage, Passes(partial(_endless, self._wrapped, stage)), lambda _: []
 
     def _form(self, leaves: Leaves) -> Any:
         if not self._strategy:
             return self.packed(leaves[0])
-        columns = zip(*leaves, strict=True)
-        return renamed(self.element_spec, [_per_replica(self._strategy, column) for column in columns])
+        distributed = self._strategy.experimental_distribute_values_from_function
+        columns = map(iter, zip(*leaves, strict=True))
+        return self.packed([distributed(lambda _, parts=column: next(parts)) for column in columns])
 
     def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
         if self._in_session:
@@ -574,11 +564,6 @@ def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
     return itertools.repeat(None)
 
 
-def _first_device() -> str:
-    gpus = tf.config.list_logical_devices("GPU")
-    return gpus[0].name if gpus else "CPU:0"
-
-
 def _part_of(spec: Any, parts: int) -> Any:
     """The spec of one replica's rows."""
     rows, *sides = spec.shape.as_list() if spec.shape.rank else [None]
@@ -599,11 +584,6 @@ def _rows(leaf: Any, part: int, parts: int) -> Any:
     share, more = divmod(int(leaf.shape[0]), parts)
     first = part * share + min(part, more)
     return leaf[first : first + share + (part < more)]
-
-
-def _per_replica(strategy: Any, values: Sequence[Any]) -> Any:
-    remaining = iter(values)
-    return strategy.experimental_distribute_values_from_function(lambda _: next(remaining))
 
 
 def _replica(strategy: Any) -> int:

@@ -20,6 +20,7 @@ from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
     COLD,
     DIRECT,
+    FADVISE,
     PAGE,
     ColdWay,
     OpenFiles,
@@ -280,7 +281,7 @@ class SmallFiles(_WriteStep):
             if self._shard is None:
                 self._shard = self._made(place, seconds)
             is_direct = self._way.method == DIRECT
-            for path in self._paths:
+            for path in self._paths if self._way.method == FADVISE else ():
                 evict(path)
             if is_direct or (self._way.method and max(map(resident_share, self._paths)) <= COLD):
                 self._cold.append(self._read_all(seconds, direct=is_direct))
