@@ -36,12 +36,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_below
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import (
-    TreeReader,
-    holds_images,
-    mtime_of,
-    other_folders_note,
-)
+from shardprep.formats.sources.trees import TreeReader, holds_images, mtime_of, other_folders_note
 
 LAYOUT = "coco"
 ANNOTATIONS, PREFIX = "annotations", "instances_"

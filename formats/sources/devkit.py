@@ -57,7 +57,13 @@ def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
     for element in _elements(data[128:], order):
         variables = [element]
         if element.kind == _COMPRESSED:
-            inflated = _inflate(element.data, left)
+            inflater = zlib.decompressobj()
+            try:
+                inflated = inflater.decompress(element.data, left + 1)
+            except zlib.error as error:
+                raise ValueError(f"it cannot be inflated ({error})") from None
+            if len(inflated) > left or not inflater.eof:
+                raise ValueError(f"it is cut off, or inflates to more than {MAX_INFLATED_BYTES} bytes")
             variables = [*islice(_elements(inflated, order), MAX_VALUES)]
         left -= sum(len(each.data) for each in variables)
         if left < 0:
@@ -67,17 +73,6 @@ def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
             if len(parts) >= 5 and parts[2].data == name.encode():
                 return _rows(parts, order)
     raise ValueError(f"there is no struct array {name!r}")
-
-
-def _inflate(data: bytes, limit: int) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise ValueError(f"it cannot be inflated ({error})") from None
-    if len(inflated) > limit or not inflater.eof:
-        raise ValueError(f"it is cut off, or inflates to more than {MAX_INFLATED_BYTES} bytes")
-    return inflated
 
 
 def _elements(data: bytes, order: str) -> Iterator[_Element]:
@@ -178,7 +173,10 @@ def read_devkit(path: Path) -> Devkit:
             if name not in files:
                 raise ValueError(f"holds no {name}")
         leaves = _leaves(files[META])
-        truth = _ground_truth(files[GROUND_TRUTH], len(leaves))
+        truth = files[GROUND_TRUTH].decode("ascii", errors="replace").splitlines()
+        for number, line in enumerate(truth, start=1):
+            if not _ID.fullmatch(line.strip()) or not 1 <= int(line) <= len(leaves):
+                raise ValueError(f"{GROUND_TRUTH}: line {number} is not a number from 1 to {len(leaves)}")
         of_wnid = {_text(leaf, "WNID"): leaf for leaf in leaves}
         classes = LabelSpace.of(
             of_wnid,
@@ -186,7 +184,7 @@ def read_devkit(path: Path) -> Devkit:
             ids={wnid: _integer(leaf, "ILSVRC2012_ID") for wnid, leaf in of_wnid.items()},
         )
         images = {wnid: _integer(leaf, "num_train_images") for wnid, leaf in of_wnid.items()}
-    return Devkit(classes, images, truth)
+    return Devkit(classes, images, tuple(map(int, truth)))
 
 
 def _files_of(path: Path) -> dict[str, bytes]:
@@ -215,9 +213,8 @@ def _leaves(meta: bytes) -> list[dict[str, Value]]:
     for wnid in (_text(leaf, "WNID") for leaf in leaves):
         if not _WNID.fullmatch(wnid):
             raise ValueError(f"{META}: {wnid!r} is no WNID")
-    if not leaves or sorted(_integer(leaf, "ILSVRC2012_ID") for leaf in leaves) != [
-        *range(1, len(leaves) + 1)
-    ]:
+    ids = sorted(_integer(leaf, "ILSVRC2012_ID") for leaf in leaves)
+    if not leaves or ids != [*range(1, len(leaves) + 1)]:
         raise ValueError(f"{META}: the ILSVRC2012_IDs of the classes are not 1 to their number")
     if len({leaf["WNID"] for leaf in leaves}) < len(leaves):
         raise ValueError(f"{META}: two classes have the same WNID")
@@ -236,12 +233,3 @@ def _text(synset: Mapping[str, Value], field: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_WORDS:
         raise ValueError(f"{META}: {field} is missing, not text, or longer than {MAX_WORDS} characters")
     return value
-
-
-def _ground_truth(data: bytes, classes: int) -> tuple[int, ...]:
-    """Read one ILSVRC2012_ID per line. Raises ValueError with the number of an invalid line."""
-    lines = data.decode("ascii", errors="replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        if not _ID.fullmatch(line.strip()) or not 1 <= int(line) <= classes:
-            raise ValueError(f"{GROUND_TRUTH}: line {number} is not a number from 1 to {classes}")
-    return tuple(map(int, lines))

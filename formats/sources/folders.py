@@ -18,7 +18,6 @@ from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import SPLITS, Entries, Listing, Problems, SourceOptions, split_folders
 from shardprep.formats.sources.trees import (
     FolderWalk,
-    FoundFile,
     TreeReader,
     is_image,
     other_folders,
@@ -73,11 +72,12 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
         )
     if not names:
         return None
+    annotations, locations = AnnotationFiles(), {split: ""}
     return Tree(
         layout="class-folders",
-        annotation_files=AnnotationFiles(),
+        annotation_files=annotations,
         root=path,
-        locations={split: ""},
+        locations=locations,
         source_options=options,
     )
 
@@ -129,17 +129,14 @@ class Tree(IlsvrcSource):
     @property
     def folders(self) -> tuple[Path, ...]:
         tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.locations.values())
-        return (*tops, *(self._targets if self.source_options.follow_symlinks else ()))
-
-    @property
-    def _targets(self) -> tuple[Path, ...]:
-        """The targets of links in place of folders of splits and of classes."""
-        places = [
+        if not self.source_options.follow_symlinks:
+            return tuple(tops)
+        places = (
             self.root / place / name
             for split, place in self.locations.items()
             for name in ("", *self.classes[split])
-        ]
-        return tuple(place.resolve() for place in places if place.is_symlink())
+        )
+        return (*tops, *(place.resolve() for place in places if place.is_symlink()))
 
     @cached_property
     def labels(self) -> LabelSpace:
@@ -202,10 +199,11 @@ class Tree(IlsvrcSource):
                     continue
                 is_empty = False
                 with problems.collected("label"):
-                    path = f"{name}/{file.path}".lstrip("/")
+                    path, file_name = f"{name}/{file.path}".lstrip("/"), file.path.rpartition("/")[2]
+                    stem = file_name.rpartition(".")[0] or file_name
                     table.append(
                         record_key(path.partition("/")[0], path),
-                        truth.label_of(_stem(file), folder=name or None) if truth else label,
+                        truth.label_of(stem, folder=name or None) if truth else label,
                         length=file.size,
                         path=f"{here}/{file.path}".lstrip("/").encode(),
                         mtime_ns=file.mtime_ns,
@@ -225,8 +223,3 @@ class Tree(IlsvrcSource):
             notes=other_folders_note(self.root, self._places),
             options=self.source_options.kept("follow_symlinks", "skip_non_images"),
         )
-
-
-def _stem(file: FoundFile) -> str:
-    name = file.path.rpartition("/")[2]
-    return name.rpartition(".")[0] or name

@@ -260,8 +260,16 @@ class OfficialTars(IlsvrcSource):
 
     def known_by(self, split: str) -> Mapping[str, Any]:
         truth = self.ground_truth(flat=True).authorities if split == "val" else ()
+        path = self.paths[split]
+        place: dict[str, Any]
+        if isinstance(path, RemoteFile):
+            place = {"archive": path.url, "size": path.stored.size, "e_tag": path.stored.e_tag}
+        else:
+            path = path.resolve()
+            status, name = path.stat(), os.fsencode(path).hex()
+            place = {"archive": name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
         return {
-            **_known_by(self.paths[split]),
+            **place,
             "split": split,
             "classes": self.labels.digest,
             "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
@@ -313,18 +321,6 @@ class OfficialTars(IlsvrcSource):
 
 def _opened(path: Path | RemoteFile) -> OpenArchive:
     return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
-
-
-def _known_by(path: Path | RemoteFile) -> dict[str, Any]:
-    if isinstance(path, RemoteFile):
-        return {"archive": path.url, "size": path.stored.size, "e_tag": path.stored.e_tag}
-    path = path.resolve()
-    status = path.stat()
-    return {
-        "archive": os.fsencode(path).hex(),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-    }
 
 
 def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:

@@ -63,13 +63,12 @@ class GrowingTable:
 
     def _pack(self) -> None:
         if self._rows:
-            columns = zip(self._row.names or (), zip(*self._rows, strict=True), strict=True)
-            self._pieces.append(np.array(self._rows, [(n, self._kind(n, values)) for n, values in columns]))
+            kinds = []
+            for name, values in zip(self._row.names or (), zip(*self._rows, strict=True), strict=True):
+                kind = self._row[name].str
+                kinds.append((name, f"S{max(1, *map(len, values))}" if kind == "|S1" else kind))
+            self._pieces.append(np.array(self._rows, kinds))
             self._rows = []
-
-    def _kind(self, name: str, values: tuple[Any, ...]) -> str:
-        kind = self._row[name].str
-        return f"S{max(1, *map(len, values))}" if kind == "|S1" else kind
 
 
 class EntryTable:
@@ -82,8 +81,7 @@ class EntryTable:
     def __init__(
         self, source: Path | str, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
     ) -> None:
-        self._source = source
-        self._problems = problems
+        self._source, self._problems = source, problems
         row = entry_dtype(1, 1)
         self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *more]))
 
@@ -150,9 +148,7 @@ def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
 
 
 _TRAIN = re.compile(r"(n\d{8})_\d+", re.ASCII)
-
 _FLAT = re.compile(r"ILSVRC2012_(?:val|test)_\d{8}", re.ASCII)
-
 _IMAGE = re.compile(r"(.+)\.(?:JPEG|jpeg|jpg)", re.DOTALL)
 
 
@@ -176,10 +172,6 @@ def official_key(stem: str) -> str | None:
     return stem if _FLAT.fullmatch(stem) else None
 
 
-_PREFIX_CHARACTERS = len("sha256:")
-_NAME_CHARACTERS = 32
-
-
 class StoredEntries:
     """The entries of a split, stored in a folder under a name that is made of all that decides them.
 
@@ -188,8 +180,8 @@ class StoredEntries:
     """
 
     def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
-        digest = sha256_of(dict(known_by))[_PREFIX_CHARACTERS:]
-        self._table = folder / f"listing-{digest[:_NAME_CHARACTERS]}.npy"
+        digest = sha256_of(dict(known_by)).removeprefix("sha256:")
+        self._table = folder / f"listing-{digest[:32]}.npy"
         self._entry = self._table.with_suffix(".json")
 
     def read(self) -> Entries | None:

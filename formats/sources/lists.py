@@ -56,13 +56,7 @@ from shardprep.formats.sources.tables import (
     place_below,
 )
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import (
-    FolderWalk,
-    FoundFile,
-    TreeReader,
-    mtime_of,
-    other_folders_note,
-)
+from shardprep.formats.sources.trees import FolderWalk, FoundFile, TreeReader, mtime_of, other_folders_note
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),

@@ -1,41 +1,37 @@
-"""The source of Parquet files of Hugging Face's datasets, read in place."""
+"""The source of Parquet files of Hugging Face's datasets, read in place and in bounded memory.
+
+The contents of a column's pages are known from their headers, before they are decompressed. The file's
+metadata says that, too, but pyarrow does not hold the pages to it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
+from itertools import accumulate, repeat
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
+from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.workers import Child, ChildDied
 from shardprep.formats.sources.listing import official_key
-from shardprep.formats.sources.parquet_rows import (
-    Columns,
-    RowGroups,
-    arrow_reads,
-    image_of,
-    no_bytes,
-    objects_of,
-    opened,
-    parquet_module,
-    sizes_of,
-    value_of,
-)
 from shardprep.formats.sources.record_files import (
+    ADVICE,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -47,6 +43,7 @@ from shardprep.formats.sources.record_files import (
     usual_label,
 )
 from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.tfrecord import MAX_VARINT, ByteWindow, varint
 from shardprep.formats.sources.trees import wrapped
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
@@ -64,6 +61,350 @@ _ROWS_OF_NO_BYTES = 1 << 20  # more of them than bytes are no records
 _MOST_SHARED = 4  # times the bytes of a file: more are counted row by row
 _SMALL = 32 << 20
 _MOST_BYTES = 4 * MAX_IMAGE_BYTES  # of a row with its columns
+
+_MAX_METADATA = 16 << 20
+_MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow makes room for as many as the file claims
+MAX_GROUP_BYTES = 1 << 30  # of the columns of one row group, as they are in memory
+
+_BATCH_BYTES = 64 << 20
+_BYTE_ARRAY, _PREFIXED = "BYTE_ARRAY", "DELTA_BYTE_ARRAY"
+_LEVEL_BYTES = 8  # of each value within a list or struct
+_ELEMENT_BYTES = 4  # of an element of a list beside its value
+
+_UNCOMPRESSED, _COMPRESSED = 2, 3
+_DATA = (5, 8)  # of both versions: structs that begin with the number of values
+_TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _DOUBLE, _BYTES, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 12
+_SIZES = {_BYTE: 1, _DOUBLE: 8}
+_MOST_DEPTH = 8
+
+Sizes = npt.NDArray[np.int64]
+Columns = Mapping[str, Any]
+"""Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
+
+
+def parquet_module(path: Path) -> ModuleType:
+    """Return ``pyarrow.parquet``. Raises MissingExtra if it is not installed; ``path`` is what needs it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra.of("reading it", "pyarrow", "parquet", path=path) from error
+    module: ModuleType = pyarrow.parquet
+    return module
+
+
+@contextmanager
+def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
+    """Raise SourceDamaged for what pyarrow raises over a file: its OSError without errno is one, too."""
+    with foreign_file(place, ADVICE, key=key):
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:
+                raise ValueError(str(error)) from error
+            raise
+
+
+def opened(archive: ArchiveFile, **options: Any) -> Any:
+    """Return the open ``ParquetFile``, with its metadata read. Raises SourceDamaged, MissingExtra."""
+    module = parquet_module(archive.path)
+    with arrow_reads(archive.path):
+        length = int.from_bytes(archive.read_at(4, max(0, archive.end - 8)), "little")
+        if length > _MAX_METADATA:
+            raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
+        return module.ParquetFile(
+            archive.path,
+            thrift_string_size_limit=_MAX_METADATA,
+            thrift_container_size_limit=_MAX_ITEMS,
+            **options,
+        )
+
+
+def pages_of(archive: ArchiveFile, chunk: Any) -> tuple[int, int, int]:
+    """Return the decompressed bytes of all pages and of the largest one, and the values with nulls.
+
+    ``chunk`` is pyarrow's metadata of a column's part. Raises ValueError.
+    """
+    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
+    if dictionary is not None and 0 < dictionary < start:
+        start = dictionary
+    reader = _CompactReader(ByteWindow(archive.read_at, archive.end), start)
+    size = largest = values = 0
+    while values < chunk.num_values and reader.at < start + chunk.total_compressed_size:
+        header = reader.struct()
+        length, compressed = _count(header.get(_UNCOMPRESSED)), _count(header.get(_COMPRESSED))
+        size, largest = size + length, max(largest, length)
+        values += max(_count(header.get(data, {}).get(1, 0)) for data in _DATA)
+        reader.at += compressed
+    return size, largest, values
+
+
+def _count(number: int | None) -> int:
+    if number is None or number < 0:
+        raise ValueError(f"a page says that it has a size of {number}")
+    return number
+
+
+class _CompactReader:
+    """Reader of Thrift's compact protocol: a struct becomes a dict by the numbers of its fields.
+
+    It has those fields that a page's header needs: structs, and numbers of 32 bits.
+    """
+
+    def __init__(self, window: ByteWindow, at: int) -> None:
+        self.at = at
+        self._window = window
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self._take(1)[0]:
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # as in 16 bits
+            kind = head & 15
+            if kind == _STRUCT and depth < _MOST_DEPTH:
+                found[number] = self.struct(depth + 1)
+            elif kind == _INT32:
+                found[number] = self._integer()
+            elif kind in (_INT16, _INT64):
+                self._varint()
+            elif kind in _SIZES:
+                self._take(_SIZES[kind])
+            elif kind == _BYTES:
+                length = self._varint()
+                self.at += length
+            elif kind not in (_TRUE, _FALSE):
+                raise ValueError(f"a page's header has a field of type {kind}")
+        return found
+
+    def _take(self, length: int) -> bytes:
+        if self.at + length > self._window.end:
+            raise ValueError("the file ends within the header of a page")
+        self.at += length
+        return self._window.take(self.at - length, self.at)
+
+    def _varint(self) -> int:
+        data = self._window.take(self.at, min(self.at + MAX_VARINT, self._window.end))
+        number, used = varint(data, 0)
+        self.at += used
+        return number
+
+    def _integer(self) -> int:
+        number = self._varint()
+        return number >> 1 ^ -(number & 1)
+
+
+class RowGroups(Owned):
+    """The row groups of an open file; ``starts`` are the numbers of their first rows, and the number of rows.
+
+    ``encoded_bytes`` are those that each says that its columns have in the file, decompressed. Repeated text
+    and bytes are in memory once: a dictionary in the file stays one.
+    """
+
+    def __init__(self, archive: ArchiveFile) -> None:
+        self.archive = archive
+        with opened(archive) as file, arrow_reads(archive.path):
+            metadata = file.metadata
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+            texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == _BYTE_ARRAY}
+            # pyarrow makes no dictionaries of values that share prefixes, and of extension types
+            texts -= {chunk.path_in_schema for chunk in chunks if _PREFIXED in chunk.encodings}
+            for field in file.schema_arrow:
+                if "extension" in str(field.type):
+                    texts -= {path for path in texts if _is_of(path, field.name)}
+        self.starts = tuple(accumulate((group.num_rows for group in groups), initial=0))
+        self.encoded_bytes = [group.total_byte_size for group in groups]
+        self._dictionaries = texts
+        self._file = opened(archive, metadata=metadata, read_dictionary=sorted(texts))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def first(self, name: str) -> Any:
+        """Return the value of a column in the first row; None without rows."""
+        for group in range(len(self.starts) - 1):
+            self._rows_at_once(group, name)
+            for batch in self._file.iter_batches(1, row_groups=[group], columns=[name], use_threads=False):
+                if len(batch):
+                    return batch.column(0)[0].as_py()
+        return None
+
+    def read(self, group: int, names: Sequence[str]) -> Columns:
+        """Return some columns of a row group. Raises SourceDamaged if they are too large, ValueError."""
+        import pyarrow  # optional, and slow to import, here and below
+
+        size, steps = 0, dict.fromkeys(names, 0)
+        for name in names:
+            steps[name], size = self._rows_at_once(group, name, size)
+        whole = [name for name, step in steps.items() if not step]
+        table = self._file.read_row_group(group, columns=whole, use_threads=False)
+        found = {name: table.column(name) for name in whole}
+        for name in names:
+            if step := steps[name]:
+                arrays = []
+                for batch in self._file.iter_batches(
+                    step, row_groups=[group], columns=[name], use_threads=False
+                ):
+                    arrays.append(batch.column(0))
+                    size = self._bounded(group, size + batch.nbytes)
+                found[name] = pyarrow.chunked_array(arrays, self._file.schema_arrow.field(name).type)
+        rows = self.starts[group + 1] - self.starts[group]
+        for column in found.values():
+            if len(column) != rows:
+                raise ValueError(f"the row group {group} has {len(column)} rows, but says {rows}")
+        return {name: found[name] for name in names}
+
+    def _rows_at_once(self, group: int, name: str, size: int = 0) -> tuple[int, int]:
+        """Return how many rows of a column may be read at once, 0 for all; and the size with the known."""
+        metadata = self._file.metadata.row_group(group)
+        most, most_values, is_shared = 0, 0, True
+        for number in range(metadata.num_columns):
+            chunk = metadata.column(number)
+            if not _is_of(chunk.path_in_schema, name):
+                continue
+            pages, largest, values = pages_of(self.archive, chunk)
+            most_values = max(most_values, values)
+            if chunk.physical_type != _BYTE_ARRAY or chunk.path_in_schema in self._dictionaries:
+                size += pages
+                continue
+            is_shared, most = False, max(most, largest)
+            in_list = self._file.schema.column(number).max_repetition_level > 0  # one row may have all values
+            size += largest * values if in_list else largest
+        size += _cell_bytes(self._file.schema_arrow.field(name).type, metadata.num_rows, most_values)
+        return 0 if is_shared else max(1, _BATCH_BYTES // max(1, most)), self._bounded(group, size)
+
+    def _bounded(self, group: int, size: int) -> int:
+        """Return the bytes that a row group takes in memory. Raises SourceDamaged if these are too many."""
+        if size > MAX_GROUP_BYTES:
+            too_large = f"the row group {group} takes more than {MAX_GROUP_BYTES:,} bytes in memory"
+            raise SourceDamaged(f"{too_large}; write smaller row groups", path=self.archive.path)
+        return size
+
+
+def _is_of(path: str, column: str) -> bool:
+    return path == column or path.startswith(f"{column}.")
+
+
+def _cell_bytes(kind: Any, count: int, values: int, level_bytes: int = 0) -> int:
+    """Return the most bytes of ``count`` cells of a type; ``values`` is the most that a list in it can have.
+
+    Values of text count by their places, as in a dictionary.
+    """
+    import pyarrow
+
+    kind = getattr(kind, "storage_type", kind)
+    if pyarrow.types.is_struct(kind):
+        parts, inner = [kind.field(number).type for number in range(kind.num_fields)], count
+    elif pyarrow.types.is_map(kind):
+        parts, inner = [kind.key_type, kind.item_type], values
+    elif pyarrow.types.is_fixed_size_list(kind):
+        parts, inner = [kind.value_type], count * kind.list_size  # also of a null
+    elif pyarrow.types.is_dictionary(kind) or not hasattr(kind, "value_type"):
+        try:
+            width = max(1, int(kind.bit_width) // 8)
+        except ValueError:
+            width = 4
+        return count * (width + level_bytes)
+    else:
+        parts, inner = [kind.value_type], values
+    return sum(_cell_bytes(part, inner, values, _LEVEL_BYTES) for part in parts)
+
+
+def no_bytes(path: object) -> ValueError:
+    """Return the error for an image that is only a path."""
+    return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
+
+
+def image_of(value: Any) -> bytes:
+    """Return the bytes of an image, with its path beside it or not. Raises ValueError if there are none."""
+    path = None
+    if isinstance(value, dict):
+        value, path = value.get("bytes"), value.get("path")
+    if not isinstance(value, bytes):
+        raise no_bytes(path)
+    return value
+
+
+def value_of(value: Any, field: Field) -> Any:
+    """Return the value as its column takes it. Raises ValueError and TypeError for other values."""
+    if field.kind == "image":
+        return image_of(value)
+    if field.kind == "label":
+        return UNLABELLED if value is None else value
+    if field.kind in ("json", "text"):
+        return _plain(value)
+    if isinstance(field.codec, ArrayCodec):
+        array = np.array(value, field.codec.elements)
+        return array if array.shape else array[()]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with times and decimals as text."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
+
+
+def objects_of(column: Any) -> Iterator[Any]:
+    """Yield the values of a column without lists; one that is repeated is one object."""
+    import pyarrow
+
+    for array in column.chunks:
+        if pyarrow.types.is_dictionary(array.type):
+            values = array.dictionary.to_pylist()
+            yield from (None if place is None else values[place] for place in array.indices.to_pylist())
+        else:
+            yield from array.to_pylist()
+
+
+def sizes_of(column: Any) -> Sizes:
+    """Return the bytes of each row of a column, int64 [n]; no value is copied."""
+    return np.concatenate([np.zeros(0, np.int64), *map(_sizes, column.chunks)])
+
+
+def _sizes(array: Any) -> Sizes:
+    import pyarrow
+    import pyarrow.compute
+
+    types, kind = pyarrow.types, array.type
+    texts = (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string)
+    if types.is_dictionary(kind):
+        sizes = np.append(_sizes(array.dictionary), np.int64(0))  # and that of a null
+        return np.asarray(sizes[_numbers(array.indices.fill_null(len(sizes) - 1))], np.int64)
+    if any(is_text(kind) for is_text in texts):
+        return _numbers(pyarrow.compute.binary_length(array))
+    if types.is_struct(kind):
+        parts = [_sizes(array.field(number)) for number in range(kind.num_fields)]
+        return np.asarray(sum(parts, np.zeros(len(array), np.int64)), np.int64)
+    if types.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = array.values.slice(array.offset * size, len(array) * size)
+        return np.asarray(_sizes(values).reshape(len(array), size).sum(axis=1), np.int64)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        offsets = _numbers(array.offsets)
+        return _between(array.values, offsets[:-1], offsets[1:])
+    if hasattr(array, "sizes"):  # a list view
+        starts = _numbers(array.offsets)
+        return _between(array.values, starts, starts + _numbers(array.sizes))
+    if hasattr(array, "storage"):
+        return _sizes(array.storage)
+    return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
+
+
+def _between(array: Any, starts: Sizes, ends: Sizes) -> Sizes:
+    """Return the bytes of all values from each start to its end."""
+    every = np.cumsum(_sizes(array) + _ELEMENT_BYTES, dtype=np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), every])
+    return np.asarray(before[ends] - before[starts], np.int64)
+
+
+def _numbers(array: Any) -> Sizes:
+    found: Sizes = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRows | None:
@@ -109,7 +450,11 @@ class ParquetRows(RecordSource):
             for name in self.files.of_split[split]:
                 path = self.files.top / name
                 with problems.collected():
-                    nullable |= set(_null_columns(child, path))
+                    try:
+                        nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
+                    except ChildDied as error:  # damaged metadata make pyarrow abort the process
+                        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
+                        raise SourceDamaged(message, path=path) from error
                     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
                         if schema is None:
                             schema, first = file.schema_arrow, name
@@ -129,16 +474,8 @@ class ParquetRows(RecordSource):
             return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
 
 
-def _null_columns(child: Child, path: Path) -> list[str]:
-    """Return the columns with nulls. Damaged metadata make pyarrow abort the process that reads them."""
-    try:
-        return child.call_within(METADATA_TIMEOUT_S, _with_nulls, path)
-    except ChildDied as error:
-        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
-        raise SourceDamaged(message, path=path) from error
-
-
 def _with_nulls(path: Path) -> list[str]:
+    """Return the columns with nulls."""
     found: dict[str, None] = {}
     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
         file.metadata.to_dict()  # all that is read of it later
@@ -164,11 +501,6 @@ class ParquetLayout:
     label: str
     classes: tuple[str, ...]
     fields: Mapping[str, Field]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all columns in the file."""
-        return [name for name in (self.image, self.label, *self.fields) if name]
 
     @cached_property
     def name_of(self) -> Mapping[str, str]:
@@ -299,13 +631,13 @@ class RowContents(RecordContents):
             self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
             if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
                 raise SourceDamaged(
-                    f"claims {rows:,} rows in {archive.end:,} bytes, less than a byte for each",
-                    path=path,
+                    f"claims {rows:,} rows in {archive.end:,} bytes, less than a byte for each", path=path
                 )
             mtime_ns = wrapped(archive.identity.mtime_ns)
             for group, first in enumerate(groups.starts[:-1]):
-                columns = groups.read(group, self._layout.names)
-                self._add_group(columns, groups.encoded_bytes(group), name, first, mtime_ns)
+                names = (self._layout.image, self._layout.label, *self._layout.fields)
+                columns = groups.read(group, [*filter(None, names)])
+                self._add_group(columns, groups.encoded_bytes[group], name, first, mtime_ns)
 
     def _add_group(self, columns: Columns, encoded: int, name: str, first: int, mtime_ns: int) -> None:
         layout = self._layout
@@ -319,9 +651,9 @@ class RowContents(RecordContents):
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
                 if size is None:
                     raise no_bytes(path)
-                self.append(
-                    _name(path), self._label(label), length=length, path=name, offset=row, mtime_ns=mtime_ns
-                )
+                stem = (path or "").rpartition(".")[0]
+                key = stem if official_key(stem.rpartition("/")[2]) else path or ""  # without its extension
+                self.append(key, self._label(label), length=length, path=name, offset=row, mtime_ns=mtime_ns)
 
     def _lengths(
         self, columns: Columns, images: npt.NDArray[np.int64], encoded: int
@@ -352,25 +684,17 @@ def _images(
     columns: Columns, layout: ParquetLayout, rows: int
 ) -> tuple[list[int | None], Iterable[str | None]]:
     """Return the size of each image, None without bytes, and its path, None for none."""
-    import pyarrow.compute  # optional, and slow to import
+    import pyarrow.compute
 
-    if not layout.image:
-        return [0] * rows, repeat(None, rows)
-    images: Any = columns[layout.image]
     paths: Iterable[str | None] = repeat(None, rows)
+    if not layout.image:
+        return [0] * rows, paths
+    images: Any = columns[layout.image]
     if layout.in_struct:
         paths = objects_of(pyarrow.compute.struct_field(images, "path"))
         images = pyarrow.compute.struct_field(images, "bytes")
-    has_bytes = images.is_valid().to_pylist()
-    return [
-        size if there else None for size, there in zip(sizes_of(images).tolist(), has_bytes, strict=True)
-    ], paths
-
-
-def _name(path: str | None) -> str:
-    """Return the name for the row's key: that of an image of ILSVRC12 without extension."""
-    stem = (path or "").rpartition(".")[0]
-    return stem if official_key(stem.rpartition("/")[2]) else path or ""
+    every = zip(sizes_of(images).tolist(), images.is_valid().to_pylist(), strict=True)
+    return [size if there else None for size, there in every], paths
 
 
 @dataclass
@@ -409,13 +733,12 @@ class RowReader(FilesReader):
         place = (entry["path"].item(), group)
         if place not in kept:
             with arrow_reads(self.path_of(entry)):
-                columns = [name for name in (self.layout.image, *self.layout.fields) if name]
-                kept[place] = file.read(group, columns)
-            while len(kept) > 1 and sum(map(_bytes_of, kept.values())) > MAX_KEPT_BYTES:
+                kept[place] = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
+            while (
+                len(kept) > 1
+                and sum(column.nbytes for columns in kept.values() for column in columns.values())
+                > MAX_KEPT_BYTES
+            ):
                 kept.popitem(last=False)
         kept.move_to_end(place)
         return kept[place], number - file.starts[group]
-
-
-def _bytes_of(columns: Columns) -> int:
-    return sum(column.nbytes for column in columns.values())

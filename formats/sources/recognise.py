@@ -19,14 +19,7 @@ from shardprep.formats.sources.lists import LabelledList, MetadataFolder, labell
 from shardprep.formats.sources.pairs import PairedFolders, paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
 from shardprep.formats.sources.record_files import RecordSource
-from shardprep.formats.sources.source import (
-    SPLITS,
-    Box,
-    Entries,
-    Listing,
-    Source,
-    SourceOptions,
-)
+from shardprep.formats.sources.source import SPLITS, Box, Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, TensorpackLmdb, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord

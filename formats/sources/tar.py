@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,10 @@ class Header(NamedTuple):
 
 def parse_header(block: bytes) -> Header:
     """Parse a header. Raises ValueError unless checksum, magic and size are valid."""
-    if _octal(block[148:156]) != _checksum(block):
+    # The low half of Adler-32 is the plain sum plus one, exact for 256 bytes (255 * 256 < 65521), and ten
+    # times as fast as ``sum``; the checksum's own field counts as spaces.
+    halves = (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
+    if _octal(block[148:156]) != halves - sum(block[148:156]) + 8 * ord(" "):
         raise ValueError("the header's checksum is wrong")
     magic = block[257:265]
     if magic not in (USTAR, GNU):
@@ -55,24 +58,9 @@ def parse_header(block: bytes) -> Header:
     name = block[:100].rstrip(b"\0")
     if magic == USTAR and block[345]:
         name = block[345:500].rstrip(b"\0") + b"/" + name
-    return Header(name, _number(block[124:136]), block[156:157])
-
-
-def _checksum(block: bytes) -> int:
-    """Return the sum of all bytes, with the checksum's own field as spaces.
-
-    The low half of Adler-32 is the plain sum plus one, exact for 256 bytes (255 * 256 < 65521),
-    and ten times as fast as ``sum``.
-    """
-    both_halves = (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
-    return both_halves - sum(block[148:156]) + 8 * ord(" ")
-
-
-def _number(field: bytes) -> int:
-    """Return an octal number, or one in GNU's base 256 after a byte 0x80 (0xff would be negative)."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    return _octal(field)
+    if block[124] == 0x80:  # GNU's base 256; 0xff would be negative
+        return Header(name, int.from_bytes(block[125:136], "big"), block[156:157])
+    return Header(name, _octal(block[124:136]), block[156:157])
 
 
 def _octal(field: bytes) -> int:
@@ -189,101 +177,76 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
     stream's end. ``archive`` names the archive in errors. Raises SourceDamaged for a damaged or truncated
     archive, for links, devices, fifos and sparse files, and for hostile or repeated names.
     """
-    return _Walk(read_at, archive, start, end).members()
+    at, seen = start, set[str]()
+    given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
+    last: bytes | None = None
+    behind = ""
 
+    def place() -> str:
+        member = "" if last is None else f", {behind}member {last.decode(errors='backslashreplace')!r}"
+        return f"at byte {at}{member}: "
 
-class _Walk:
-    def __init__(self, read_at: ReadAt, archive: str, start: int, end: int) -> None:
-        self._read_at, self._archive, self._at, self._end = read_at, archive, start, end
-        self._seen: set[str] = set()
-        self._given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
-        self._last: bytes | None = None
-        self._is_behind = ""
-
-    def members(self) -> Iterator[Member]:
-        with foreign_file(self._archive, "copy or download the archive again", place=self._place):
-            while (header := self._header()) is not None:
-                self._last, self._is_behind = header.name, ""
-                if (member := self._member(header)) is not None:
-                    yield member
-                self._is_behind = "behind "  # a later error is in a header without a known name
-            self._last = None
-            self._check_end()
-
-    def _place(self) -> str:
-        if self._last is None:
-            return f"at byte {self._at}: "
-        name = self._last.decode(errors="backslashreplace")
-        return f"at byte {self._at}, {self._is_behind}member {name!r}: "
-
-    def _header(self) -> Header | None:
-        """Return the next header, with its extensions applied; None at a block of zeros."""
-        block = self._read_at(BLOCK, self._at) if self._at + BLOCK <= self._end else b""
-        if len(block) < BLOCK:
-            raise ValueError("the archive is cut off: its end mark is missing")
-        if block == _ZEROS:
-            return None
-        header = parse_header(block)
-        if self._given and header.kind not in _EXTENSIONS:
-            header, self._given = header._replace(**self._given), {}
-        return header
-
-    def _member(self, header: Header) -> Member | None:
-        body = self._at + BLOCK
-        padded = -(-header.size // BLOCK) * BLOCK
-        if padded > self._end - body:
-            raise ValueError(f"its {header.size} bytes do not fit into the archive")
-        member = None
-        if header.kind in _FILE:
-            member = Member(plain_name(header.name), body, header.size)
-            if member.name in self._seen:
-                raise ValueError("its name occurs twice")
-            self._seen.add(member.name)
-        elif header.kind in _EXTENSIONS:
-            self._extend(header, body)
-        elif header.kind != _FOLDER:
-            raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
-        elif header.size:
-            raise ValueError("it is a folder with bytes of its own")
-        elif header.name.startswith(b"/") or header.name.rstrip(b"/") != b".":
-            plain_name(header.name.rstrip(b"/"))
-        self._at = body + padded
-        return member
-
-    def _extend(self, header: Header, body: int) -> None:
-        """Note the name and the size that an extended header gives the next member."""
-        if header.size > MAX_EXTENSION_BYTES:
-            raise ValueError(f"it is an extended header of {header.size} bytes")
-        data = self._read_at(header.size, body)
-        if len(data) < header.size:
-            raise ValueError("the archive is cut off within an extended header")
-        records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
-        if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
-            raise ValueError("it is a sparse file")
-        if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
-            raise ValueError("it is a global header that gives all members one path or size")
-        name, digits = records.get(b"path"), records.get(b"size")
-        if name is not None:
-            if "name" in self._given or not name:
-                raise ValueError("extended headers give the member no name, or two")
-            self._given["name"] = name
-        if digits is not None:
-            if "size" in self._given or not digits.isdigit() or len(digits) > 19:
-                raise ValueError("extended headers give the member no sound size, or two")
-            self._given["size"] = int(digits)
-
-    def _check_end(self) -> None:
-        """Check that only zeros follow a block of zeros, and at least one block of them."""
-        if self._given:
+    with foreign_file(archive, "copy or download the archive again", place=place):
+        while (block := read_at(BLOCK, at) if at + BLOCK <= end else b"") != _ZEROS:
+            if len(block) < BLOCK:
+                raise ValueError("the archive is cut off: its end mark is missing")
+            header = parse_header(block)
+            if given and header.kind not in _EXTENSIONS:
+                header, given = header._replace(**given), {}
+            last, behind = header.name, ""
+            body, padded = at + BLOCK, -(-header.size // BLOCK) * BLOCK
+            if padded > end - body:
+                raise ValueError(f"its {header.size} bytes do not fit into the archive")
+            member = None
+            if header.kind in _FILE:
+                member = Member(plain_name(header.name), body, header.size)
+                if member.name in seen:
+                    raise ValueError("its name occurs twice")
+                seen.add(member.name)
+            elif header.kind in _EXTENSIONS:
+                if header.size > MAX_EXTENSION_BYTES:
+                    raise ValueError(f"it is an extended header of {header.size} bytes")
+                _extend(given, header, read_at(header.size, body))
+            elif header.kind != _FOLDER:
+                raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
+            elif header.size:
+                raise ValueError("it is a folder with bytes of its own")
+            elif header.name.startswith(b"/") or header.name.rstrip(b"/") != b".":
+                plain_name(header.name.rstrip(b"/"))
+            at = body + padded
+            if member is not None:
+                yield member
+            behind = "behind "  # a later error is in a header without a known name
+        last = None
+        if given:
             raise ValueError("an extended header has no member")
-        self._at += BLOCK
-        mark = self._at + BLOCK
-        while self._at < self._end and (piece := self._read_at(min(_PIECE, self._end - self._at), self._at)):
+        at += BLOCK
+        mark = at + BLOCK
+        while at < end and (piece := read_at(min(_PIECE, end - at), at)):
             if piece.count(0) != len(piece):
                 raise ValueError("data after a block of zeros, which marks the end")
-            self._at += len(piece)
-        if self._at < mark:
+            at += len(piece)
+        if at < mark:
             raise ValueError("the archive is cut off: half of its end mark is missing")
+
+
+def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
+    """Note the name and the size that an extended header gives the next member."""
+    if len(data) < header.size:
+        raise ValueError("the archive is cut off within an extended header")
+    records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
+    if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
+        raise ValueError("it is a sparse file")
+    if header.kind == b"g" and not records.keys().isdisjoint({b"path", b"size"}):
+        raise ValueError("it is a global header that gives all members one path or size")
+    if (name := records.get(b"path")) is not None:
+        if "name" in given or not name:
+            raise ValueError("extended headers give the member no name, or two")
+        given["name"] = name
+    if (digits := records.get(b"size")) is not None:
+        if "size" in given or not digits.isdigit() or len(digits) > 19:
+            raise ValueError("extended headers give the member no sound size, or two")
+        given["size"] = int(digits)
 
 
 class OfficialFile(NamedTuple):
@@ -308,15 +271,20 @@ OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the p
 def archive_of(path: Path) -> Archive:
     """Return the entry of a file without reading it; ``verified`` is "size" for the official size."""
     status = path.stat()
-    return Archive(
-        path.name, status.st_size, status.st_mtime_ns, verified=verified_by_size(path.name, status.st_size)
-    )
+    return _verified(Archive(path.name, status.st_size, status.st_mtime_ns), path)
 
 
-def verified_by_size(name: str, size: int) -> str:
-    """Return "size" for the official size of a file of that name, "no" for another."""
-    official = OFFICIAL_FILES.get(name)
-    return "size" if official and official.size == size else "no"
+def _verified(archive: Archive, path: Path | str) -> Archive:
+    """Return the entry of a file as verified by the MD5 or the size of an official file of its name.
+
+    Raises SourceDamaged for another MD5.
+    """
+    official = OFFICIAL_FILES.get(archive.name)
+    if official and archive.md5 not in (None, official.md5):
+        raise SourceDamaged(f"has MD5 {archive.md5}, not {official.md5}; download it again", path=path)
+    if official and (archive.md5 or official.size == archive.size):
+        return replace(archive, verified="md5" if archive.md5 else "size")
+    return archive
 
 
 def check_md5(path: Path) -> Archive:
@@ -326,20 +294,11 @@ def check_md5(path: Path) -> Archive:
         md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if Identity.of(path.stat()) != before:
         raise SourceDamaged("changed while it was read; start again", path=path)
-    return Archive(path.name, before.size, before.mtime_ns, md5, verified_by_md5(path.name, md5, path))
-
-
-def verified_by_md5(name: str, md5: str, path: Path | str) -> str:
-    """Return "md5" for a file of an official name, "no" for another. Raises SourceDamaged for another MD5."""
-    official = OFFICIAL_FILES.get(name)
-    if official and official.md5 != md5:
-        raise SourceDamaged(f"has MD5 {md5}, not {official.md5}; download it again", path=path)
-    return "md5" if official else "no"
+    return _verified(Archive(path.name, before.size, before.mtime_ns, md5), path)
 
 
 SEGMENT_BYTES = 16 << 20  # the least that a segment has
 WINDOW_BYTES = 256 << 10  # read at a time to find a segment's first header
-
 _MAGIC, _MAGIC_AT = b"ustar", 257
 
 
@@ -402,15 +361,16 @@ def remote_archive_of(file: RemoteFile, *, check_md5: bool) -> Archive:
 
     Raises SourceDamaged for an official name with another MD5, and RemoteFailed.
     """
-    size, e_tag = file.stored.size, file.stored.e_tag
-    if not check_md5:
-        return Archive(file.name, size, 0, verified=verified_by_size(file.name, size), e_tag=e_tag)
-    digest = hashlib.md5(usedforsecurity=False)
-    with RemoteArchive(file) as archive:
-        for piece in archive.pieces():
-            digest.update(piece)
-    md5 = digest.hexdigest()
-    return Archive(file.name, size, 0, md5, verified_by_md5(file.name, md5, file.url), e_tag)
+    entry, digest = (
+        Archive(file.name, file.stored.size, 0, e_tag=file.stored.e_tag),
+        hashlib.md5(usedforsecurity=False),
+    )
+    if check_md5:
+        with RemoteArchive(file) as archive:
+            for piece in archive.pieces():
+                digest.update(piece)
+        entry = replace(entry, md5=digest.hexdigest())
+    return _verified(entry, file.url)
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:

@@ -27,15 +27,7 @@ from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import EntryTable
-from shardprep.formats.sources.pickled import (
-    Array,
-    ByteRange,
-    Text,
-    Value,
-    decoded,
-    from_latin1,
-    kind_of,
-)
+from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value, decoded, from_latin1, kind_of
 from shardprep.formats.sources.record_files import (
     RecordClasses,
     chosen,

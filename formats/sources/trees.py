@@ -113,13 +113,11 @@ class FolderWalk:
             prefix, above = waiting.pop()
             here = f"{place}/{prefix}".strip("/")
             if self.follow_symlinks:
-                above = (*above, _inode(self.top / here))
+                status = (self.top / here).stat()
+                above = (*above, (status.st_dev, status.st_ino))
                 if above[-1] in above[:-1]:
-                    self.problems.add(
-                        SourceDamaged(
-                            "is a link to a folder that contains it; remove it", path=self.top / here
-                        )
-                    )
+                    cycle = "is a link to a folder that contains it; remove it"
+                    self.problems.add(SourceDamaged(cycle, path=self.top / here))
                     continue
             for one in self._scanned(here):
                 if isinstance(one, FoundFile):
@@ -159,9 +157,15 @@ class FolderWalk:
                 for entry in entries:
                     if entry.name in IGNORED_NAMES or entry.name.startswith("."):
                         self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
-                    elif (is_folder := _is_folder(entry)) and folders and self._is_sound(entry, here):
+                        continue
+                    is_folder = False
+                    with suppress(OSError):  # of a link into nowhere
+                        is_folder = entry.is_dir()
+                    if not (folders if is_folder else files) or not self._is_sound(entry, here):
+                        continue
+                    if is_folder:
                         found.append(entry.name)
-                    elif not is_folder and files and self._is_sound(entry, here):
+                    else:
                         status = entry.stat(follow_symlinks=self.follow_symlinks)
                         found.append(FoundFile(entry.name, status.st_size, mtime_of(status)))
             finally:
@@ -227,19 +231,6 @@ def refuse_links(top: Path, path: Path) -> None:
         path = path.parent
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a folder, or a link to one."""
-    try:
-        return entry.is_dir()
-    except OSError:  # a link into nowhere
-        return False
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
 def _opened_below(folder: int, place: bytes, *, follow_symlinks: bool) -> int:
     return os.open(place, OPEN_FLAGS, dir_fd=folder) if follow_symlinks else open_below(folder, place)
 
@@ -267,7 +258,15 @@ class TreeReader(OpeningReader[Descriptor]):
         fd = -1
         try:
             fd = _opened_below(folder, place, follow_symlinks=self.follow_symlinks)
-            return self._read(fd, entry)
+            pieces, missing = [], int(entry[self.columns[1]])
+            self._check(fd, entry)
+            while missing and (piece := os.read(fd, missing)):
+                pieces.append(piece)
+                missing -= len(piece)
+            self._check(fd, entry)
+            if missing:
+                raise self._changed(entry)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except OSError as error:
             if error.errno in _GONE:
                 raise self._changed(entry) from error
@@ -278,17 +277,6 @@ class TreeReader(OpeningReader[Descriptor]):
 
     def where(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
-
-    def _read(self, fd: int, entry: np.void) -> bytes:
-        pieces, missing = [], int(entry[self.columns[1]])
-        self._check(fd, entry)
-        while missing and (piece := os.read(fd, missing)):
-            pieces.append(piece)
-            missing -= len(piece)
-        self._check(fd, entry)
-        if missing:
-            raise self._changed(entry)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _check(self, fd: int, entry: np.void) -> None:
         status = os.fstat(fd)
