@@ -6,15 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.documents import anchor_of
 from support.repository import ROOT
 
 PAGE = (ROOT / "docs" / "training" / "from-tensorpack.md").read_text()
 WHOLE, PREAMBLE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-
-
-def anchor_of(heading: str) -> str:
-    """The anchor that GitHub gives to a heading."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 SECTIONS = {anchor_of(text.partition("\n")[0]): text for text in re.split(r"^#+ ", PAGE, flags=re.M)}
