@@ -1,6 +1,8 @@
 """The output of ``prep``: one line per error, exit codes, JSON and nothing else, no traceback."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardprep import Flow, Loader
+from shardprep.cli.app import cli, run
 from shardprep.formats import (
     DatasetNotFound,
     inspect,
@@ -17,7 +20,10 @@ from shardprep.formats import (
     read_manifest,
     verify,
 )
+from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
 from support.datasets import converted, flip, prep, prep_here
+from support.image_files import encoded, pixels
+from support.source_builders import write
 
 
 def assert_one_line(text: str) -> None:
@@ -33,6 +39,34 @@ def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: P
     assert split["records"] == 10
     assert split["root"].startswith("sha256:")
     assert done.stderr == ""
+
+
+def test_a_dry_run_as_json_is_one_object_with_the_exit_code_of_the_conversion(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path / f"photos/cat/{number}.png", encoded(pixels(8, 8 + number), ".png"))
+    write(tmp_path / "photos/cat/bad.png", b"no image")
+    words = ["convert", tmp_path / "photos", tmp_path / "out", "--workers", 0]
+
+    done = prep_here(*words, "--dry-run", "--json")
+
+    value = json.loads(done.stdout)
+    assert done.returncode == prep_here(*words).returncode == 1
+    assert [split["images"] for split in value["splits"]] == [6]
+    assert [(one["count"], one["exit_code"]) for one in value["problems"]] == [(1, 1)]
+
+
+def test_prep_alone_shows_the_commands_and_on_a_terminal_those_to_begin_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run([])
+    assert capsys.readouterr().out.startswith("Usage: prep")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    assert run([]) == 2
+
+    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prep ")]
+    assert shown == ["demo", "convert", "verify", "report", "bench-loader"]
+    assert set(shown) <= set(cli.commands)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +87,21 @@ def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: P
         ["sample", "out", "--classes", "1001"],
     ],
 )
-def test_wrong_usage_is_2(words: list[str], tmp_path: Path) -> None:
-    done = prep_here(*words, cwd=tmp_path)
+def test_wrong_usage_is_2_said_in_a_line_and_as_json(words: list[str], tmp_path: Path) -> None:
+    for more in ([], ["--json"]):
+        done = prep_here(*words, *more, cwd=tmp_path)
 
-    assert done.returncode == 2
-    assert_one_line(done.stderr)
+        assert done.returncode == 2
+        assert_one_line(done.stderr)
+        assert done.stderr.startswith("prep: ")
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], error["exit_code"]) == ("UsageError", 2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("words", "command"), [(["verify"], "prep verify"), (["nonsense"], "prep")])
+def test_an_error_of_arguments_names_their_command(words: list[str], command: str) -> None:
+    assert json.loads(prep_here(*words, "--json").stdout)["error"]["command"] == command
 
 
 @pytest.mark.parametrize(
@@ -127,16 +170,38 @@ def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
     assert victim.name in done.stdout
 
 
-@pytest.mark.torture
-def test_a_file_size_limit_is_3_and_resumable(archives: Path, tmp_path: Path) -> None:
-    words = ["convert", archives, tmp_path / "out", "--split", "val", "--shard-size", "100K", "--quiet"]
+def test_each_class_has_its_label_images_name_and_words(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards) as opened:
+        classes = opened.manifest.labels.classes
+        images = [int((opened.index["label"] == label).sum()) for label in range(len(classes))]
 
-    done = prep(*words, prefix=["prlimit", "--fsize=60000"])
+    said = prep_here("inspect", lmdb_shards, "--classes").stdout
 
-    assert done.returncode == 3
-    assert_one_line(done.stderr)
-    assert "ulimit -f" in done.stderr
-    prep(*words, check=True)
+    head, *rows = said.splitlines()[-len(classes) - 1 :]
+    assert head.split() == ["label", "images", "name", "words"]
+    assert [row.split(maxsplit=3) for row in rows] == [
+        [str(label), str(images[label]), found.name, found.words] for label, found in enumerate(classes)
+    ]
+
+
+def test_a_pair_of_keys_is_not_printed_and_is_kept_unless_forced(tmp_path: Path) -> None:
+    made = prep_here("keygen", "data1", "--json", cwd=tmp_path)
+    pair = {name: tmp_path / found for name, found in json.loads(made.stdout).items()}
+    before = pair["secret"].read_bytes()
+    refused = prep_here("keygen", "data1", cwd=tmp_path)
+
+    assert pair["public"].name == "data1.key"
+    assert pair["fingerprint"].name == fingerprint(load_public(pair["public"]))
+    assert refused.returncode == 2
+    assert_one_line(refused.stderr)
+    assert "--force" in refused.stderr
+    assert pair["secret"].read_bytes() == before
+    keys = [load_secret(pair["secret"])]
+    forced = prep_here("keygen", "data1", "--force", cwd=tmp_path)
+    keys.append(load_secret(pair["secret"]))
+    assert keys[0].secret != keys[1].secret
+    said = "".join(done.stdout + done.stderr for done in (made, refused, forced))
+    assert not [key for pair in keys for key in (pair.secret, pair.public) if key.decode() in said]
 
 
 @pytest.mark.torture
@@ -148,6 +213,25 @@ def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "hdf5" / "val" / "manifest.json").exists()
 
 
-@pytest.mark.torture
-def test_prep_alone_lists_the_commands() -> None:
-    assert prep().stdout.startswith("Usage: prep")
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not installed")
+def test_bash_completes_commands_and_datasets_by_the_line_in_the_documents(tmp_path: Path) -> None:
+    program = tmp_path / "prep"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m shardprep.cli "$@"\n')
+    program.chmod(0o755)
+    script = """
+eval "$(_PREP_COMPLETE=bash_source prep)"
+COMP_WORDS=(prep repa) COMP_CWORD=1
+_prep_completion prep
+echo "${COMPREPLY[@]}"
+complete -p prep
+COMP_WORDS="prep verify sh" COMP_CWORD=2 _PREP_COMPLETE=bash_complete prep
+"""
+
+    environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True, timeout=60)
+
+    command, function, folder = done.stdout.split("\n", 2)
+    assert command == "repair", done.stderr
+    assert "_prep_completion" in function
+    assert folder.strip() == "dir,sh"

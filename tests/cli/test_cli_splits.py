@@ -34,76 +34,48 @@ def damage(dataset: Path) -> Path:
 
 def test_verify_checks_each_split_and_sums_up(made: Path) -> None:
     done = prep_here("verify", made)
-
-    assert done.returncode == 0
-    assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == [
-        f"{made}/{split}" for split in ("train", "val", "test")
-    ]
-    assert done.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
-    assert done.stdout.splitlines()[-1].endswith("all intact")
-
-
-def test_the_json_of_verify_has_every_split(made: Path) -> None:
     found = json.loads(prep_here("verify", made, "--json").stdout)
 
+    names = [f"{made}/{split}" for split in ("train", "val", "test")]
+    assert done.returncode == 0
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == names
+    assert done.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
+    assert done.stdout.splitlines()[-1].endswith("all intact")
     assert (found["folder"], found["ok"], found["exit_code"]) == (str(made), True, 0)
-    assert [split["dataset"] for split in found["splits"]] == [
-        f"{made}/{split}" for split in ("train", "val", "test")
-    ]
+    assert [split["dataset"] for split in found["splits"]] == names
     assert all(split["root"].startswith("sha256:") for split in found["splits"])
 
 
-def test_one_damaged_split_is_named_and_decides_the_exit_code(shards: Path) -> None:
+def test_one_damaged_or_unfinished_split_is_named_and_decides_the_exit_code(shards: Path) -> None:
     damage(shards / "val")
-
-    done = prep_here("verify", shards)
-
-    assert done.returncode == 1
-    assert f"{shards}/train: intact" in done.stdout
-    assert f"{shards}/test: intact" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"{shards}: NOT intact: val of train, val, test"
-
-
-def test_a_split_that_is_unfinished_is_damage(shards: Path) -> None:
+    damaged = prep_here("verify", shards)
     (shards / "val" / "manifest.json").unlink()
+    unfinished = prep_here("verify", shards)
 
-    done = prep_here("verify", shards)
+    assert (damaged.returncode, unfinished.returncode) == (1, 1)
+    assert f"{shards}/train: intact" in damaged.stdout
+    assert f"{shards}/test: intact" in damaged.stdout
+    assert damaged.stdout.splitlines()[-1] == f"{shards}: NOT intact: val of train, val, test"
+    assert "no manifest.json" in unfinished.stdout
 
-    assert done.returncode == 1
-    assert "no manifest.json" in done.stdout
 
-
-def test_an_error_in_one_split_does_not_hide_the_others(shards: Path) -> None:
+def test_inspect_sums_up_each_split_and_an_error_in_one_does_not_hide_the_others(shards: Path) -> None:
+    whole = prep_here("inspect", shards)
     (shards / "train" / "manifest.json").unlink()
-
     text = prep_here("inspect", shards)
     found = json.loads(prep_here("inspect", shards, "--json").stdout)
 
+    assert whole.returncode == 0
+    assert whole.stdout.count("content_root") == 3
+    assert whole.stdout.splitlines()[-1].startswith(f"{shards}: train, val, test: ")
     assert text.returncode == found["exit_code"] == 1
     assert f"{shards}/val: val split" in text.stdout
     assert text.stdout.splitlines()[-1].endswith("train failed")
     assert text.stderr.startswith(f"prep: {shards}/train: no manifest.json")
     assert found["splits"][0]["error"]["kind"] == "ManifestDamaged"
-    assert found["splits"][1]["split"] == "val"
     assert [split["ok"] for split in found["splits"]] == [False, True, True]
-    assert [split["path"] for split in found["splits"]] == [
-        f"{shards}/{name}" for name in ("train", "val", "test")
-    ]
-
-
-def test_inspect_sums_up_each_split(made: Path) -> None:
-    text = prep_here("inspect", made)
-
-    assert text.returncode == 0
-    assert text.stdout.count("content_root") == 3
-    assert text.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
-    assert [
-        split["split"] for split in json.loads(prep_here("inspect", made, "--json").stdout)["splits"]
-    ] == [
-        "train",
-        "val",
-        "test",
-    ]
+    paths = [f"{shards}/{name}" for name in ("train", "val", "test")]
+    assert [split["path"] for split in found["splits"]] == paths
 
 
 @pytest.mark.slow

@@ -43,30 +43,25 @@ def conversion(archives: Path, output: Path, *words: object) -> list[object]:
 
 
 @pytest.mark.torture
-def test_a_conversion_says_how_many_shards_are_kept(archives: Path, tmp_path: Path) -> None:
-    words = conversion(archives, tmp_path / "out", "--split", "train")
+def test_a_conversion_says_how_many_shards_are_kept_and_the_next_run_what_it_found(
+    archives: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    words = conversion(archives, output, "--split", "train")
 
-    code, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+    restarted = interrupt(*words, "--restart", when=lambda: len(finished_shards(output)) > 2)[2]
+    before = len(finished_shards(output))
+    code, _, complained = interrupt(*words, when=lambda: len(finished_shards(output)) > before + 2)
+    kept = len(finished_shards(output))
+    finished = prep(*(word for word in words if word != "--quiet"), check=True)
 
-    kept = len(finished_shards(tmp_path / "out"))
+    assert restarted.endswith("shards are done; run it again, without restart, to continue\n")
     match = re.fullmatch(
-        r"prep: interrupted; (\d+) of (\d+) shards are done; run it again to continue\n",
-        complained,
+        r"prep: interrupted; (\d+) of (\d+) shards are done; run it again to continue\n", complained
     )
     assert match, complained
     assert (code, int(match[1])) == (130, kept)
-    prep(*words, check=True)
-
-
-@pytest.mark.torture
-def test_the_run_after_it_says_what_it_found(archives: Path, tmp_path: Path) -> None:
-    words = conversion(archives, tmp_path / "out", "--split", "train")
-    interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
-    kept = len(finished_shards(tmp_path / "out"))
-
-    again = prep(*(word for word in words if word != "--quiet"), check=True)
-
-    assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", again.stderr, re.M)
+    assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", finished.stderr, re.M)
 
 
 INTERRUPTED_WHILE_IT_LOCKS = """
@@ -150,15 +145,6 @@ def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> 
     assert match, complained
     assert match[1] == match[2]
     assert int(match[3]) == len(finished_shards(tmp_path / "out" / "val"))
-
-
-@pytest.mark.torture
-def test_after_restart_the_command_without_it_goes_on(archives: Path, tmp_path: Path) -> None:
-    words = conversion(archives, tmp_path / "out", "--split", "train", "--restart")
-
-    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
-
-    assert complained.endswith("shards are done; run it again, without restart, to continue\n")
 
 
 @pytest.mark.torture

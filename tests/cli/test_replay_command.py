@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.loaders import Loader, LocalShuffle, RunCard, TrainTransform
-from support.datasets import prep, prep_here
+from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from support.datasets import prep_here
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,10 @@ def run(folder: Path, **options: Any) -> Loader:
         "transform": TrainTransform(16),
         "shuffle": LocalShuffle(30),
         "seed": 1,
+        "rank": 0,
+        "world_size": 2,
     } | options
-    return Loader(folder / "shards/train", workers=0, **{"rank": 0, "world_size": 2} | given)
+    return Loader(folder / "shards/train", workers=0, **given)
 
 
 def replayed(folder: Path, *words: object) -> Any:
@@ -87,18 +89,14 @@ def test_the_last_step_of_a_state_or_log_is_the_default(file: str, folder: Path)
     assert (found["epoch"], found["step"]) == (1, 2)
 
 
-def test_an_epoch_of_a_log_is_shown_without_the_steps_that_it_skipped(folder: Path) -> None:
+def test_an_epoch_of_a_log_is_shown_without_the_steps_that_it_skipped_and_a_rank_has_its_own_records(
+    folder: Path,
+) -> None:
     found = replayed(folder, "--state", "run.jsonl", "--epoch", 0, "--step", 1)
-    with run(folder) as loader:
+    other = replayed(folder, "--card", "run.json", "--step", 0, "--rank", 1)
+    with run(folder) as loader, run(folder, rank=1) as second:
         assert found["records"] == records_of(loader, 0, 2)
-
-
-def test_another_rank_of_the_run_has_its_own_records(folder: Path) -> None:
-    found = replayed(folder, "--card", "run.json", "--step", 0, "--rank", 1)
-    with Loader(
-        folder / "shards/train", workers=0, **RunCard.load(folder / "run.json").options() | {"rank": 1}
-    ) as loader:
-        assert found["records"] == records_of(loader, 0, 0)
+        assert other["records"] == records_of(second, 0, 0)
 
 
 def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
@@ -184,25 +182,13 @@ def test_a_wrong_option_of_the_transform_is_damage(
 def test_the_first_difference_of_two_runs_is_named(folder: Path) -> None:
     found = replayed(folder, "--diff", "run.json", "seed.json")
     said = prep_here("replay", "shards", "--diff", "run.json", "seed.json", cwd=folder).stdout
+    same = replayed(folder, "--diff", "run.json", "state.json", "--epochs", 2)
+    other = replayed(folder, "--diff", "run.json", "other.json")  # of which the transform is not there
+    pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
 
     assert (found["parting"]["kind"], found["parting"]["because"]) == ("order", {"seed": ["1", "3"]})
     assert said.splitlines()[0].endswith(": another record")
     assert said.splitlines()[2].split() == ["seed", "1", "|", "3"]
-
-
-def test_equal_runs_and_those_without_their_transform_are_compared(folder: Path) -> None:
-    same = replayed(folder, "--diff", "run.json", "state.json", "--epochs", 2)
-    other = replayed(folder, "--diff", "run.json", "other.json")
-    pixels = replayed(folder, "--diff", "run.json", "colours.json", "--pixels")
-
     assert (same["parting"], same["settings"]) == (None, {})
     assert other["parting"]["kind"] == "augmentation"
     assert (pixels["parting"]["kind"], pixels["parting"]["step"]) == ("pixels", 0)
-
-
-@pytest.mark.torture
-def test_it_works_in_a_process_of_its_own(folder: Path) -> None:
-    done = prep("replay", "shards/train", "--state", "state.json", cwd=folder, check=True)
-
-    assert "epoch 1, step 2, rank 0 of 2: 6 records" in done.stdout
-    assert done.stderr == ""
