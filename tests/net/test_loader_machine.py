@@ -743,9 +743,9 @@ def test_worker_processes_deliver_what_the_order_says(folders: dict[str, Path]) 
 
 @pytest.mark.torture
 def test_many_calls_deliver_what_the_order_says(folders: dict[str, Path]) -> None:
-    run(folders, 100, 25)
+    run(folders, 60, 25)
 
 
 @pytest.mark.torture
 def test_worker_processes_deliver_it_after_many_calls(folders: dict[str, Path]) -> None:
-    run(folders, 10, 10, has_processes=True)
+    run(folders, 6, 10, has_processes=True)
