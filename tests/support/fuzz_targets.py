@@ -93,7 +93,7 @@ MATLAB += [
 ]
 
 
-@fuzzed(3000)
+@fuzzed(2000)
 def devkit(rng: Random, base: Path, scratch: Path) -> None:
     meta = base / rng.choice(["meta.mat", "plain.mat", "plain.mat"])
     parts = {META: meta.read_bytes(), TRUTH: (base / "truth.txt").read_bytes()}
@@ -124,7 +124,7 @@ def annotation(rng: Random, base: Path, scratch: Path) -> None:
     list(read_boxes(path))
 
 
-@fuzzed(4000)
+@fuzzed(3000)
 def official_tar(rng: Random, base: Path, scratch: Path) -> None:
     tars = copied(base / "tars", scratch)
     split, name = rng.choice([("val", VAL), ("train", TRAIN)])
@@ -163,7 +163,7 @@ PICKLES += [b"(" + (b"\x8a\x10" + b"\x7f" * 16) * 5000 + b"t"]
 PICKLES += [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x93\xcf" + b"\xff" * 8, b"\xc1", b"\xc9"]
 
 
-@fuzzed(2500)
+@fuzzed(2000)
 def tensorpack(rng: Random, base: Path, scratch: Path) -> None:
     path = scratch / "data.mdb"
     honest = base / rng.choice(["pickle.mdb", "text.mdb", "msgpack.mdb"])
@@ -192,7 +192,7 @@ def webdataset(rng: Random, base: Path, scratch: Path) -> None:
     read_source(shards)
 
 
-@fuzzed(5000)
+@fuzzed(3000)
 def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     """A damaged file, or one that is whole with a damaged record in it."""
     path = scratch / "train-00000-of-00001"
@@ -209,7 +209,7 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     list(recognise(path).boxes("train") or ())
 
 
-@fuzzed(120)  # each in a process of its own
+@fuzzed(50)  # each in a process of its own
 def parquet(rng: Random, base: Path, scratch: Path) -> None:
     path = scratch / "train.parquet"
     honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
@@ -276,7 +276,7 @@ def read_dataset(path: Path) -> None:
             pass
 
 
-@fuzzed(800)
+@fuzzed(400)
 def column_table(rng: Random, base: Path, scratch: Path) -> None:
     path = copied(base / "columns", scratch)
     change_file(rng.choice(sorted(path.glob("column-*.npy"))), rng)
@@ -358,7 +358,7 @@ def run_card(rng: Random, base: Path, scratch: Path) -> None:
         card.save(path)
 
 
-@fuzzed(60)
+@fuzzed(40)
 def verified(rng: Random, base: Path, scratch: Path) -> None:
     """Change any file of a dataset; a crash of a library is a finding of verify, and no crash of it."""
     path = copied(base / rng.choice(["lmdb", "hdf5", "tar", "columns"]), scratch)

@@ -62,7 +62,6 @@ WHOLE: dict[str, Made] = {  # these take batches unchanged
     "queue": QueueInput,
     "staging-1": staging(1),
     "staging-2": staging(2),
-    "staging-3": staging(3),
     "staging-over-queue": staging_over_queue,
     "dataset": dataset_input,
 }
