@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 
 from support.datasets import converted
-from support.image_files import PHOTOGRAPHS, chunk, encoded, png_head
-from support.pictures import cmyk_jpeg, with_orientation
+from support.image_files import PHOTOGRAPHS, chunk, cmyk_jpeg, encoded, png_head, with_orientation
 
 NOT_DECODED = png_head(40, 40, 2) + chunk(b"IDAT", b"no zlib") + chunk(b"IEND")
 DIFFERENT = [file for file in PHOTOGRAPHS if file.name != "cmyk.jpg"]  # which is another one, in CMYK

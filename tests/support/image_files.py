@@ -6,15 +6,15 @@ from importlib import resources
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
-PHOTOGRAPHS = sorted(
-    (
-        file
-        for file in resources.files("shardprep.formats.data.photographs").iterdir()
-        if file.name.endswith(".jpg")
-    ),
-    key=lambda file: file.name,
-)
+_FOLDER = resources.files("shardprep.formats.data.photographs")
+PHOTOGRAPHS = sorted((f for f in _FOLDER.iterdir() if f.name.endswith(".jpg")), key=lambda file: file.name)
+
+
+def photograph(name: str) -> bytes:
+    """A photograph of the project."""
+    return (_FOLDER / name).read_bytes()
 
 
 def pixels(*shape: int) -> np.ndarray:
@@ -33,9 +33,8 @@ def chunk(kind: bytes, data: bytes = b"") -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png_head(width: int, height: int, colour: int) -> bytes:
-    """The beginning of a PNG of 8 bits."""
-    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+def png_head(width: int, height: int, colour: int, bits: int = 8) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
 
 
@@ -44,6 +43,20 @@ def png(width: int, height: int, colour: int, *chunks: bytes) -> bytes:
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
     rows = chunk(b"IDAT", zlib.compress(bytes(height * (1 + channels * width))))
     return png_head(width, height, colour) + b"".join(chunks) + rows + chunk(b"IEND")
+
+
+def numbers_png(numbers: npt.NDArray[np.unsignedinteger], *, bits: int = 8, palette: bool = True) -> bytes:
+    """A PNG of samples of so many bits, with a palette of colours in reverse order, or gray."""
+    if bits == 16:
+        rows = numbers.astype(">u2").view(np.uint8).reshape(len(numbers), -1)
+    else:
+        each = ((numbers[:, :, None] >> np.arange(bits - 1, -1, -1)) & 1).reshape(len(numbers), -1)
+        rows = np.packbits(each.astype(np.uint8), axis=1)
+    colours = b"".join(bytes([255 - n, 7, n]) for n in range(1 << bits)) if palette else b""
+    chunks = chunk(b"PLTE", colours) + chunk(b"tRNS", b"\0") if palette else b""
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    head = png_head(numbers.shape[1], len(numbers), 3 if palette else 0, bits)
+    return head + chunks + chunk(b"IDAT", data) + chunk(b"IEND")
 
 
 def segment(marker: int, data: bytes = b"") -> bytes:
@@ -74,6 +87,28 @@ def tiff(order: str, *entries: tuple[int, int, int]) -> bytes:
 
 def with_exif(jpeg: bytes, block: bytes) -> bytes:
     return jpeg[:2] + segment(0xE1, b"Exif\0\0" + block) + jpeg[2:]
+
+
+def exif_of(orientation: int) -> bytes:
+    """An EXIF block that has only this orientation."""
+    return tiff(">", (0x0112, 3, orientation))
+
+
+def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    return with_exif(jpeg, exif_of(orientation))
+
+
+def cmyk_jpeg() -> bytes:
+    """8 x 8 pixels of Adobe CMYK with every sample 128."""
+    segments = [
+        (0xEE, b"Adobe" + bytes([0, 100, 0, 0, 0, 0, 0])),
+        (0xDB, bytes([0]) + bytes([1] * 64)),
+        (0xC0, bytes([8, 0, 8, 0, 8, 4]) + b"".join(bytes([c, 0x11, 0]) for c in (1, 2, 3, 4))),
+        (0xC4, bytes([0x00, 1, *[0] * 15, 0])),
+        (0xC4, bytes([0x10, 1, *[0] * 15, 0])),
+        (0xDA, bytes([4]) + b"".join(bytes([c, 0]) for c in (1, 2, 3, 4)) + bytes([0, 63, 0])),
+    ]
+    return skeleton(*(segment(marker, data) for marker, data in segments), b"\0")
 
 
 def acTL(frames: int, plays: int = 0) -> bytes:  # noqa: N802 - as PNG calls it

@@ -10,7 +10,7 @@ import numpy as np
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import decode_rgb
-from support.pictures import cmyk_jpeg, numbers_png, photograph, png, with_orientation
+from support.image_files import cmyk_jpeg, encoded, numbers_png, photograph, with_orientation
 
 
 class Example(NamedTuple):
@@ -40,6 +40,6 @@ def examples() -> dict[str, Example]:
         "crop-ready": example(coffee, ready=True),
         "plain": example(coffee),
         "turned": example(with_orientation(photograph("chelsea.jpg"), 6)),
-        "png": example(png(pixels)),
+        "png": example(encoded(pixels, ".png")),
         "cmyk": example(cmyk_jpeg()),
     }

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from shardprep import ColorJitter, EvalTransform, TrainTransform
 from shardprep.formats.records.record import Record
-from support.pictures import with_orientation
+from support.image_files import with_orientation
 from support.repository import ROOT
 from support.tensorpack_page import entry_of, started
 

@@ -24,9 +24,8 @@ from support import fuzz_targets
 from support.column_datasets import write_columns
 from support.datasets import converted
 from support.fuzz_targets import MANY, TARGETS
-from support.image_files import chunk, encoded, pixels, png, tiff, with_exif
+from support.image_files import chunk, cmyk_jpeg, encoded, pixels, png, tiff, with_exif
 from support.image_kinds import KINDS
-from support.pictures import cmyk_jpeg
 from support.record_sources import official, tfds, write_shard, write_tfrecord
 from support.repository import SUPPORT
 from support.source_builders import Miniature

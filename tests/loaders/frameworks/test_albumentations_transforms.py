@@ -12,8 +12,8 @@ import pytest
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import decode_rgb
 from shardprep.loaders.order.rng import record_rng
+from support.image_files import photograph
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
-from support.pictures import photograph
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or its import asks the package index
 A = pytest.importorskip("albumentations", exc_type=ImportError)

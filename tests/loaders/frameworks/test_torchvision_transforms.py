@@ -13,8 +13,8 @@ import pytest
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
 from shardprep.loaders.order.rng import record_rng
+from support.image_files import photograph, with_orientation
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
-from support.pictures import photograph, with_orientation
 
 ops = pytest.importorskip("support.torchvision_ops", exc_type=ImportError)
 

@@ -12,7 +12,7 @@ from shardprep.formats import BadTarget
 from shardprep.formats.records.schema import Schema
 from shardprep.loaders import EvalTransform, Flow, Loader, TrainTransform
 from support.column_datasets import write_samples
-from support.pictures import numbers_png, png
+from support.image_files import encoded, numbers_png
 
 SEGMENTED = Schema({"mask": "image", "field": "uint8[*,*]", "boxes": "float32[*,4]", "kinds": "int32[*]"})
 
@@ -26,7 +26,13 @@ def segmented(number: int) -> dict[str, Any]:
     image[mask > 0] = 200
     box = np.array([[x / 100, y / 80, (x + size) / 100, (y + size) / 80]], np.float32)
     kinds = np.array([number], np.int32)
-    return {"image": png(image), "mask": numbers_png(mask), "field": mask, "boxes": box, "kinds": kinds}
+    return {
+        "image": encoded(image, ".png"),
+        "mask": numbers_png(mask),
+        "field": mask,
+        "boxes": box,
+        "kinds": kinds,
+    }
 
 
 @pytest.fixture(scope="module")

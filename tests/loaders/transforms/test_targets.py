@@ -17,7 +17,7 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.order.rng import record_rng
 from shardprep.loaders.transforms.geometry import Span, kept_boxes, mask_of
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
-from support.pictures import exif_of, numbers_png, photograph, png, png_chunk, with_orientation
+from support.image_files import chunk, encoded, exif_of, numbers_png, photograph, with_orientation
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def placed(width: int, height: int, *, kind: str = "png", orientation: int = 1) 
     x, y = ramps(width, height)
     pixels = cv2.merge([np.full_like(x, 99), y, x])
     if kind == "png":
-        image = png(pixels)
-        image = image[:33] + png_chunk(b"eXIf", exif_of(orientation)) + image[33:]
+        image = encoded(pixels, ".png")
+        image = image[:33] + chunk(b"eXIf", exif_of(orientation)) + image[33:]
     else:
         options = [cv2.IMWRITE_JPEG_QUALITY, 98, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x111111]
         image = with_orientation(cv2.imencode(".jpg", pixels, options)[1].tobytes(), orientation)
@@ -204,7 +204,7 @@ WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 @pytest.mark.parametrize(("least", "kept"), [(0, [0, 1]), (0.4, [0, 1]), (0.6, [1]), (1, [1])])
 def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, kept: list[int]) -> None:
     wide = Sample(
-        png(np.zeros((64, 128, 3), np.uint8)),
+        encoded(np.zeros((64, 128, 3), np.uint8), ".png"),
         {
             "boxes": np.array([[0, 0, 0.5, 1], [0.3, 0.1, 0.6, 0.9], [0, 0, 0.2, 1]], np.float32),
             "numbers": np.arange(3, dtype=np.int32),
@@ -223,14 +223,14 @@ def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, ke
         (numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False), "16 bits"),
         (np.zeros((4, 6), np.uint16), r"uint16\[4, 6\]"),
         (np.zeros((4, 6, 3), np.uint8), r"uint8\[4, 6, 3\]"),
-        (png(np.zeros((4, 6, 3), np.uint8)), "colour PNG"),
+        (encoded(np.zeros((4, 6, 3), np.uint8), ".png"), "colour PNG"),
         (COFFEE, "not a PNG"),
         ("text", "str"),
         (np.zeros((6, 4), np.uint8), "4x6 pixels, but the image has 6x4"),
     ],
 )
 def test_what_is_no_mask_of_the_image_is_an_error_with_the_key(value: Any, says: str) -> None:
-    sample = Sample(png(np.zeros((4, 6, 3), np.uint8)), {"mask": value}, key="the key")
+    sample = Sample(encoded(np.zeros((4, 6, 3), np.uint8), ".png"), {"mask": value}, key="the key")
 
     with pytest.raises(BadTarget, match=says) as caught:
         TrainTransform(4, masks=("mask",))(sample, rng())

@@ -23,7 +23,7 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
-from support.pictures import photograph, png
+from support.image_files import encoded, photograph
 
 
 class Example(NamedTuple):
@@ -46,7 +46,7 @@ def rng(record=0, epoch=0):
 
 
 def example(pixels) -> Example:
-    return Example("example", 0, png(pixels))
+    return Example("example", 0, encoded(pixels, ".png"))
 
 
 @given(width=sides, height=sides, draws=draws)
