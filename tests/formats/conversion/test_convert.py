@@ -1,7 +1,6 @@
 """Conversion: the same images give the same bytes, whatever they came in and however often it stopped."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -156,16 +155,6 @@ def test_resuming_with_other_options_is_refused_and_names_old_and_new(
 
     with pytest.raises(PlanMismatch, match=f"unfinished conversion: {said}; give the options"):
         converted(archives, tmp_path / "out", **changed)
-
-
-def test_a_source_that_changed_since_is_refused(extracted: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(extracted, source)
-    interrupted(source, tmp_path / "out")
-    os.utime(next((source / "train").rglob("*.JPEG")))
-
-    with pytest.raises(PlanMismatch, match="source"):
-        converted(source, tmp_path / "out")
 
 
 def test_space_is_checked_before_anything_is_written(

@@ -13,12 +13,10 @@ from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_da
 from shardprep.formats.errors import (
     DataError,
     NoSpace,
-    OutputBusy,
     SourceDamaged,
     SourceIncomplete,
     UsageError,
 )
-from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from support.datasets import flip, prep_here, tree
@@ -286,12 +284,6 @@ def test_space_is_checked_before_anything_is_written(
 
     assert tree(dataset) == before
     assert join(dataset, {"new": files[origin]}, workers=0).added == ("new",)
-
-
-def test_two_joins_at_once_are_refused(dataset: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "ages.npy", np.arange(9))
-    with WorkFolder(dataset), pytest.raises(OutputBusy):
-        join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
 
 
 def test_the_command_says_what_was_joined(dataset: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What a manifest and its tables claim of the records is checked, as far as the records show it."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_manifest, verify
+from shardprep.formats.errors import CorruptRecord
 from shardprep.formats.records.labels import LabelSpace, official_words
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.shards.files import FileEntry, Rows
@@ -19,6 +22,7 @@ from shardprep.formats.verification.checks import check_quarantine, false_claims
 from shardprep.loaders import Loader
 from support.datasets import converted, prep_here, writable
 from support.image_files import png
+from support.loaded import epoch_of, loader_on
 from support.resealed import Json, reseal, with_rows
 
 
@@ -219,3 +223,26 @@ def test_a_table_of_more_than_any_size_is_not_read(dataset: Path) -> None:
 
     with pytest.raises(ManifestDamaged, match="more than any table"):
         checked_index(dataset, manifest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "value"), [("label", 3), ("label", -1), ("key", b"n1/other"), ("crc32c", 7), ("offset", 100)]
+)
+def test_a_record_that_is_not_as_the_index_says_is_corrupt(
+    lmdb_shards: Path, tmp_path: Path, column: str, value: object
+) -> None:
+    dataset = Path(shutil.copytree(lmdb_shards, tmp_path / "dataset"))
+    with open_dataset(dataset) as opened:
+        number = next(n for n in range(20, 204) if opened.index["label"][n] not in (3, -1))
+    with_rows(dataset, "index.npy", set_in(column, value, number))
+    key = np.load(dataset / "index.npy")["key"][number].decode()
+
+    for transform in ({"transform": None}, {}):
+        with (
+            loader_on(dataset, workers=0, shuffle=None, **transform) as loader,
+            pytest.raises(CorruptRecord, match="does not match its CRC-32C") as raised,
+        ):
+            epoch_of(loader)
+        assert raised.value.key == key
+        assert raised.value.shard is not None

@@ -98,15 +98,6 @@ def test_a_picture_from_a_dataset_of_another_form_is_found(
             assert (found.key, found.distance) == (ds[7].key, None)
 
 
-def test_a_stored_image_is_found_by_itself(datasets: dict[str, Path], tmp_path: Path) -> None:
-    with open_dataset(datasets["crop-ready"]) as ds:
-        (tmp_path / "stored.jpg").write_bytes(ds[7].image)
-
-        (found,) = find(datasets["crop-ready"], [tmp_path / "stored.jpg"], workers=1)
-
-        assert (found.record, found.distance) == (7, None)
-
-
 def test_a_flat_picture_is_near_to_nothing(datasets: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "flat.png").write_bytes(encoded(np.full((50, 60, 3), 7, np.uint8), ".png"))
 

@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,11 @@ from shardprep.formats import (
     export,
 )  # fmt: skip
 from shardprep.formats.exports.export import FORMATS, MARKER
-from support.datasets import is_root, prep_here, tree, writable
+from support.datasets import prep_here, tree, writable
 from support.sampling import torture_except
 
 SIZE = 60_000
 every_format = pytest.mark.parametrize("to", FORMATS)
-one_shard_and_many_files = pytest.mark.parametrize(
-    "to", [pytest.param(to, marks=() if to == "mds" else pytest.mark.torture) for to in FORMATS]
-)
 
 
 @pytest.fixture(scope="module")
@@ -132,46 +127,3 @@ def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"\S+out: 24 images, [\d.]+ KB in 1 file of webdataset\n", first.stdout)
     assert second.stdout == first.stdout.replace("\n", " (was complete, and is intact)\n")
     assert '"train-000000.tar"' in machine.stdout
-
-
-def arguments(dataset: Path, output: Path, to: str, workers: int = 0) -> list[object]:
-    return ["export", dataset, output, "--to", to, "--shard-size", SIZE, "--workers", workers, "--quiet"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
-@one_shard_and_many_files
-def test_a_full_or_read_only_disk_is_reported_and_a_later_run_finishes(
-    intact: Path, whole: dict[str, Path], to: str, tmp_path: Path
-) -> None:
-    disk, keep = tmp_path / "disk", tmp_path / "keep"
-    disk.mkdir()
-    line = " ".join(map(str, arguments(intact, disk / "out", to)))
-    unchecked = tmp_path / "unchecked.py"
-    unchecked.write_text(
-        "import sys\nfrom shardprep.cli.app import run\n"
-        "sys.modules['shardprep.formats.exports.export'].check_room = lambda *a: None\n"
-        f"sys.exit(run({line!r}.split()))\n"
-    )
-    script = f"""
-        mount -t tmpfs -o size=300k tmpfs {disk}
-        {sys.executable} -m shardprep.cli {line}; echo checked $?
-        {sys.executable} {unchecked}; echo full $?
-        mount -o remount,ro {disk}
-        {sys.executable} {unchecked}; echo forbidden $?
-        mount -o remount,rw,size=16m {disk}
-        {sys.executable} -m shardprep.cli {line} >/dev/null; echo finished $?
-        cp -r {disk}/out {keep}
-    """
-
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
-
-    assert done.stdout.split() == ["checked", "3", "full", "3", "forbidden", "3", "finished", "0"], (
-        done.stderr
-    )
-    assert "Traceback" not in done.stderr
-    assert "make room" in done.stderr
-    assert "Read-only file system" in done.stderr
-    assert tree(keep) == tree(whole[to])

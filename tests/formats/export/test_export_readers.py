@@ -292,38 +292,6 @@ def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
     )
 
 
-def test_files_of_folders_are_opened_by_pillow(splits: Path, tmp_path: Path) -> None:
-    export(splits, tmp_path, to="folders", workers=0)
-
-    sizes = {}
-    for record in expected(splits / "test"):
-        with (
-            Image.open(tmp_path / "test" / f"{record.key}.jpg") as one,
-            Image.open(io.BytesIO(record.image)) as other,
-        ):
-            sizes[one.size] = other.size
-    assert sizes
-    assert all(mine == other for mine, other in sizes.items())
-
-
-def test_crop_ready_images_are_exported_as_they_are(splits: Path, tmp_path: Path) -> None:
-    from shardprep.formats.images.crop_ready import jpegtran_version
-
-    try:
-        jpegtran_version()
-    except Exception as error:
-        pytest.skip(str(error))
-    converted(splits / "val", tmp_path / "ready", split="val", crop_ready=True)
-
-    export(tmp_path / "ready", tmp_path / "out", to="webdataset", workers=0)
-
-    found = list(READERS["webdataset"](tmp_path / "out"))
-    assert_read("webdataset", found, tmp_path / "ready")
-    for record in found:
-        with Image.open(io.BytesIO(record.image)) as image:
-            image.load()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["webdataset", "tfrecord", "parquet", "croissant", "folders"])
 def test_what_was_exported_can_be_converted_again(splits: Path, to: str, tmp_path: Path) -> None:

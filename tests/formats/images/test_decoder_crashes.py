@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from test_png import CRASHERS
 
 from shardprep.formats import Finding, WorkerDied, verify
 from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
 from support.crashing_decoder import write_images
-from support.datasets import converted, prep, tree
-from support.sampling import torture_except
-from support.source_builders import write
+from support.datasets import converted, tree
 
 REASON = "crashes the decoder (SIGSEGV)"
 
@@ -37,34 +34,6 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     assert {entry["key"]: entry["reason"] for entry in quarantine} == {
         f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([0, 2], 2))
-def test_an_animation_that_crashes_opencv_is_a_bad_image_and_no_crash(tmp_path: Path, workers: int) -> None:
-    source = write_images(tmp_path / "source", 4)
-    write(source / "class0" / "animation.jpg", CRASHERS[0])
-
-    manifest = converted(source, tmp_path / "out", workers=workers, decode_check=True, on_bad_image="skip")
-
-    assert (manifest.records, manifest.skipped) == (4, 1)
-    (skipped,) = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
-    assert skipped["key"] == "class0/animation.jpg"
-    assert "animated PNG" in skipped["reason"]
-
-
-@pytest.mark.slow
-def test_prep_reports_it_in_one_line(tmp_path: Path) -> None:
-    source = write_images(tmp_path / "source", 4, 1)
-
-    done = prep(
-        "convert", source, tmp_path / "out", "--split", "train", "--decode-check", "--workers", "0", "--quiet"
-    )
-
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert REASON in done.stderr
-    assert "class1/001.jpg" in done.stderr
 
 
 @pytest.mark.torture

@@ -1,13 +1,16 @@
 """Every kind of image that OpenCV decodes is read from its header; the others are refused by name."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardprep.formats import BadImage, ImageFlag, read_image_header
+from shardprep.formats import BadImage, ImageFlag, read_image_header, verify
 from shardprep.formats.images.kinds import MAX_BLOCKS
+from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import decode_rgb
+from support.datasets import converted
 from support.image_files import encoded
 from support.image_kinds import (
     COLOUR,
@@ -23,6 +26,8 @@ from support.image_kinds import (
     raw_tiff,
     webp,
 )
+from support.resealed import reseal
+from support.source_builders import write
 
 TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
 
@@ -185,3 +190,17 @@ def test_corrupt_exif_of_a_webp_is_noted() -> None:
     info = read_image_header(extended_webp(chunk_of_riff(b"EXIF", SIX[:9])))
 
     assert (info.flags, info.orientation) == (ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF, 1)
+
+
+@pytest.mark.slow
+def test_a_dataset_of_every_kind_is_intact_and_untrue_kinds_are_found(tmp_path: Path) -> None:
+    for at, (name, (image, _)) in enumerate(sorted(KINDS.items())):
+        write(tmp_path / "source" / f"class{at % 2}" / name, image)
+    converted(tmp_path / "source", tmp_path / "out", decode_check=True)
+
+    for level in LEVELS:
+        report = verify(tmp_path / "out", level=level)
+        assert (report.findings, report.unchecked) == ([], [])
+    reseal(tmp_path / "out", lambda manifest: manifest.update(kinds=["TIFF"]))
+    (finding,) = verify(tmp_path / "out", level="records").findings
+    assert "its kinds are TIFF, but the records have " in finding.problem
