@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from time import perf_counter
 from typing import Any, ClassVar
@@ -186,7 +186,7 @@ class FakeData(EpochLoader):
                 f"classes={classes}: there must be at least 0 batches, 1 record in each, 1 pixel on each side, "
                 "0 seconds, a seed of 0 (and below 2**64) and 1 class"
             )
-        self._options = {
+        self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "size": tuple(size),
             "encoded": encoded,
@@ -194,32 +194,27 @@ class FakeData(EpochLoader):
             "seed": seed,
             "classes": classes,
         }
-        self._batches = batches
-        self._rows = batch_size
-        self._shape = (*size, 3)
-        self._encoded = encoded
-        self._seconds = seconds
-        self._classes = classes
+        self._batches, self._rows, self._shape = batches, batch_size, (*size, 3)
+        self._encoded, self._seconds, self._classes = encoded, seconds, classes
         self._closed = False
-        super().__init__(self._plan_of(batches, batch_size, seed))
+        made_of = {**self._options, "seconds": 0, "batches": batches}
+        super().__init__(
+            EpochPlan(
+                dataset=f"fake:{digest_of(made_of)}",
+                shard_counts=(batches * batch_size,),
+                shuffle=None,
+                seed=seed,
+                batch_size=batch_size,
+                rank=0,
+                world_size=1,
+                drop_last=True,
+            )
+        )
         rng = np.random.default_rng(seed)
         self._labels = rng.integers(0, classes, 2 * batch_size)
         self._pool: Any = fake_files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
         self._meter = Meter()
         self._lock = threading.Lock()
-
-    def _plan_of(self, batches: int, batch_size: int, seed: int) -> EpochPlan:
-        made_of = {**self._options, "seconds": 0, "batches": batches}
-        return EpochPlan(
-            dataset=f"fake:{digest_of(made_of)}",
-            shard_counts=(batches * batch_size,),
-            shuffle=None,
-            seed=seed,
-            batch_size=batch_size,
-            rank=0,
-            world_size=1,
-            drop_last=True,
-        )
 
     def __iter__(self) -> Iterator[tuple[Any, Labels]]:
         """Begin the next epoch; one that was left early is not continued. Raises UsageError once closed."""
@@ -259,7 +254,7 @@ class FakeData(EpochLoader):
         return self._images(number), self._labels_of(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._batches, self._options)
+        return partial(FakeData, self._batches, **self._options), ()
 
     def _numbers(self, number: int) -> Records:
         return np.arange(number * self._rows, (number + 1) * self._rows)
@@ -296,19 +291,9 @@ class FakeData(EpochLoader):
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...]:
-        """The parts of a batch."""
-        rows = self._rows
-        image = (
-            BatchSpec("image", (rows,), None)
-            if self._encoded
-            else BatchSpec("image", (rows, *self._shape), np.dtype(np.uint8))
-        )
-        return image, BatchSpec("label", (rows,), np.dtype(np.int64))
-
-    @property
-    def most_held(self) -> int:
-        """Number of batches that may be held at a time: any, since none is copied."""
-        return sys.maxsize
+        rows = (self._rows,)
+        shape, dtype = (rows, None) if self._encoded else ((*rows, *self._shape), np.dtype(np.uint8))
+        return BatchSpec("image", shape, dtype), BatchSpec("label", rows, np.dtype(np.int64))
 
     @property
     def identity(self) -> dict[str, str]:
@@ -319,10 +304,6 @@ class FakeData(EpochLoader):
             "NumPy": np.__version__,
             **{name.replace("_", " "): str(self._options[name]) for name in names},
         }
-
-    @property
-    def transform(self) -> None:
-        """None: images are made as they are."""
 
     def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
         """Return the batch of a step of an epoch, without the delay, as a Loader does."""
@@ -343,30 +324,20 @@ class FakeData(EpochLoader):
             self._plan,
             dataset=self._plan.dataset,
             split="",
-            records=None,
             labels=SPACES[0],
-            columns=None,
-            weights=None,
             on_bad_record="raise",
             with_numbers=False,
-            transform=None,
+            **dict.fromkeys(("records", "columns", "weights", "transform")),
         )
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
-        """Return the order of the items, as a Loader does."""
         return RunOrder(card or self.card(), self._plan, lambda numbers, epoch: numbers, self._all_labels())
 
     def _all_labels(self) -> Labels:
         return np.concatenate([NONE_LEFT, *map(self._labels_of, range(self._batches))])
 
     def key(self, number: int) -> str:
-        """Return the key of the record with this number."""
         return self.dataset.key(number)
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The bad records that were skipped so far: always none."""
-        return {}
 
     def stats(self) -> FakeStats:
         """Return the counts and times since this was made, to be printed. Thread-safe."""
@@ -406,7 +377,3 @@ def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.u
     memory[:] = np.frombuffer(rng.bytes(memory.size), np.uint8)
     memory.flags.writeable = False
     return memory.reshape(shape)
-
-
-def _rebuilt(batches: int, options: dict[str, Any]) -> FakeData:
-    return FakeData(batches, **options)

@@ -6,26 +6,30 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Literal
 
-from shardprep.formats.errors import UsageError
+import numpy as np
+import numpy.typing as npt
+
+from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.canaries import warn_of_decoder
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.dataset import Dataset, RecordSet
+from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import FileSource
+from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import Collection, open_records
 from shardprep.loaders.batches.stack import BatchSpec, loader_specs
 from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.messages import EngineBatch
+from shardprep.loaders.engine.messages import EngineBatch, Items, fill_batch
 from shardprep.loaders.loader.ahead import BatchFeed, LocalShards, ShardFeed, ShardFiles
-from shardprep.loaders.loader.epoch_loader import ReplayableLoader
+from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.options import (
     Chosen,
     Classes,
@@ -42,86 +46,23 @@ from shardprep.loaders.loader.options import (
     worker_count,
 )
 from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
-from shardprep.loaders.loader.run_card import loader_identity
+from shardprep.loaders.loader.replay import ObservedTransform, Replayed, ReplayedRecord, RunOrder, ShownParts
+from shardprep.loaders.loader.run_card import (
+    ChosenRecords,
+    RunCard,
+    TransformCard,
+    digest_of,
+    kept_transform,
+    loader_identity,
+)
 from shardprep.loaders.loader.stats import LoaderStats
-from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
+from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, checked_ranges
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
-from shardprep.loaders.transforms.contract import Transform, outputs_of
-
-
-def shards_of(dataset: RecordSet, work: ShardWork, plan: EpochPlan) -> LocalShards:
-    """Return the shards that ``work`` reads: those of a dataset at a URL come through its cache.
-
-    Raises CacheTooSmall if its limit is less than an epoch of the plan needs.
-    """
-    if "://" not in dataset.location:
-        return LocalShards()
-    files = ShardFiles.of_parts(work.parts, with_image=work.with_image)
-    return ShardFeed(dataset, files, plan)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class BatchRequests:
-    """The requests of a loader's batches. ``read_ahead`` bytes are read early, in the order of storage."""
-
-    dataset: RecordSet
-    work: ShardWork
-    subset: Subset
-    plan: EpochPlan
-    results: DeclaredResults
-    shards: LocalShards
-    read_ahead: int
-
-    @contextmanager
-    def run(
-        self,
-        engine: Engine,
-        places: Iterator[Records],
-        steps: Iterator[int],
-        epoch: int,
-        *,
-        plan: EpochPlan | None = None,
-        start: int = 0,
-    ) -> Iterator[Iterator[EngineBatch]]:
-        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order.
-
-        ``plan`` is by default that of every epoch. ``places`` are those of each batch's records in the
-        subset, and ``steps`` the number of each, from ``start``, after its places are drawn. Raises
-        UsageError for a closed engine.
-        """
-        engine.refuse_closed()
-        files, order, chosen = (
-            blocks_read(self.dataset, self.work),
-            None if self.subset.weights else self.plan.shards(epoch),  # by weight, they come in other turns
-            self.subset.chosen,
-        )
-        with (
-            self.shards.epoch(plan or self.plan, epoch, start) as feed,
-            reading_ahead(self.dataset.path, files, order, budget=self.read_ahead, chosen=chosen) as ahead,
-            closing(engine.run(self._plans(places, steps, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
-        ):
-            yield batches
-
-    def _plans(
-        self,
-        places: Iterator[Records],
-        steps: Iterator[int],
-        epoch: int,
-        ahead: list[ReadAhead],
-        feed: BatchFeed,
-    ) -> Iterator[Plan]:
-        """Yield the items of each batch, and report their records to the read-ahead."""
-        for own, step in zip(places, steps, strict=False):
-            items = self.subset.items_at(own, epoch)
-            for each in ahead if len(items) else ():  # a batch may have all its records left out
-                each.expect(items["number"])
-            request = self.results.request(items)
-            yield from feed.plans(request, step)
-
+from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of
 
 DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -129,7 +70,7 @@ READ_AHEAD_BYTES = 64 << 20
 Loaded = tuple[Any, ...]
 
 
-class Loader(Owned, ReplayableLoader):
+class Loader(Owned, EpochLoader):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
@@ -192,6 +133,7 @@ class Loader(Owned, ReplayableLoader):
     """
 
     dataset: Dataset | Collection
+    _state_card: RunCard | None = None
     instead = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
         "DataLoader(to_torch(loader), batch_size=None) without num_workers"
@@ -239,7 +181,7 @@ class Loader(Owned, ReplayableLoader):
                 world_size=world_size,
                 drop_last=drop_last,
             )
-            ReplayableLoader.__init__(self, plan)
+            EpochLoader.__init__(self, plan)
             wanted = WantedColumns.of(self.dataset, columns)
             if transform is None and wanted.are_chosen:
                 transform = wanted.as_columns
@@ -247,19 +189,13 @@ class Loader(Owned, ReplayableLoader):
             self._columns = None if columns is None else tuple(columns)
             self._weights = None if weights is None else {name: float(weights[name]) for name in weights}
             self._labels = self.dataset.space.mapping(labels)
-            self._has_transform = transform is not None
             if transform is not None and wanted.with_image:
                 warn_of_decoder()
-            self._outputs = outputs_of(transform) if transform is not None else None
             self._with_numbers = with_numbers
             files = wanted.files_of(self.dataset)
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
             self._results = results_of(transform, room=layout.inputs)
-            self._constant_rows = (
-                drop_last and on_bad_record == "raise" and (plan.omission is None or plan.omission.closes)
-            )
-            self._skipped: dict[str, str] = {}
             self._steps: EpochSteps | None = None
             self._work = ShardWork(
                 parts=files,
@@ -272,11 +208,12 @@ class Loader(Owned, ReplayableLoader):
                 with_image=wanted.with_image,
                 files=FileSource.of(self.dataset),
             )
-            self._shards = shards_of(self.dataset, self._work, plan)
+            self._read_ahead = read_ahead
+            self._shards = LocalShards()
+            if isinstance(self.dataset, CachedDataset):
+                used = ShardFiles.of_parts(files, with_image=wanted.with_image)
+                self._shards = ShardFeed(self.dataset, used, plan)
             undo.callback(self._shards.close)
-            self._requests = BatchRequests(
-                self.dataset, self._work, self._subset, plan, self._results, self._shards, read_ahead
-            )
             self.engine = Engine(
                 self._work,
                 layout,
@@ -291,7 +228,6 @@ class Loader(Owned, ReplayableLoader):
             undo.pop_all()
 
     def __iter__(self) -> Iterator[Loaded]:
-        """Begin the next epoch; one that was left early is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         if not self._workers:
@@ -299,15 +235,47 @@ class Loader(Owned, ReplayableLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        places, number = epoch.batches(), epoch.number
-        run = self._requests.run(self.engine, places, count(), number, plan=epoch.plan, start=epoch.first)
-        with run as batches:
+        with self._batches(epoch.batches(), count(), epoch.number, epoch.plan, epoch.first) as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
         epoch.end()
 
+    @contextmanager
+    def _batches(
+        self, places: Iterator[Records], steps: Iterator[int], epoch: int, plan: EpochPlan, start: int = 0
+    ) -> Iterator[Iterator[EngineBatch]]:
+        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order.
+
+        ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
+        ``start``, after its places are drawn. Raises UsageError for a closed loader.
+        """
+        self.engine.refuse_closed()
+        subset, blocks = self._subset, blocks_read(self.dataset, self._work)
+        order = None if subset.weights else self._plan.shards(epoch)  # by weight, they come in other turns
+        budget, folder = self._read_ahead, self.dataset.path
+        with (
+            self._shards.epoch(plan, epoch, start) as feed,
+            reading_ahead(folder, blocks, order, budget=budget, chosen=subset.chosen) as ahead,
+            closing(self.engine.run(self._plans(places, steps, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
+        ):
+            yield batches
+
+    def _plans(
+        self,
+        places: Iterator[Records],
+        steps: Iterator[int],
+        epoch: int,
+        ahead: list[ReadAhead],
+        feed: BatchFeed,
+    ) -> Iterator[Plan]:
+        """Yield the items of each batch, and report their records to the read-ahead."""
+        for own, step in zip(places, steps, strict=False):
+            items = self._subset.items_at(own, epoch)
+            for each in ahead if len(items) else ():  # a batch may have all its records left out
+                each.expect(items["number"])
+            yield from feed.plans(self._results.request(items), step)
+
     @property
     def most_held(self) -> int:
-        """Number of batches that may be held at a time before further ones are copied."""
         return self.engine.most_held
 
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
@@ -320,11 +288,12 @@ class Loader(Owned, ReplayableLoader):
             self._steps = EpochSteps(self._plan, operator.index(epoch))
         wanted, drawn = self._steps, deque[int]()
         latest = (drawn[-1] for _ in count())
-        with self._requests.run(self.engine, wanted.batches(steps, drawn), latest, epoch) as batches:
-            yield from map(partial(self._loaded, wanted, drawn), batches)
 
-    def _loaded(self, wanted: EpochSteps, drawn: deque[int], batch: EngineBatch) -> LoadedStep:
-        return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
+        def loaded(batch: EngineBatch) -> LoadedStep:
+            return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
+
+        with self._batches(wanted.batches(steps, drawn), latest, epoch, self._plan) as batches:
+            yield from map(loaded, batches)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
         if epoch is not self._current:
@@ -350,11 +319,13 @@ class Loader(Owned, ReplayableLoader):
 
     @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:
-        """The parts of a batch; None for a transform that declares no outputs."""
-        if self._outputs is None and self._has_transform:
+        transform, omission = self._work.transform, self._plan.omission
+        outputs = None if transform is None else outputs_of(transform)
+        if transform is not None and outputs is None:
             return None
-        rows = self._plan.batch_size if self._constant_rows else None
-        return loader_specs(self._outputs, rows=rows, with_numbers=self._with_numbers)
+        is_constant = self._plan.drop_last and not self._work.skip_bad and (not omission or omission.closes)
+        rows = self._plan.batch_size if is_constant else None
+        return loader_specs(outputs, rows=rows, with_numbers=self._with_numbers)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -365,16 +336,9 @@ class Loader(Owned, ReplayableLoader):
         return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
 
     def key(self, number: int) -> str:
-        """Return the key of the record with this number."""
         return key_of(self.dataset.index, number)
 
-    @property
-    def skipped(self) -> dict[str, str]:
-        """The bad records that were skipped so far: key to reason."""
-        return dict(self._skipped)
-
     def stats(self) -> LoaderStats:
-        """Return the counts and times since the loader was made, to be printed. Thread-safe."""
         return LoaderStats(
             **vars(self.engine.stats()),
             workers=self._workers,
@@ -384,6 +348,111 @@ class Loader(Owned, ReplayableLoader):
             course=self.engine.course.points(),
             storage=self._shards.counts,
         )
+
+    def replay(
+        self, epoch: int, step: int, *, start: int = 0, passed: Sequence[Sequence[int]] = ()
+    ) -> Replayed:
+        """Return what this rank gets at a step of an epoch: records, keys, labels, crops and the batch.
+
+        The batch is bit for bit that of an iteration. It is made in this process, of these records alone. The
+        loader's place, receipt and iteration stay as they are; a closed loader has its steps, too. They are
+        counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state) where a rest
+        of it began, with another batch size or world size than before. Steps that :meth:`skip` left out have
+        numbers, too, unless ``passed`` (``"passed"`` of a state) says which they are. Raises IndexError for a
+        step that the epoch does not have, and the errors of an iteration over these records.
+        """
+        ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
+        plan = replace(self._plan, passed=ranges)
+        steps = EpochSteps(plan, operator.index(epoch), start=plan.within(start))
+        places = next(steps.batches([operator.index(step)], deque()))
+        items = self._subset.items_at(places, epoch)
+        observed, batch = self._made_here(items, step)
+        parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
+        rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
+        records = (
+            ReplayedRecord(number, key, label, observed.get(key, ()), batch.skipped.get(row))
+            for row, (number, label) in enumerate(rows)
+            for key in (self.key(number),)
+        )
+        return Replayed(epoch, step, tuple(parts), tuple(records))
+
+    def _class_of(self, number: int) -> str:
+        label = int(self.dataset.index["label"][number])
+        return self.dataset.classes[label] if label >= 0 else ""
+
+    def _made_here(self, items: Items, step: int) -> tuple[dict[str, ShownParts], EngineBatch]:
+        """Return the batch of these items, and the shown parts of their images, by key."""
+        transform = self._work.transform
+        is_observed = transform is not None and not isinstance(transform, AsColumns)
+        observed = ObservedTransform(transform) if is_observed and transform else None
+        work = replace(self._work, transform=observed or transform, one_thread=False)
+        layout = replace(self.engine.layout, inputs=0, sparse=False)
+        needed = self._shards.held(np.unique(items["shard"]).tolist())
+        with needed, work.open(np.zeros(len(work.stages))) as fill:
+            batch = fill_batch(fill, step, items, layout=layout, where=_where)
+        return observed.shown if observed else {}, batch
+
+    def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
+        """Return the parts without the rows that were skipped, and the places of both."""
+        bad = list(batch.skipped)
+        numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
+        labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
+        places = self._subset.places_of(batch.items)
+        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
+        return [*results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
+
+    def card(self) -> RunCard:
+        transform = self.transform
+        identity = None
+        if transform is not None:
+            with suppress(UsageError):  # it cannot be compared
+                identity = digest_of(transform)
+        return self._card(identity)
+
+    def order_of(self, card: RunCard | None = None) -> RunOrder:
+        label_of = self._labels[self.dataset.index["label"]]
+        passed = {one.number: one.plan.passed for one in (self._current, self._next) if one.plan.passed}
+        return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of, passed)
+
+    @property
+    def transform(self) -> Transform | None:
+        transform = self._work.transform
+        return None if isinstance(transform, AsColumns) else transform
+
+    def _card(self, identity: str | None) -> RunCard:
+        plan, chosen, transform = self._plan, self._subset.chosen, self.transform
+        omission, omitted = self._subset.omission, self._subset.omitted
+        return RunCard.of(
+            plan,
+            dataset=self.dataset.root,
+            split=self.dataset.split,
+            records=None if chosen is None else ChosenRecords.of(chosen, digest_of(chosen)),
+            labels=self.dataset.label_space,
+            columns=self._columns,
+            weights=self._weights,
+            on_bad_record="skip" if self._work.skip_bad else "raise",
+            with_numbers=self._with_numbers,
+            transform=None if transform is None else TransformCard.of(transform, identity),
+            without=None if omitted is None else ChosenRecords.of(omitted, digest_of(omitted)),
+            gaps=None if omission is None else "close" if omission.closes else "keep",
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's place as plain JSON values; only the skipped records make it larger.
+
+        The last batch that was yielded counts as delivered; :meth:`load_state_dict` continues after it, also
+        with other workers, batch size or world size. After :meth:`set_epoch` it is that epoch's start. The
+        run's :meth:`card` is in it for replays, without the identity of the transform, which holds for one
+        version of each library, and without the numbers of chosen records; loading does not need it.
+        """
+        if self._state_card is None:
+            self._state_card = self._card(identity=None).without_numbers()
+        kept = {"card": self._state_card.to_json(), "transform": self._kept_transform}
+        return super().state_dict() | kept
+
+    @cached_property
+    def _kept_transform(self) -> dict[str, Any] | None:  # type: ignore[override]
+        return None if self.transform is None else kept_transform(self.transform)
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """Return how well the batches of an epoch are mixed, beside a full shuffle. Reads no record."""
@@ -401,7 +470,10 @@ class Loader(Owned, ReplayableLoader):
         )
 
     def close(self) -> None:
-        """End the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self.engine.close()
         self._shards.close()
         self.dataset.close()
+
+
+def _where(row: int, step: int, item: Any) -> str:
+    return f"at row {row} of step {step}: {printable(described(item))}"
