@@ -1,27 +1,29 @@
-"""Conversion to and from tf.data: cardinality, distribution, kept batches, and lifetimes."""
+"""Datasets, sessions and functions around an input: distribution, ends, errors, and refused copies."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import NotCopyable, UsageError
+from shardprep.loaders import Loader
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
+    FeedInput,
+    QueueInput,
+    StagingInput,
     TensorInput,
     original_errors,
     to_dataset,
 )
 from support.loaded import loader_on
-from support.repository import SUPPORT
+from support.loader_workers import Tagging
 from support.sampling import torture_except
 from support.tf_devices import tf
 from support.tf_members import first
@@ -68,72 +70,64 @@ def test_tensorflows_own_errors_stay_what_they_are() -> None:
         raise ZeroDivisionError
 
 
-WORKER = """
-import json, sys
-from support.tf_devices import tf
-from support.loader_workers import Tagging
-from shardprep.loaders import Loader, LocalShuffle
-from shardprep.loaders.tf_inputs import to_dataset
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-with Loader(sys.argv[1], batch_size=10, transform=Tagging(), shuffle=LocalShuffle(60), workers=1, with_numbers=True) as loader:
-    distributed = strategy.distribute_datasets_from_function(lambda context: to_dataset(loader))
-
-    @tf.function
-    def step(batch):
-        def replica(*parts):
-            context = tf.distribute.get_replica_context()
-            return parts[-1], context.all_reduce("sum", tf.reduce_sum(parts[-1]))
-        return strategy.run(replica, args=batch)
-
-    numbers, totals = [], []
-    for batch in distributed:
-        mine, total = step(batch)
-        numbers += mine.numpy().tolist()
-        totals.append(int(total))
-    print(json.dumps({"numbers": numbers, "totals": totals, "left": loader.receipt().left_out.count}))
-"""
-
-
-@pytest.mark.torture
-def test_two_machines_train_on_their_own_ranks(lmdb_shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WORKER)
-    with socket() as one, socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in (one, other)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "train.py"), str(lmdb_shards)],
-            env=os.environ
-            | {
-                "PYTHONPATH": SUPPORT,
-                "TF_CONFIG": json.dumps(
-                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-                ),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0, 0], said
-
-    one_said, other_said = (json.loads(out) for out, _ in said)
-    numbers = one_said["numbers"] + other_said["numbers"]
-    assert len(numbers) == len(set(numbers)) == 200
-    assert one_said["totals"] == other_said["totals"]
-    assert sum(one_said["totals"]) == sum(numbers)
-
-
 def test_a_maker_that_stops_is_an_error_and_no_short_epoch() -> None:
     values = iter([tf.zeros([2])] * 4)
     with TensorInput(lambda: next(values), length=10) as made, pytest.raises(RuntimeError):
         list(made)
+
+
+def test_an_input_belongs_to_one_session() -> None:
+    with tf.Graph().as_default(), QueueInput([np.arange(3)]) as batches:
+        batches.dequeue()
+        with tf.compat.v1.Session() as session:
+            batches.start(session)
+        with tf.compat.v1.Session() as other, pytest.raises(UsageError, match="another session"):
+            batches.start(other)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(300, tf.int8), (2**40, tf.int32), (1.5, tf.int32), (-1, tf.uint8)]
+)
+def test_numbers_that_do_not_fit_the_signature_are_an_error(number: float, dtype: Any) -> None:
+    with (
+        QueueInput([([number],)], signature=(tf.TensorSpec([1], dtype),)) as batches,
+        pytest.raises(UsageError, match="signature"),
+    ):
+        list(batches)
+
+
+def test_iterating_while_a_function_is_traced_is_an_error_that_says_what_to_do() -> None:
+    with QueueInput([np.zeros(2)]) as batches:
+
+        @tf.function(autograph=False)
+        def step() -> Any:
+            return next(iter(batches))
+
+        with pytest.raises(UsageError, match="call dequeue"):
+            step()
+
+
+def test_a_dataset_that_is_iterated_twice_at_once_says_so() -> None:
+    dataset = to_dataset([np.arange(2)] * 6, prefetch=0)
+    with pytest.raises(UsageError, match="another iteration"), original_errors():
+        list(tf.data.Dataset.zip((dataset, dataset)))
+
+
+def test_a_stage_over_an_input_without_a_thread_knows_the_loaders_state(lmdb_shards: Any) -> None:
+    with (
+        Loader(lmdb_shards, batch_size=4, transform=Tagging(), workers=1, rank=0, world_size=1) as loader,
+        StagingInput(FeedInput(loader)) as batches,
+    ):
+        next(iter(batches))
+        assert batches.state_dict()["place"] == 4
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_the_parts_of_an_input_cannot_be_copied_and_it_goes_on(attempt: Callable[[Any], Any]) -> None:
+    with QueueInput([np.zeros(3)] * 5) as made:
+        batches = iter(made)
+        next(batches)
+        for part in (made._feeder, made._sink):
+            with pytest.raises(NotCopyable, match=f"{type(part).__name__} cannot be copied"):
+                attempt(part)
+        assert sum(1 for _ in batches) == 4

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from shardprep.loaders import Loader
 from shardprep.loaders.loader.stats import Verdict
-from shardprep.loaders.tf_inputs import FeedInput, Input, InputStats, QueueInput, StagingInput, TensorInput
+from shardprep.loaders.tf_inputs import FeedInput, Input, QueueInput, StagingInput, TensorInput
 from support.tf_devices import tf
 from support.verdict_workers import Nothing
 
@@ -21,32 +20,6 @@ INPUTS: dict[str, Callable[[Any], Input]] = {
     "queue": QueueInput,
     "staged queue": lambda source: StagingInput(QueueInput(source)),
 }
-
-
-def loader_on(path: Path, transform: Nothing) -> Loader:
-    return Loader(path, batch_size=4, transform=transform, workers=2, rank=0, world_size=1)
-
-
-@tf.function
-def slow_step(images: Any, labels: Any) -> Any:
-    """A step that takes at least 20 ms within TensorFlow."""
-    waited = tf.py_function(lambda: time.sleep(0.02), [], [])
-    with tf.control_dependencies([waited]):
-        return tf.reduce_sum(labels)
-
-
-def fast_step(images: Any, labels: Any) -> Any:
-    return labels
-
-
-def runs_of(
-    make: Callable[[Any], Input], source: Any, step: Callable[..., Any], runs: int = 1
-) -> Iterator[InputStats]:
-    for _ in range(runs):
-        with make(source) as batches:
-            for images, labels in islice(batches, 12):
-                step(images, labels)
-            yield batches.stats()
 
 
 def slow_batches(batches: int = 12) -> Iterator[Any]:
@@ -72,12 +45,39 @@ class Timed:
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_what_a_source_knows_of_its_limit_is_told(name: str) -> None:
-    stats = next(runs_of(INPUTS[name], Timed(), fast_step))
+    with INPUTS[name](Timed()) as batches:
+        assert len(list(batches)) == 12
+        stats = batches.stats()
 
     assert stats.verdict
     assert (stats.verdict.limit, stats.verdict.unit) == ("map(crop)", "batches")
     assert "more processes help" in str(stats)
     json.dumps(stats.to_dict())
+
+
+@pytest.mark.torture
+def test_a_slow_step_in_a_graph_is_named_and_stats_have_every_stage_as_json(lmdb_shards: Path) -> None:
+    with (
+        Loader(lmdb_shards, batch_size=4, transform=Nothing(), workers=2) as loader,
+        INPUTS["staged queue"](loader) as batches,
+    ):
+
+        @tf.function
+        def step() -> Any:
+            _, labels = batches.dequeue()
+            with tf.control_dependencies([tf.py_function(lambda: time.sleep(0.02), [], [])]):
+                return tf.reduce_sum(labels)
+
+        for _ in range(12):
+            step()
+        found = batches.stats().to_dict()
+
+    assert json.loads(json.dumps(found))["verdict"] == found["verdict"]
+    assert found["verdict"]["limit"] == "training step"
+    stages = [found["load"]["name"], found["source"]["load"]["name"]]
+    stages += [load["name"] for load in found["source"]["loader"]["loads"]]
+    workers, main = ["read", "decode", "augment", "transport"], ["hand-over", "training step"]
+    assert stages == ["staging", "TensorFlow queue", *workers, *main]
 
 
 def test_a_slow_make_is_the_source_and_not_the_step() -> None:
@@ -90,22 +90,6 @@ def test_a_slow_make_is_the_source_and_not_the_step() -> None:
         list(batches)
 
     assert UNKNOWN in str(batches.stats())
-
-
-@pytest.mark.torture
-def test_a_graph_that_dequeues_is_told_the_same(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, Nothing()) as loader, QueueInput(loader) as batches:
-
-        @tf.function
-        def step() -> Any:
-            return slow_step(*batches.dequeue())
-
-        for _ in range(12):
-            step()
-        verdict = batches.stats().verdict
-
-    assert verdict
-    assert verdict.limit == "training step"
 
 
 @pytest.mark.parametrize("name", ["queue", "staged queue"])
@@ -121,28 +105,6 @@ def test_a_v1_graph_is_told_that_its_own_time_is_unknown(name: str) -> None:
     assert stats.verdict
     assert (stats.verdict.limit, stats.verdict.next_limit) == ("source", "")
     assert UNKNOWN in str(stats)
-
-
-@pytest.mark.torture
-def test_stats_are_plain_json_with_every_stage(lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, Nothing()) as loader:
-        found = next(runs_of(INPUTS["staged queue"], loader, fast_step)).to_dict()
-
-    assert json.loads(json.dumps(found))["verdict"] == found["verdict"]
-    stages = [found["load"]["name"], found["source"]["load"]["name"]]
-    stages += [load["name"] for load in found["source"]["loader"]["loads"]]
-    assert stages == [
-        *(
-            "staging",
-            "TensorFlow queue",
-            "read",
-            "decode",
-            "augment",
-            "transport",
-            "hand-over",
-            "training step",
-        )
-    ]
 
 
 def test_nothing_is_said_before_the_second_batch() -> None:
