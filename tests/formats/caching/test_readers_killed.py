@@ -1,7 +1,8 @@
-"""Readers of one cache that are killed at any moment leave nothing wrong, and nothing that stays."""
+"""A cache whose readers are killed, or whose disk is full, leaves nothing wrong, and says so."""
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from shardprep.formats import read_manifest
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.store import Location
+from support.datasets import is_root
 from support.faulty_proxy import Proxy
 from support.repository import ROOT
 
@@ -42,3 +44,147 @@ def test_readers_that_are_killed_leave_no_wrong_file_and_keep_the_limit(
     assert not [*(cache / "parts").iterdir(), *(cache / "readers").iterdir()]
     for path in (cache / "files").glob("*/*"):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+
+
+FILLED = """
+import sys
+from pathlib import Path
+from shardprep.formats import NoSpace, read_manifest
+from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.downloads import CacheTooSmall
+from shardprep.formats.storage.store import Location
+
+path, disk = map(Path, sys.argv[1:])
+shards = read_manifest(path).shards
+with FileCache(disk / "cache", None, Location.parse(path.as_uri()), patience_s=0.5) as cache:
+    with cache.hold(shards[:1]):
+        with (disk / "others").open("wb", buffering=0) as others:
+            try:
+                while others.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+        try:
+            cache.hold(shards[1:2])
+        except CacheTooSmall as error:
+            print("too small:", error)
+        except NoSpace as error:
+            print(error)
+    (disk / "others").unlink()
+    with cache.hold(shards[1:2]):
+        print("held")
+"""
+BOUNDED = """
+import sys
+from pathlib import Path
+from shardprep.formats import open_dataset
+from shardprep.loaders import Loader, LocalShuffle
+
+path, disk = map(Path, sys.argv[1:])
+made = {"batch_size": 5, "shuffle": LocalShuffle(20), "workers": 2, "with_numbers": True}
+with (
+    Loader(path, **made) as local,
+    open_dataset(path.as_uri(), cache=disk / "cache") as idle,
+    Loader(path.as_uri(), cache=disk / "cache", **made) as remote,
+):
+    first = [idle[number].key for number in range(len(idle))]
+    for _ in range(4):
+        for ours, theirs in zip(remote, local, strict=True):
+            assert ours[-1].tolist() == theirs[-1].tolist()
+    assert first == [record.key for record in idle]
+    print("trained")
+"""
+FULL = """
+import os, sys
+from pathlib import Path
+from shardprep.formats import NoSpace, open_dataset
+from shardprep.loaders import Loader
+
+path, disk = map(Path, sys.argv[1:])
+
+def fill():
+    with (disk / "others").open("ab", buffering=0) as others:
+        try:
+            while others.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+fill()
+try:
+    open_dataset(path.as_uri(), cache=disk / "cache")
+except NoSpace as error:
+    print(error)
+(disk / "others").unlink()
+with Loader(path.as_uri(), cache=disk / "cache", batch_size=5, workers=0) as loader:
+    count = sum(1 for _ in loader)
+    fill()
+    assert os.statvfs(disk).f_bavail == 0
+    print(count == sum(1 for _ in loader))
+"""
+SMALL = """
+import sys
+from pathlib import Path
+from shardprep.formats.storage.downloads import CacheTooSmall
+from shardprep.loaders import GlobalShuffle, Loader
+
+path, disk = map(Path, sys.argv[1:])
+try:
+    Loader(path.as_uri(), cache=disk / "cache", batch_size=8, shuffle=GlobalShuffle())
+except CacheTooSmall as error:
+    print(error)
+"""
+
+
+def on_small_disk(program: str, size: int, dataset: Path, disk: Path) -> str:
+    """Run a program with a disk of that size, and return what it prints."""
+    if not is_root() or not shutil.which("unshare"):
+        pytest.skip("needs leave to mount")
+    disk.mkdir()
+    script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec "$2" -c "$3" "$4" "$5"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(size), sys.executable, program, dataset, disk]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_disk_that_others_fill_is_an_error_and_goes_on_when_there_is_room(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    size = sum(shard.size for shard in read_manifest(lmdb_shards).shards[:2]) + (1 << 20)
+
+    said = on_small_disk(FILLED, size, lmdb_shards, tmp_path / "disk").splitlines()
+
+    assert said[0].endswith("the disk is full; make room and try again")
+    assert said[1:] == ["held"]
+
+
+def test_a_cache_that_is_opened_on_a_full_disk_says_so_and_one_that_has_all_files_goes_on(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    size = read_manifest(lmdb_shards).size + (4 << 20)
+
+    said = on_small_disk(FULL, size, lmdb_shards, tmp_path / "disk").splitlines()
+
+    assert "the disk is full; make room" in said[0]
+    assert said[1:] == ["True"]
+
+
+def test_a_disk_that_is_too_small_for_the_order_is_found_before_the_first_batch(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    size = read_manifest(lmdb_shards).size // 2
+
+    said = on_small_disk(SMALL, size, lmdb_shards, tmp_path / "disk")
+
+    assert "the disk has room for" in said
+    assert "make room on it" in said
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_in_a_cache_that_only_its_disk_bounds(lmdb_shards: Path, tmp_path: Path) -> None:
+    """Files that are evicted while workers and an idle dataset have them open take no room."""
+    manifest = read_manifest(lmdb_shards)
+    size = manifest.size - sum(shard.size for shard in manifest.shards) // 2
+
+    assert on_small_disk(BOUNDED, size + (1 << 20), lmdb_shards, tmp_path / "disk") == "trained\n"

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
-from shardprep.formats.errors import (
-    DataError,
-    NoSpace,
-    SourceDamaged,
-    SourceIncomplete,
-    UsageError,
-)
+from shardprep.formats.errors import DataError, NoSpace, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
 from support.datasets import flip, prep_here, tree

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats import (
-    PlanOptions,
-    collect,
-    join,
-    open_dataset,
-    read_manifest,
-    repair,
-    verify,
-)
+from shardprep.formats import PlanOptions, collect, join, open_dataset, read_manifest, repair, verify
 from shardprep.formats.conversion.plan import plan
 from shardprep.formats.sources.recognise import recognise
 from shardprep.loaders import Flow

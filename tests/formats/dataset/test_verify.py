@@ -8,13 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardprep.formats import (
-    Finding,
-    ManifestDamaged,
-    ShardDamaged,
-    open_dataset,
-    verify,
-)
+from shardprep.formats import Finding, ManifestDamaged, ShardDamaged, open_dataset, verify
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.shards.read import CONTAINERS
 from support.datasets import converted, flip, writable

@@ -25,9 +25,7 @@ from shardprep.formats import (
     read_manifest,
     report,
 )
-from shardprep.formats.reports.duplicates import (
-    near_pairs,
-)
+from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.gate import _check, read_limits
 from shardprep.formats.reports.pixels import CODES, Measures, PixelStatistics
 from support.crashing_decoder import install, write_images

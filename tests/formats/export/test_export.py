@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import (
-    CorruptRecord,
-    PlanMismatch,
-    UsageError,
-    convert,
-    export,
-)  # fmt: skip
+from shardprep.formats import CorruptRecord, PlanMismatch, UsageError, convert, export  # fmt: skip
 from shardprep.formats.exports.export import FORMATS, MARKER
 from support.datasets import prep_here, tree, writable
 from support.sampling import torture_except

@@ -346,3 +346,35 @@ next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
     assert code == 1
     assert "a worker process imports the main script" in said
     assert said.rstrip().endswith('under `if __name__ == "__main__":`')
+
+
+@pytest.mark.torture
+def test_a_process_is_started_in_a_copy_forked_while_a_thread_started_one(start: Start) -> None:
+    script = """
+from shardprep.formats.runtime import processes
+
+inside, go_on, original = threading.Event(), threading.Event(), processes.SPAWN.Process.start
+
+def stopping(process):
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        go_on.wait()
+    original(process)
+
+def start_one():
+    with Child() as child:
+        assert child.call(abs, -1) == 1
+
+processes.SPAWN.Process.start = stopping
+thread = threading.Thread(target=start_one)
+thread.start()
+inside.wait()
+if not (pid := os.fork()):
+    signal.alarm(20)  # ends what hangs
+    start_one()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+go_on.set()
+thread.join()
+"""
+    assert outcome(start(script)) == (0, "")

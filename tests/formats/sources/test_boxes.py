@@ -7,11 +7,7 @@ from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.sources import annotations as boxes_module
-from shardprep.formats.sources.annotations import (
-    MAX_XML_BYTES,
-    parse_box_xml,
-    read_boxes,
-)
+from shardprep.formats.sources.annotations import MAX_XML_BYTES, parse_box_xml, read_boxes
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Box
 from shardprep.formats.sources.trees import FoundFile, files_below

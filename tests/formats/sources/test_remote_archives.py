@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import (
-    ConvertOptions,
-    PlanOptions,
-    SourceDamaged,
-    UsageError,
-    convert,
-    convert_part,
-)
+from shardprep.formats import ConvertOptions, PlanOptions, SourceDamaged, UsageError, convert, convert_part
 from shardprep.formats.sources import tar
 from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
 from shardprep.formats.sources.source import Problems

@@ -30,19 +30,11 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.errors import DataError
-from shardprep.formats.sources import (
-    pickled as pickles,
-    tensorpack as datapoint,
-)
+from shardprep.formats.sources import pickled as pickles, tensorpack as datapoint
 from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import Listing
-from shardprep.formats.sources.tensorpack import (
-    MAX_LABELS,
-    Datapoint,
-    read_datapoint,
-    read_item,
-)
+from shardprep.formats.sources.tensorpack import MAX_LABELS, Datapoint, read_datapoint, read_item
 from shardprep.loaders import Flow
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels

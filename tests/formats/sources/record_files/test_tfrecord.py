@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import (
-    SourceDamaged,
-    SourceIncomplete,
-    SourceOptions,
-    UsageError,
-    convert,
-)
+from shardprep.formats import SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import features, masked_crc, window_of
 from support.datasets import flip

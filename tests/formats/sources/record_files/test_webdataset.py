@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import (
-    SourceDamaged,
-    UsageError,
-    convert,
-)
+from shardprep.formats import SourceDamaged, UsageError, convert
 from shardprep.formats.errors import LabelConflict
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
