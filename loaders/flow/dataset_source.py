@@ -20,7 +20,7 @@ from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, OpenCo
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import LocalFiles, OpenShards, PartShards
+from shardprep.formats.shards.read import OpenShards, PartShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
@@ -93,56 +93,37 @@ def _labels(form: ItemForm, classes: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(number_of.get(name, place) for place, name in enumerate(classes))
 
 
-Key = tuple[int, int, Address, int]  # shard, ordinal; address; number
-
-
 @dataclass(frozen=True)
 class RecordFetch:
-    """Reads records by their keys, without the index. Pickles to few bytes."""
+    """Reads records by their keys, without the index; with ``names``, a dict of these in the image's place.
+
+    Pickles to few bytes, and some for each column.
+    """
 
     parts: tuple[PartFiles, ...]
     files: FileSource
     label_map: tuple[int, ...]
     with_keys: bool
+    names: tuple[str, ...] | None
 
     @contextmanager
-    def open(self) -> Iterator[Callable[[Key], Any]]:
-        with self.files.open() as files, closing(self.open_shards(files)) as shards:
-            yield partial(self._item, shards)
-
-    def open_shards(self, files: LocalFiles) -> OpenShards:
-        """Return the shards of all parts."""
-        return OpenShards(self.parts, files)
-
-    def _item(self, shards: OpenShards, key: Key) -> tuple[Any, ...]:
-        shard, ordinal, address, _ = key
-        image, label = shards.image(shard, ordinal, address), self.label_map[address[1]]
-        return (address[0].decode(), image, label) if self.with_keys else (image, label)
-
-
-@dataclass(frozen=True)
-class ColumnFetch(RecordFetch):
-    """Reads records with a dict of columns in place of the image. Pickles to few bytes for each column."""
-
-    wanted: WantedColumns
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[Key], Any]]:
+    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
         with (
             self.files.open() as files,
-            closing(self.open_shards(files)) as shards,
+            closing(OpenShards(self.parts, files)) as shards,
             closing(ChainedColumns(self.parts, files)) as columns,
         ):
-            yield partial(self._values, shards, columns)
+            yield partial(self._item, shards, columns)
 
-    def _values(self, shards: OpenShards, columns: ChainedColumns, key: Key) -> tuple[Any, ...]:
-        shard, ordinal, address, number = key
-        name, label, *_ = address
-        image = shards.image(shard, ordinal, address) if self.wanted.with_image else b""
-        record = Record(name.decode(), self.label_map[label], image)
-        found = columns.of(record, RecordPlace(number, shard, ordinal, name))
-        values = {each: found.image if each == IMAGE else found.columns[each] for each in self.wanted.names}
-        return (record.key, values, record.label) if self.with_keys else (values, record.label)
+    def _item(self, shards: OpenShards, columns: ChainedColumns, key: ItemKey) -> tuple[Any, ...]:
+        number, shard, ordinal, address = key
+        name, label = address[0].decode(), self.label_map[address[1]]
+        image = shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
+        if self.names is None:
+            return (name, image, label) if self.with_keys else (image, label)
+        record = columns.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
+        values = {each: image if each == IMAGE else record.columns[each] for each in self.names}
+        return (name, values, label) if self.with_keys else (values, label)
 
 
 ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
@@ -182,7 +163,8 @@ class FromDataset(Fetched):
         Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
         """
         dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
-        if columns is None and _has_items(dataset):
+        manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
+        if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
             if with_keys or label_space != SPACES[0]:
                 raise UsageError(
                     "has items in the form they were saved in: leave out with_keys and labels, or name the "
@@ -215,9 +197,8 @@ class FromDataset(Fetched):
     def fetch(self) -> RecordFetch:
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
         files, parts = FileSource.of(self.dataset), self.columns.files_of(self.dataset)
-        if not self.columns.are_chosen:
-            return RecordFetch(parts, files, labels, self.with_keys)
-        return ColumnFetch(parts, files, labels, self.with_keys, self.columns)
+        names = self.columns.names if self.columns.are_chosen else None
+        return RecordFetch(parts, files, labels, self.with_keys, names)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         with self._ahead(now.number, within(numbers, self.length)) as places:
@@ -255,14 +236,9 @@ class FromDataset(Fetched):
             with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
                 yield _announced(ahead, self.plan.order(number), places)
 
-    def _key(self, number: int) -> tuple[Any, ...]:
+    def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
-        return shard, ordinal, (key, label, crc32c, offset, length), number
-
-
-def _has_items(dataset: RecordSet) -> bool:
-    """Whether it is one dataset of saved items; of a collection of such, a flow has the columns."""
-    return isinstance(dataset, Dataset) and ItemForm.of_manifest(dataset.manifest.source) is not None
+        return number, shard, ordinal, (key, label, crc32c, offset, length)
 
 
 @dataclass(frozen=True)
@@ -273,10 +249,6 @@ class SavedItems(FromDataset):
 
     def fetch(self) -> ItemFetch:  # type: ignore[override]
         return ItemFetch.of(self.dataset)
-
-    def _key(self, number: int) -> ItemKey:
-        key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
-        return number, shard, ordinal, (key, label, crc32c, offset, length)
 
 
 def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:

@@ -177,9 +177,8 @@ class PassResources(Owned):
     @contextmanager
     def borrowed(self, place: Hashable, make: Callable[[], CloseableT]) -> Iterator[CloseableT]:
         """Borrow an object made by ``make`` for this place. An exception in the context closes it."""
-        idle = self._idle.setdefault(
-            (os.getpid(), place), deque()
-        )  # a forked process cannot use the objects of its parent
+        own = os.getpid(), place  # a forked process cannot use the objects of its parent
+        idle = self._idle.setdefault(own, deque())
         idling = cast("CloseableT | None", _taken(idle))
         found = make() if idling is None else idling
         try:
@@ -235,10 +234,6 @@ class StepRandom:
         """The random stream of (seed, pass, the item's number, this step), at its start."""
         return flow_bits(self.seed, pass_number=pass_number, item=item, step=self.step, branch=self.branch)
 
-    def rng(self, pass_number: int, item: int = 0) -> np.random.Generator:
-        """A generator over :meth:`bits`."""
-        return np.random.Generator(self.bits(pass_number, item))
-
 
 @dataclass(frozen=True)
 class PassContext:
@@ -285,7 +280,7 @@ class PassContext:
 
     def rng(self, node: NodePosition, seed: int, item: int = 0) -> np.random.Generator:
         """A generator over :meth:`bits`."""
-        return self.stream(node, seed).rng(self.number, item)
+        return np.random.Generator(self.bits(node, seed, item))
 
     def stream(self, node: NodePosition, seed: int) -> StepRandom:
         """The step's random streams, to send to another process."""
@@ -323,7 +318,12 @@ class Function:
     def __reduce__(self) -> tuple[Any, ...]:
         if _has_name(self):
             return Function, (self.call,)
-        return _unpacked, (_by_value(self),)
+        try:
+            return _unpacked, (dumps_by_value(self.call),)
+        except Exception as error:
+            raise UsageError(
+                f"{self.name} cannot be sent to another process ({error}); what it refers to must be picklable"
+            ) from error
 
 
 def _has_name(function: Function) -> bool:
@@ -338,15 +338,6 @@ def _has_name(function: Function) -> bool:
             ) from error
         return False
     return not (of_main and can_dump_by_value())
-
-
-def _by_value(function: Function) -> bytes:
-    try:
-        return dumps_by_value(function.call)
-    except Exception as error:
-        raise UsageError(
-            f"{function.name} cannot be sent to another process ({error}); what it refers to must be picklable"
-        ) from error
 
 
 def _unpacked(packed: bytes) -> Function:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from types import TracebackType
 from typing import Any, Self, cast
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, write_dataset
@@ -38,37 +37,16 @@ class FlowPlace:
     items: int = 0
 
 
-class PassProgress:
-    """The place of a pass that began at ``start`` and is counted by ``meter``."""
-
-    def __init__(self, start: FlowPlace, meter: PassMeter) -> None:
-        self._start = start
-        self._meter = meter
-
-    def place(self, node: Node) -> FlowPlace:
-        """Return the place after the items delivered so far; after the last, the start of the next pass."""
-        number, items = self._start.pass_number, self._start.items + self._meter.items
-        is_last = node.length.is_exact and items >= node.length.items
-        return FlowPlace(number + 1) if is_last or self._meter.is_over else FlowPlace(number, items)
-
-
-def state_of(node: Node, place: FlowPlace, transforms: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the place as JSON values. Raises UsageError within a pass of items that cannot be picked."""
-    check_place(node, place)
-    state = {
-        "version": STATE_VERSION,
-        "flow": list(structure_of(node)),
-        "pass": place.pass_number,
-        "items": place.items,
-    }
-    return state | ({"transforms": transforms} if transforms else {})
-
-
 def place_from(node: Node, state: object, transforms: list[dict[str, Any]], transform: Resumed) -> FlowPlace:
     """Return the place of a state. Raises UsageError for a value that is no state, or another flow's."""
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
-    _check_structure(node, state.get("flow"))
+    if not isinstance(structure := state.get("flow"), list):
+        raise UsageError("not the state of a flow: it has no list of steps")
+    for lines in zip_longest(structure_of(node), structure):
+        if lines[0] != lines[1]:
+            here, there = ("no step" if line is None else str(line)[:200] for line in lines)
+            raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
     refuse_another(state.get("transforms", transforms), transforms, transform)  # older states have none
     try:
         place = FlowPlace(natural(state.get("pass")), natural(state.get("items")))
@@ -103,20 +81,6 @@ def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
         yield kept_transform(node.function.call.transform)
     for source in node.sources:
         yield from kept_transforms(source)
-
-
-def _check_structure(node: Node, structure: object) -> None:
-    if not isinstance(structure, list):
-        raise UsageError("not the state of a flow: it has no list of steps")
-    for here, there in zip_longest(structure_of(node), structure):
-        if here != there:
-            raise UsageError(
-                f"the state is from another flow: it has {_quoted(there)} where this one has {_quoted(here)}"
-            )
-
-
-def _quoted(line: object) -> str:
-    return "no step" if line is None else str(line)[:200]
 
 
 def _first_without_numbers(node: Node) -> Node:
@@ -179,7 +143,7 @@ class Pipeline(FrameworkHint):
         self.node = node
         self._kept = PassResources()
         self._next = FlowPlace()
-        self._current = PassProgress(self._next, PassMeter())
+        self._current = self._next, PassMeter()  # where the pass of the state began, and its counters
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
     def peek(self, items: int = 1) -> list[Any]:
@@ -205,7 +169,7 @@ class Pipeline(FrameworkHint):
         self._transforms  # noqa: B018 - before calls in this process change them
         start, self._next = self._next, FlowPlace(self._next.pass_number + 1)
         now = self._pass(start.pass_number)
-        self._current = PassProgress(start, now.meter)
+        self._current = start, now.meter
         return self._counted(now, start.items)
 
     def at_pass(self, number: int) -> Iterator[Any]:
@@ -303,12 +267,21 @@ class Pipeline(FrameworkHint):
         iteration yields the items that would have followed. Raises UsageError within a pass of a flow that
         has no items by number (:attr:`can_pick`): such a flow has a state between two passes only.
         """
-        return state_of(self.node, self._current.place(self.node), self._transforms)
+        start, meter = self._current
+        place = FlowPlace(start.pass_number, start.items + meter.items)
+        if meter.is_over or (self.length.is_exact and place.items >= self.length.items):
+            place = FlowPlace(start.pass_number + 1)
+        check_place(self.node, place)
+        steps = list(structure_of(self.node))
+        state = {"version": STATE_VERSION, "flow": steps, "pass": place.pass_number, "items": place.items}
+        return state | ({"transforms": self._transforms} if self._transforms else {})
 
     def state_or_none(self) -> dict[str, Any] | None:
         """Return the state; None where :meth:`state_dict` raises UsageError."""
-        place = self._current.place(self.node)
-        return state_of(self.node, place, self._transforms) if self.can_pick or not place.items else None
+        try:
+            return self.state_dict()
+        except UsageError:
+            return None
 
     @cached_property
     def _transforms(self) -> list[dict[str, Any]]:
@@ -322,7 +295,7 @@ class Pipeline(FrameworkHint):
         Raises UsageError for the state of another flow; nothing is changed then.
         """
         self._next = place_from(self.node, state, self._transforms, transform)
-        self._current = PassProgress(self._next, PassMeter())
+        self._current = self._next, PassMeter()
 
     @property
     def length(self) -> Length:
@@ -365,9 +338,7 @@ class Pipeline(FrameworkHint):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -27,10 +27,6 @@ T = TypeVar("T")
 WINDOW = 16  # most unfinished items for each thread, so that other items need not wait for a slow one
 
 
-class FinishedTasks(SimpleQueue["Task"]):
-    """A queue of tasks that have run."""
-
-
 class Task:
     """A call ``make(item)`` for a thread, which puts the task into ``finished`` after the call.
 
@@ -59,6 +55,9 @@ class Task:
         if self._failed:
             raise self._failed.pop()  # no variable of this frame, to which the traceback refers, has it
         return self._held.pop()
+
+
+FinishedTasks = SimpleQueue[Task]
 
 
 class Threads(Owned):
@@ -102,24 +101,18 @@ def _end(leave: Callable[[], None], threads: Sequence[threading.Thread]) -> None
             thread.join(max(0.0, until - monotonic()))
 
 
-class _Tasks(SimpleQueue[Task | None]):
-    """The tasks that ``threads`` threads are to run, in order."""
+def _serve(tasks: SimpleQueue[Task | None]) -> None:
+    for task in iter(tasks.get, None):
+        task.run()
 
-    def __init__(self, threads: int) -> None:
-        super().__init__()
-        self._threads = threads
 
-    def serve(self) -> None:
-        for task in iter(self.get, None):
-            task.run()
-
-    def leave(self) -> None:
-        """Drop the tasks that have not begun."""
-        with suppress(Empty):
-            while True:
-                self.get_nowait()
-        for _ in range(self._threads):
-            self.put(None)
+def _leave(tasks: SimpleQueue[Task | None], threads: int) -> None:
+    """Drop the tasks that have not begun."""
+    with suppress(Empty):
+        while True:
+            tasks.get_nowait()
+    for _ in range(threads):
+        tasks.put(None)
 
 
 @dataclass(frozen=True)
@@ -148,8 +141,8 @@ class ThreadMap(Mapped):
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
-        tasks, shared = _Tasks(self.threads), FinishedTasks()
-        threads = Threads(self.threads, "map", tasks.serve, tasks.leave)
+        tasks, shared = SimpleQueue[Task | None](), FinishedTasks()
+        threads = Threads(self.threads, "map", partial(_serve, tasks), partial(_leave, tasks, self.threads))
         wait = now.here.timed_wait(threads.next_of)
         own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
 
@@ -172,25 +165,21 @@ class ThreadMap(Mapped):
 
 
 def _due(begun: Iterator[FinishedTasks], window: int) -> Iterator[FinishedTasks]:
-    """Yield the queue to wait for next. Tasks are begun ahead of it."""
+    """Yield the queue to wait for next. Tasks are begun ahead of it, until its own has finished."""
     pending: deque[FinishedTasks] = deque()
     failed: list[Exception] = []
-    more = True
-    while more or pending:
+    while True:
         try:
-            more = more and _begin_some(begun, pending, window)
+            for finished in begun:
+                pending.append(finished)
+                if not pending[0].empty() or len(pending) == window:
+                    break
+            else:
+                begun = iter(())
         except Exception as error:
-            failed, more = [error], False
-        if pending:
-            yield pending.popleft()
+            begun, failed = iter(()), [error]
+        if not pending:
+            break
+        yield pending.popleft()
     if failed:
         raise failed.pop()
-
-
-def _begin_some(begun: Iterator[FinishedTasks], pending: deque[FinishedTasks], window: int) -> bool:
-    """Begin one more task, and others until the first pending one has finished. Returns False at the end."""
-    for finished in begun:
-        pending.append(finished)
-        if not pending[0].empty() or len(pending) == window:
-            return True
-    return False
