@@ -15,13 +15,13 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
 from shardprep.formats.runtime.sizes import count_of
@@ -52,7 +52,6 @@ from shardprep.formats.sources.tables import (
     TableRow,
     cell_kinds,
     encoded_cell,
-    label_name,
     place_below,
 )
 from shardprep.formats.sources.tar import archive_of
@@ -192,7 +191,7 @@ class ListedImages:
         self.kinds: dict[str, CellKind] = {}
         self.fields: tuple[Field, ...] = ()
         self.space = LabelSpace.of(())
-        self.labels = ImageLabels(needs_label=source.is_list)
+        self.labels = ListedClasses(needs_label=source.is_list)
         self.keeps_rows = bool(source.source_options.columns) or not source.is_list
         self._source = source
 
@@ -292,49 +291,6 @@ class ListedImages:
         for one in self.images.values():
             one.entries = one.table.finish(one.lines)
             one.entries["label"] = numbers[one.entries["label"]]
-
-
-class ImageLabels:
-    """The classes of all images of a source, numbered as they come.
-
-    With a column of labels these are its values; an empty one is no label, or an error where each image
-    ``needs_label``. Otherwise the classes are the folders, where every image lies in one and there are two or
-    more; if not, no image has a label.
-    """
-
-    def __init__(self, *, needs_label: bool = False) -> None:
-        self._needs_label = needs_label
-        self._listed = ListedClasses()
-        self._folders: dict[str, int] = {}
-        self._are_folders = True
-
-    def of_cell(self, cell: Any) -> int:
-        """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
-        self._are_folders = False
-        if cell is None and self._needs_label:
-            raise ValueError("has no label")
-        name = "" if cell is None else label_name(cell).strip()
-        return self._listed.label_of(name) if name or self._needs_label else UNLABELLED
-
-    def of_folder(self, path: str) -> int:
-        """Return the number of the class of the image at ``path``, below the folder of its split."""
-        folder, inside, _ = path.partition("/")
-        if not inside:
-            self._are_folders = False
-            return UNLABELLED
-        return -2 - self._folders.setdefault(folder, len(self._folders))
-
-    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
-        """Return the space of all classes, and the label in it of each number.
-
-        Classes in cells count from 0 on, and folders from -2 down: from the end, where that of none is last.
-        """
-        folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
-        space, of_cells = LabelSpace.of(folders), np.empty(0, np.int32)
-        if len(self._listed):
-            space, of_cells = self._listed.numbered()
-        of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
-        return space, np.array([*of_cells, *of_folders[::-1], UNLABELLED], np.int32)
 
 
 @dataclass

@@ -25,7 +25,6 @@ from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.coco import has_instances
 from shardprep.formats.sources.listing import EntryTable, record_key
-from shardprep.formats.sources.lists import ImageLabels
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_NAMES,
@@ -39,6 +38,7 @@ from shardprep.formats.sources.source import (
     SourceOptions,
     split_folders,
 )
+from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.trees import (
     FolderWalk,
     FoundFile,
@@ -224,7 +224,7 @@ class PairedFolders(Source):
 
     @cached_property
     def _found(self) -> tuple[LabelSpace, Problems, dict[str, _Matched]]:
-        problems, numbers = Problems(), ImageLabels()
+        problems, numbers = Problems(), ListedClasses()
         matched = {
             split: _Matched(folders, numbers, problems, follow=self.source_options.follow_symlinks)
             for split, folders in self.of_split.items()
@@ -258,7 +258,7 @@ class _Matched:
     """The images of one split with their partners; ``ignored`` counts the images that were left out."""
 
     def __init__(
-        self, folders: PairedSplit, labels: ImageLabels, problems: Problems, *, follow: bool
+        self, folders: PairedSplit, labels: ListedClasses, problems: Problems, *, follow: bool
     ) -> None:
         self.folders = folders
         self.ignored: Counter[str] = Counter()

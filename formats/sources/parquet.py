@@ -44,7 +44,6 @@ from shardprep.formats.sources.record_files import (
 )
 from shardprep.formats.sources.source import Problems, SourceOptions
 from shardprep.formats.sources.tfrecord import MAX_VARINT, ByteWindow, varint
-from shardprep.formats.sources.trees import wrapped
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary")
@@ -621,39 +620,36 @@ class RowContents(RecordContents):
     def reader(self) -> RowReader:
         return RowReader(self.top, self.schema, self._layout)
 
-    def read(self, name: str) -> None:
+    def read(self, file: ArchiveFile) -> None:
         """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
         if not self.is_readable:
             return
-        path = self.top / name
-        with ArchiveFile(path) as archive, arrow_reads(path), closing(RowGroups(archive)) as groups:
+        with arrow_reads(file.path), closing(RowGroups(file)) as groups:
             rows = groups.starts[-1]
-            self._rows, self._file_bytes = self._rows + rows, self._file_bytes + archive.end
+            self._rows, self._file_bytes = self._rows + rows, self._file_bytes + file.end
             if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
-                raise SourceDamaged(
-                    f"claims {rows:,} rows in {archive.end:,} bytes, less than a byte for each", path=path
-                )
-            mtime_ns = wrapped(archive.identity.mtime_ns)
+                few = f"claims {rows:,} rows in {file.end:,} bytes, less than a byte for each"
+                raise SourceDamaged(few, path=file.path)
             for group, first in enumerate(groups.starts[:-1]):
                 names = (self._layout.image, self._layout.label, *self._layout.fields)
                 columns = groups.read(group, [*filter(None, names)])
-                self._add_group(columns, groups.encoded_bytes[group], name, first, mtime_ns)
+                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
 
-    def _add_group(self, columns: Columns, encoded: int, name: str, first: int, mtime_ns: int) -> None:
+    def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
         layout = self._layout
         rows = len(next(iter(columns.values()), ()))
         images, paths = _images(columns, layout, rows)
         labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
         lengths = self._lengths(columns, np.array([size or 0 for size in images], np.int64), encoded)
         every = zip(labels, images, paths, lengths.tolist(), strict=True)
-        for row, (label, size, path, length) in enumerate(every, first):
-            place = f"{self.top / name}, row {row}"
+        for row, (label, size, image, length) in enumerate(every, first):
+            place = f"{path}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
                 if size is None:
-                    raise no_bytes(path)
-                stem = (path or "").rpartition(".")[0]
-                key = stem if official_key(stem.rpartition("/")[2]) else path or ""  # without its extension
-                self.append(key, self._label(label), length=length, path=name, offset=row, mtime_ns=mtime_ns)
+                    raise no_bytes(image)
+                stem = (image or "").rpartition(".")[0]
+                key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
+                self.append(key, self._label(label), length=length, offset=row)
 
     def _lengths(
         self, columns: Columns, images: npt.NDArray[np.int64], encoded: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,16 @@ from shardprep.formats.runtime.files import naming
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
 from shardprep.formats.sources.coco import CocoFolder, coco_folder
 from shardprep.formats.sources.converted import converted_dataset, held_out
-from shardprep.formats.sources.folders import Tree, class_folders, extracted_tree, kaggle_tree
-from shardprep.formats.sources.ilsvrc import IlsvrcSource, official_tars, remote_tars, single_tar
+from shardprep.formats.sources.ilsvrc import (
+    IlsvrcSource,
+    Tree,
+    class_folders,
+    kaggle_tree,
+    official_tars,
+    remote_tars,
+    single_tar,
+    tree,
+)
 from shardprep.formats.sources.lists import LabelledList, MetadataFolder, labelled_list, metadata_folder
 from shardprep.formats.sources.pairs import PairedFolders, paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
@@ -25,24 +33,6 @@ from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, Tensorpac
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location
-
-
-def image_columns(path: Path, split: str | None, options: SourceOptions) -> Source | None:
-    """Return the source of images with columns beside them, None for a folder without any.
-
-    Raises UsageError for options of several such sources, and the errors of the sources.
-    """
-    metadata = metadata_folder(path, split, options)
-    coco = coco_folder(path, split, options)
-    paired = paired_folders(path, split, options) if options.pairs else None
-    found = [source for source in (coco, paired, metadata) if source is not None]
-    if len(found) > 1:
-        kinds = " and ".join(source.description for source in found)
-        raise UsageError(
-            f"has columns of several kinds: {kinds}; convert one, and add the other with prep join", path=path
-        )
-    return found[0] if found else None
-
 
 RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
     webdataset,
@@ -160,13 +150,19 @@ def recognise(
 
 
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
-    is_folder, source = path.is_dir(), None
-    if is_folder:
-        source = converted_dataset(path) or image_columns(path, split, options)
+    is_folder = path.is_dir()
+    source: Source | None = converted_dataset(path) if is_folder else None
+    if is_folder and source is None:
+        metadata, coco = metadata_folder(path, split, options), coco_folder(path, split, options)
+        paired = paired_folders(path, split, options) if options.pairs else None
+        several = "has columns of several kinds: {}; convert one, and add the other with prep join"
+        source = _only((coco, paired, metadata), several, path)
     if source is None:
         if _first_block(path).startswith((_GZIP, _ZIP)):
             raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-        source = _of_records(path, split, options)
+        if not is_folder or not official_tars(path):  # what lies beside these is none
+            records = [each(path, split, options) for each in RECORD_FILES]
+            source = _only(records, "holds {}; give a folder or a file of one of them", path)
     if source is None:
         official = _official(path, options, check_md5)
         source = merged(official) if official else tensorpack_lmdb(path, split or "train", options)
@@ -195,18 +191,11 @@ def _refuse_others(options: SourceOptions, source: Source) -> None:
         raise UsageError(f"{', '.join(flags)}: not for {source.description}{advice}")
 
 
-def _of_records(path: Path, split: str | None, options: SourceOptions) -> Source | None:
-    """Return the source of files that hold many records each; None if there are none.
-
-    What lies beside the official archives is none.
-    """
-    if path.is_dir() and official_tars(path):
-        return None
-    every = (each(path, split, options) for each in RECORD_FILES)
-    found = [source for source in every if source is not None]
+def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:
+    """Return the source that was found, None for none. Raises UsageError, which says so, for several."""
+    found = [source for source in sources if source is not None]
     if len(found) > 1:
-        names = " and ".join(source.description for source in found)
-        raise UsageError(f"holds {names}; give a folder or a file of one of them", path=path)
+        raise UsageError(several.format(" and ".join(source.description for source in found)), path=path)
     return found[0] if found else None
 
 
@@ -218,7 +207,7 @@ def _official(path: Path, options: SourceOptions, check_md5: bool) -> list[Ilsvr
     every = (
         official_tars(path, check_md5=check_md5),
         kaggle_tree(path, options, check_md5=check_md5),
-        extracted_tree(path, options, check_md5=check_md5),
+        tree("extracted-tree", path, path, options, check_md5),
     )
     found: list[IlsvrcSource] = [source for source in every if source is not None]
     if len(found) == 1 and isinstance(found[0], Tree):

@@ -26,6 +26,7 @@ from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, 
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
@@ -106,7 +107,7 @@ class RecordClasses:
     def places(self, split: RecordClasses) -> npt.NDArray[np.int32]:
         """Return the label of each number that :meth:`add_text` gave in a split, and last that of none."""
         _, labels = self.texts.numbered()
-        return np.append(labels[[self.texts.label_of(text) for text in split.texts]], np.int32(UNLABELLED))
+        return labels[[*map(self.texts.label_of, split.texts), UNLABELLED]]
 
     def space(self) -> LabelSpace:
         """Return the space of all labels."""
@@ -150,15 +151,15 @@ ADVICE = "copy or download the file again"
 MAX_OPEN = 64  # files; a stored order goes to and fro between them
 
 
-@dataclass
 class OpenFiles:
     """The open files of a reader by their paths, and records that it keeps by path and offset.
 
     Each file has the context that closes it; the ones used last are at the end.
     """
 
-    files: OrderedDict[bytes, tuple[Any, ExitStack]] = field(default_factory=OrderedDict)
-    kept: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
+    def __init__(self) -> None:
+        self.files: OrderedDict[bytes, tuple[Any, ExitStack]] = OrderedDict()
+        self.kept: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
 
 
 @dataclass
@@ -384,8 +385,7 @@ class RecordSource(Source):
 
     @property
     def description(self) -> str:
-        counts = {split: len(files) for split, files in self.files.of_split.items()}
-        files = (f"{split} in {count} file{'' if count == 1 else 's'}" for split, count in counts.items())
+        files = (f"{split} in {count_of(len(names), 'file')}" for split, names in self.files.of_split.items())
         return f"{self.LAYOUT}: {', '.join(files)}"
 
     @property
@@ -456,10 +456,11 @@ class RecordContents(ABC):
         self.top = top
         self.problems = Problems()
         self.classes = RecordClasses()
+        self._place = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 
     @abstractmethod
-    def read(self, name: str) -> None:
+    def read(self, file: ArchiveFile) -> None:
         """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
 
     @abstractmethod
@@ -473,39 +474,49 @@ class RecordContents(ABC):
     def scan(self, names: Iterable[str]) -> Self:
         """Read all files; those that cannot be listed are among the problems."""
         for name in names:
-            with self.problems.collected():
-                self.read(name)
+            with self.problems.collected(), ArchiveFile(self.top / name) as file:
+                self._place = name.encode(), wrapped(file.identity.mtime_ns)
+                file.expect_random_reads()
+                self.read(file)
         with naming_source(self.top):
             self.schema, self.has_images = self.columns()
         self.entries = self._entries()
         return self
 
-    def append(self, name: str, label: int, *, length: int, path: str, offset: int, mtime_ns: int) -> bool:
-        """Append a record that has that name of its own, "" for none; return whether it was not refused."""
+    def append(self, name: str, label: int, *, length: int, offset: int) -> bool:
+        """Append a record of the file that is read; return whether it was not refused.
+
+        It has that name of its own, "" for none.
+        """
+        path, mtime_ns = self._place
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
-            place = f"{self.top / path}, byte {offset}"
+            place = f"{self.top / path.decode()}, byte {offset}"
             self.problems.add(SourceDamaged(too_large, path=place, key=name), "too large")
             return False
-        self._table.append((key_of(name), path.encode(), label, length, offset, mtime_ns))
+        self._table.append((key_of(name), path, label, length, offset, mtime_ns))
         return True
 
     def _entries(self) -> Entries:
         entries = self._table.finish()
         repeated = repeated_keys(entries["key"])
-        if self.may_number and (repeated or (entries["key"] == b"").any()):
-            return _numbered(entries)
+        if self.may_number and (repeated or (entries["key"] == b"").any()):  # such as train-00000/00000017
+            paths, numbers = entries["path"], np.arange(len(entries))
+            starts = np.append(True, paths[1:] != paths[:-1])
+            numbers -= np.maximum.accumulate(np.where(starts, numbers, 0))
+            keys = np.char.add(np.char.add(paths, b"/"), np.char.zfill(numbers.astype("S"), 8))
+            entries = entries.astype(entry_dtype(keys.dtype.itemsize, paths.dtype.itemsize))
+            entries["key"] = keys
+            return entries
         for entry in entries[entries["key"] == b""]:
             no_key = f"has a name of more than {MAX_KEY_BYTES} bytes, or one that is not text; shorten it"
-            self.problems.add(SourceDamaged(no_key, path=self._place(entry)), "no key")
+            self.problems.add(SourceDamaged(no_key, path=self.reader().where(entry)), "no key")
         for key in filter(None, repeated):
-            first, second = (self._place(entries[at]) for at in np.flatnonzero(entries["key"] == key)[:2])
+            both = entries[np.flatnonzero(entries["key"] == key)[:2]]
+            first, second = (self.reader().where(entry) for entry in both)
             twice = f"begins here and again at {first}; a sample must be in one piece"
             self.problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
         return entries
-
-    def _place(self, entry: np.void) -> str:
-        return f"{self.top / entry['path'].decode()}, byte {entry['offset']}"
 
 
 def key_of(name: str) -> bytes:
@@ -519,19 +530,6 @@ def key_of(name: str) -> bytes:
     except UnicodeDecodeError:
         return b""
     return key if len(key) <= MAX_KEY_BYTES and b"\0" not in key else b""
-
-
-def _numbered(entries: Entries) -> Entries:
-    """Return the entries with keys such as ``train-00000-of-00002/00000017``."""
-    numbers = np.arange(len(entries))
-    starts = np.ones(len(entries), np.bool_)
-    starts[1:] = entries["path"][1:] != entries["path"][:-1]
-    numbers -= np.maximum.accumulate(np.where(starts, numbers, 0))
-    keys = np.char.add(entries["path"], b"/")
-    keys = np.char.add(keys, np.char.zfill(numbers.astype("S"), 8))
-    table = entries.astype(entry_dtype(keys.dtype.itemsize, entries["path"].dtype.itemsize))
-    table["key"] = keys
-    return table
 
 
 # Names in lower case, with ``_`` for all that is no letter and no digit

@@ -345,13 +345,6 @@ def annotated(plan: SamplePlan, split: str) -> list[tuple[SampleImage, BoxDefect
     return list(zip(images[::step][:ANNOTATIONS], cycle(BoxDefect), strict=False))
 
 
-def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
-    """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
-    for image, defect in annotated(plan, split):
-        name = image.key if split == "train" else f"val/{image.key}"
-        yield f"{name}.xml", annotation(image, defect, plan, album).encode()
-
-
 OBJECT = """\
 	<object>
 		<name>{}</name>
@@ -368,32 +361,36 @@ OBJECT = """\
 """
 
 
-def annotation(image: SampleImage, defect: BoxDefect, plan: SamplePlan, album: Album) -> str:
-    """Return the XML of one image."""
-    wnid = plan.wnids[image.label]
-    folder, name = wnid if "/" in image.key else "val", image.key.rpartition("/")[2]
-    header = read_image_header(album.draw(image))
-    width, height = header.width, header.height
-    if defect is BoxDefect.DISPLAYED_SIZE:
-        width, height = width * 3 // 2, height * 3 // 2
-    rng = np.random.default_rng((*image.seed, RandomUse.BOXES))
-    boxes = _rectangles(defect, width, height, rng)
-    objects = "".join(OBJECT.format(wnid, *box) for box in boxes)
-    return f"""\
+ANNOTATION = """\
 <annotation>
-	<folder>{folder}</folder>
-	<filename>{"%s" if defect is BoxDefect.PERCENT_S else name}</filename>
+	<folder>{}</folder>
+	<filename>{}</filename>
 	<source>
 		<database>ILSVRC_2012</database>
 	</source>
 	<size>
-		<width>{width}</width>
-		<height>{height}</height>
+		<width>{}</width>
+		<height>{}</height>
 		<depth>3</depth>
 	</size>
 	<segmented>0</segmented>
-{objects}</annotation>
+{}</annotation>
 """
+
+
+def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
+    """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
+    for image, defect in annotated(plan, split):
+        wnid, name = plan.wnids[image.label], image.key.rpartition("/")[2]
+        folder = wnid if split == "train" else "val"
+        header = read_image_header(album.draw(image))
+        width, height = header.width, header.height
+        if defect is BoxDefect.DISPLAYED_SIZE:
+            width, height = width * 3 // 2, height * 3 // 2
+        boxes = _rectangles(defect, width, height, np.random.default_rng((*image.seed, RandomUse.BOXES)))
+        objects = "".join(OBJECT.format(wnid, *box) for box in boxes)
+        said = "%s" if defect is BoxDefect.PERCENT_S else name
+        yield f"{folder}/{name}.xml", ANNOTATION.format(folder, said, width, height, objects).encode()
 
 
 def _rectangles(
@@ -415,17 +412,13 @@ def _rectangles(
 
 
 INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15  # table 1-1
-
 STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6  # table 1-3
-
 VERSION = b"\x00\x01IM"  # 1.0, little-endian
-
 FIELDS = (
     *("ILSVRC2012_ID", "WNID", "words", "gloss"),
     *("num_children", "children", "wordnet_height", "num_train_images"),
 )
 NAME_BYTES = 32  # a field's name, with the zero that ends it
-
 Cell = str | float | Sequence[float]
 
 FOLDER = "ILSVRC2012_devkit_t12"

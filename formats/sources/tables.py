@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity
@@ -35,11 +35,19 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class ListedClasses:
-    """The classes of a list, numbered as they come. Raises ValueError for what cannot be one."""
+    """The classes of all images of a source, numbered as they come.
 
-    def __init__(self) -> None:
+    With a column of labels these are its values; an empty one is no label, or an error where each image
+    ``needs_label``. Otherwise the classes are the folders, where every image lies in one and there are two or
+    more; if not, no image has a label.
+    """
+
+    def __init__(self, *, needs_label: bool = False) -> None:
+        self._needs_label = needs_label
         self._of_name: dict[str, int] = {}
         self._are_numbers: bool | None = None
+        self._folders: dict[str, int] = {}
+        self._are_folders = True
 
     def __len__(self) -> int:
         return len(self._of_name)
@@ -48,7 +56,7 @@ class ListedClasses:
         return iter(self._of_name)
 
     def label_of(self, text: str) -> int:
-        """Return the number of the class in the order of first occurrence."""
+        """Return the number of the class with this name. Raises ValueError for what cannot be one."""
         is_number = _NUMBER.fullmatch(text) is not None
         if not 0 < len(text) <= MAX_NAME:
             raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
@@ -64,14 +72,35 @@ class ListedClasses:
             raise ValueError(f"has the class {text!r}, which exceeds the limit of {MAX_CLASSES} classes")
         return label
 
-    def numbered(self) -> tuple[LabelSpace, np.ndarray[tuple[int], np.dtype[np.int32]]]:
-        """Return the space of all classes, and the label in it of each class as it came."""
+    def of_cell(self, cell: Any) -> int:
+        """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
+        self._are_folders = False
+        if cell is None and self._needs_label:
+            raise ValueError("has no label")
+        name = "" if cell is None else label_name(cell).strip()
+        return self.label_of(name) if name or self._needs_label else UNLABELLED
+
+    def of_folder(self, path: str) -> int:
+        """Return the number of the class of the image at ``path``, below the folder of its split."""
+        folder, inside, _ = path.partition("/")
+        if not inside:
+            self._are_folders = False
+            return UNLABELLED
+        return -2 - self._folders.setdefault(folder, len(self._folders))
+
+    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
+        """Return the space of all classes, and the label in it of each number.
+
+        Those of names count from 0 on, and of folders from -2 down: from the end, where that of none is last.
+        """
+        folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
+        space, numbers = LabelSpace.of(self._of_name or folders), list[int]()
         if self._are_numbers:
             numbers = [int(text) for text in self._of_name]
-            names = (f"{number:05d}" for number in range(1 + max(numbers)))
-            return LabelSpace.of(names), np.array(numbers, np.int32)
-        space = LabelSpace.of(self._of_name)
-        return space, np.array([space.label_of[name] for name in self._of_name], np.int32)
+            space = LabelSpace.of(f"{number:05d}" for number in range(1 + max(numbers)))
+        of_names = numbers or [space.label_of[name] for name in self._of_name]
+        of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
+        return space, np.array([*of_names, *of_folders[::-1], UNLABELLED], np.int32)
 
 
 class FileStatus:

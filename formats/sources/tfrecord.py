@@ -35,7 +35,6 @@ from shardprep.formats.sources.record_files import (
     usual_label,
 )
 from shardprep.formats.sources.source import Box, SourceOptions
-from shardprep.formats.sources.trees import wrapped
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
@@ -511,34 +510,19 @@ class ExampleContents(RecordContents):
         self._columns: dict[str, _Column] = {}
         self._records = 0
 
-    def read(self, name: str) -> None:
-        with ArchiveFile(self.top / name) as file:
-            file.expect_random_reads()
-            for frame in frames(file):
-                with self.problems.collected("record"):
-                    self._add(frame, name, file)
-
-    def _add(self, frame: Frame, name: str, file: ArchiveFile) -> None:
-        end = frame.data + frame.length
-        window = ByteWindow(file.read_at, end)
-        with foreign_file(f"{file.path}, byte {frame.start}", "write the file again"):
-            found = features(window, frame.data, end)
-            boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
-            single = self._single_columns(found)
-            is_taken = self.append(
-                self._name(found),
-                self._label(found),
-                length=frame.length,
-                path=name,
-                offset=frame.start,
-                mtime_ns=wrapped(file.identity.mtime_ns),
-            )
-        if is_taken:
-            for column in single:
-                column.records += 1
-            for box in boxes:
-                self._boxes.append((self._records, *box))
-            self._records += 1
+    def read(self, file: ArchiveFile) -> None:
+        for start, data, length in frames(file):
+            place = f"{file.path}, byte {start}"
+            with self.problems.collected("record"), foreign_file(place, "write the file again"):
+                found = features(ByteWindow(file.read_at, data + length), data, data + length)
+                boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
+                single = self._single_columns(found)
+                if self.append(self._name(found), self._label(found), length=length, offset=start):
+                    for column in single:
+                        column.records += 1
+                    for box in boxes:
+                        self._boxes.append((self._records, *box))
+                    self._records += 1
 
     def _name(self, found: Features) -> str:
         """Return the name of the image's file without its extension; "" for none."""

@@ -28,7 +28,6 @@ from shardprep.formats.sources.record_files import (
 )
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, SourceOptions
 from shardprep.formats.sources.tar import BLOCK, Member, walk
-from shardprep.formats.sources.trees import wrapped
 
 IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 LABEL, CLASS_NAME = "cls", "classname"
@@ -192,26 +191,14 @@ class ShardContents(RecordContents):
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
 
-    def read(self, name: str) -> None:
-        with ArchiveFile(self.top / name) as archive:
-            archive.expect_random_reads()
-            for sample in samples(archive):
-                with self.problems.collected("label"):
-                    self._add(sample, name, archive)
-
-    def _add(self, sample: ShardSample, name: str, archive: ArchiveFile) -> None:
-        place = f"{archive.path}, byte {sample.start}"
-        with foreign_file(place, "correct the shard", key=sample.stem):
-            label = self._label(sample, archive)
-        self.append(
-            sample.stem,
-            label,
-            length=sample.length,
-            path=name,
-            offset=sample.start,
-            mtime_ns=wrapped(archive.identity.mtime_ns),
-        )
-        self._count(sample, place)
+    def read(self, file: ArchiveFile) -> None:
+        for sample in samples(file):
+            place = f"{file.path}, byte {sample.start}"
+            with self.problems.collected("label"):
+                with foreign_file(place, "correct the shard", key=sample.stem):
+                    label = self._label(sample, file)
+                self.append(sample.stem, label, length=sample.length, offset=sample.start)
+                self._count(sample, place)
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
         part, text = self._of.label, text_in(sample, self._of.label, archive)
