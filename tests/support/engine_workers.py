@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.pickling import unpickled
-from shardprep.loaders.batches.slots import INPUTS, Arrays, SlotField, SlotLayout
-from shardprep.loaders.engine.messages import AsObject, Clock, Fill, Items, SkippedRow
+from shardprep.loaders.batches.slots import Arrays, SlotField, SlotLayout
+from shardprep.loaders.engine.messages import Clock, Fill, Items
 
 Action = Callable[[int], object]
 INT64 = np.dtype(np.int64)
-PLACE = np.dtype([("at", "<u8"), ("size", "<u8")])
 
 
 def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
@@ -60,10 +58,6 @@ class Writing:
 
 def nothing(item: int) -> None:
     """Only write the row."""
-
-
-def sleep(item: int) -> None:
-    time.sleep(0.02)
 
 
 def doze(item: int) -> None:
@@ -110,31 +104,8 @@ def refuse_strangely(item: int) -> None:
     raise Strange(f"strange {item}")
 
 
-def skip(item: int) -> object:
-    return SkippedRow(f"{item} is not wanted")
-
-
-def text(item: int) -> object:
-    return b"x" * item
-
-
 def triangle(item: int) -> object:
     return np.tri(item % 50, dtype=np.float32)
-
-
-def mapping(item: int) -> object:
-    return {"item": item}
-
-
-def big(item: int) -> object:
-    return np.full(1 << 20, item % 251, np.uint8)
-
-
-def modules(item: int) -> object:
-    import sys
-
-    found = [name for name in ("tensorflow",) if name in sys.modules]
-    return found + [name for name in ("__main__", "__mp_main__") if hasattr(sys.modules[name], "mine")]
 
 
 @dataclass(frozen=True)
@@ -183,19 +154,3 @@ class Uneven:
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
         yield lambda items, arrays, room: [None] * (len(items) + self.by)
-
-
-@dataclass(frozen=True)
-class Receiving:
-    """Return each row's inputs as an object; the items say where they are."""
-
-    item_dtype: np.dtype[Any] = PLACE
-    stages: tuple[str, ...] = ()
-
-    @contextmanager
-    def open(self, clock: Clock) -> Iterator[Fill]:
-        def fill(items: Items, arrays: Arrays, room: Room) -> Iterable[object]:
-            for at, size in items.tolist():
-                yield AsObject(unpickled(arrays[INPUTS][at : at + size], copied=True))
-
-        yield fill

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders import FakeData, Flow
+from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.stack import Batches
 
 WRONG: dict[str, tuple[list[Any], str]] = {
@@ -35,3 +38,17 @@ def test_records_that_do_not_fit_together_are_an_error(wrong: str) -> None:
 def test_what_cannot_be_meant_is_an_error_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="batch_size"):
         Batches([1], **({"batch_size": 2} | options))
+
+
+def test_keras_is_named_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for batches in (FakeData(2, batch_size=2), Flow.from_iterable([1])):
+        monkeypatch.setitem(sys.modules, "keras", sys)
+        assert str(batches) == f"{batches!r}; Keras takes shardprep.loaders.frameworks.tf_inputs() of it"
+
+        monkeypatch.delitem(sys.modules, "keras")
+        assert str(batches) == repr(batches)
+
+
+def test_an_empty_source_cannot_be_peeked_at() -> None:
+    with pytest.raises(UsageError, match="give a signature"):
+        Passes([]).peek()

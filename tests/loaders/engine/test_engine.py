@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError, WorkerDied
-from shardprep.loaders.batches.slots import SlotsHeld
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import Engine
@@ -31,7 +29,7 @@ from support.engine_workers import Note, Once, Uneven, Writing, layout
 from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
-from support.scripts import session_of
+from support.scripts import scripts, session_of
 from support.waiting import until
 
 HANG_TIMEOUT_S = 60  # after which a test fails
@@ -205,36 +203,6 @@ def test_a_row_that_takes_long_is_named_in_one_warning(
 
 
 @pytest.mark.torture
-def test_a_row_that_crashes_every_worker_is_skipped_where_the_policy_says_so() -> None:
-    work = Writing({25: engine_workers.crash, 30: engine_workers.crash, 40: engine_workers.refuse})
-    with Engine(work, layout(10), workers=2, crashes=CrashPolicy("its writing", skip=True)) as engine:
-        run = engine.run(plans_of(100, 10))
-        batches = [next(run) for _ in range(4)]
-        with pytest.raises(KeyError):  # an exception is no crash
-            next(run)
-
-    assert [batch.skipped for batch in batches] == [
-        {},
-        {},
-        {5: "its writing crashed by SIGSEGV"},
-        {0: "its writing crashed by SIGSEGV"},
-    ]
-    for batch in batches:
-        rows = [row for row in range(10) if row not in batch.skipped]
-        assert batch.arrays["number"][rows].tolist() == batch.items[rows].tolist()
-
-
-@pytest.mark.torture
-def test_a_row_that_is_killed_from_outside_is_never_skipped() -> None:
-    work = Writing({25: engine_workers.kill})
-    with Engine(work, layout(10), workers=2, crashes=CrashPolicy(skip=True)) as engine:
-        run = engine.run(plans_of(100, 10))
-        next(run), next(run)
-        with pytest.raises(WorkerDied, match="SIGKILL"):
-            next(run)
-
-
-@pytest.mark.torture
 def test_a_worker_killed_at_random_while_it_starts_is_started_again() -> None:
     with Engine(Writing(), layout(10), workers=2) as engine:
         for pid in children():
@@ -297,31 +265,6 @@ def test_a_break_does_not_wait_for_what_was_leased_before() -> None:
 
 
 @pytest.mark.torture
-def test_a_second_run_ends_the_first_which_says_so() -> None:
-    with Engine(Writing(), layout(10), workers=2, slots=3) as engine:
-        first = engine.run(plans_of(100, 10))
-        next(first)
-        check_all(engine, plans_of(100, 10))
-
-        with pytest.raises(UsageError, match="another iteration of this engine"):
-            list(first)
-
-
-@pytest.mark.torture
-def test_a_consumer_that_holds_every_batch_never_sees_one_change() -> None:
-    plans = plans_of(120, 10)
-    with Engine(Writing(), layout(10), workers=2, slots=4) as engine:
-        with pytest.warns(SlotsHeld) as caught:
-            held = list(engine.run(plans))
-        check_all(engine, plans_of(1200, 10))
-
-        assert_exact(held, plans)
-        assert engine.stats().copied >= len(held) - 2
-    assert_exact(held, plans)
-    assert len(caught) == 1
-
-
-@pytest.mark.torture
 def test_workers_outlive_the_thread_that_started_them() -> None:
     made: list[Engine] = []
     thread = threading.Thread(target=lambda: made.append(Engine(Writing(), layout(10), workers=2)))
@@ -341,94 +284,6 @@ def test_a_daemonic_process_is_told_that_it_cannot_have_workers(monkeypatch: pyt
         Engine(Writing(), layout(4), workers=1)
 
 
-@pytest.mark.torture
-def test_an_engine_that_is_dropped_in_the_middle_of_a_run_leaves_nothing() -> None:
-    engine = Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2)
-    run = engine.run(plans_of(1000, 10))
-    next(run)
-    assert len(children()) == 2
-
-    del run, engine
-    gc.collect()
-
-    assert children() == []
-
-
-@pytest.mark.torture
-def test_opening_and_closing_leaves_descriptors_threads_and_children_as_they_were() -> None:
-    def cycle() -> None:
-        with Engine(Writing(), layout(10), workers=1) as engine:
-            next(engine.run(plans_of(100, 10)))
-
-    def count() -> tuple[int, int, int]:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(children())  # noqa: PTH208
-
-    cycle()
-    before = count()
-    for _ in range(5):
-        cycle()
-
-    assert count() == before
-
-
-@pytest.mark.torture
-def test_a_forked_copy_of_the_process_neither_uses_nor_ends_the_workers() -> None:
-    script = """
-engine = Engine(Writing(), layout(10), workers=2)
-next(engine.run(plans))
-pid = os.fork()
-if not pid:
-    try:
-        next(engine.run(plans))
-    except UsageError:
-        engine.close()
-        sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-assert sum(1 for batch in engine.run(plans)) == 10
-assert engine.stats().restarts == 0
-"""
-    assert run_script(script) == (0, "")
-
-
-_PRELUDE = """
-import os, signal, sys, time
-import numpy as np
-from support import engine_workers
-from support.engine_workers import *
-from shardprep.formats.errors import UsageError
-from shardprep.loaders.engine.engine import Engine
-plans = [np.arange(1) + i for i in range(10)]
-"""
-
-
-def start_script(body: str) -> subprocess.Popen[str]:
-    """A script in a new session, so that a signal to its group reaches only its processes."""
-    path = Path(os.environ["PYTEST_SCRIPTS"]) / "script.py"
-    path.write_text(_PRELUDE + body)
-    return subprocess.Popen(
-        [sys.executable, path],
-        env={**os.environ, "PYTHONPATH": SUPPORT},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-@pytest.fixture(autouse=True)
-def _scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTEST_SCRIPTS", str(tmp_path))
-
-
-def run_script(body: str) -> tuple[int, str]:
-    """Return exit code and stderr; no process of its session may be left."""
-    process = start_script(body)
-    _, said = process.communicate(timeout=HANG_TIMEOUT_S)
-    until(lambda: session_of(process.pid) == [])
-    return process.returncode, said
-
-
 def named_files(pid: int) -> Iterator[str]:
     """The files of a process that could be left behind: shared memory, sockets and other named files."""
     with suppress(FileNotFoundError, ProcessLookupError):
@@ -444,40 +299,55 @@ def named_files(pid: int) -> Iterator[str]:
                 yield fields[7]
 
 
+PRELUDE = """
+import os, time
+import numpy as np
+from support.engine_workers import Writing, layout, sleep_for_ever
+from shardprep.loaders.engine.engine import Engine
+"""
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("moment", torture_except(["starting", "working"], "starting"))
 @pytest.mark.parametrize("forked", torture_except([False, True], True))
-def test_a_killed_process_leaves_no_worker_and_no_file(moment: str, forked: bool) -> None:
-    copy = "if not os.fork(): time.sleep(1)" if forked else ""
-    process = start_script(f"""
-engine = Engine(Writing({{9: engine_workers.sleep_for_ever}}), layout(1), workers=2)
-run = engine.run(plans)
+def test_a_killed_process_leaves_no_worker_and_no_file(moment: str, forked: bool, tmp_path: Path) -> None:
+    body = f"""
+engine = Engine(Writing({{9: sleep_for_ever}}), layout(1), workers=2)
+run = engine.run([np.arange(1) + i for i in range(10)])
 if {moment == "working"}:
     next(run)
-{copy}
+if {forked} and not os.fork():
+    time.sleep(1)
 if os.getpid() == os.getsid(0):
     print("now", flush=True)
     time.sleep(3600)
-""")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "now\n"
-    named = {name for pid in session_of(process.pid) for name in named_files(pid)}
+"""
+    with scripts(tmp_path, PRELUDE, PYTHONPATH=SUPPORT) as start:
+        process = start(body)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        named = {name for pid in session_of(process.pid) for name in named_files(pid)}
 
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=HANG_TIMEOUT_S)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=HANG_TIMEOUT_S)
 
-    until(lambda: session_of(process.pid) == [])
+        until(lambda: session_of(process.pid) == [])
     assert named == set()
 
 
 @pytest.mark.torture
-def test_the_consumer_can_tell_where_time_went() -> None:
-    with Engine(Writing({-1: engine_workers.nap}), layout(10), workers=2, slots=3) as engine:
-        for _ in engine.run(plans_of(200, 10)):
-            time.sleep(0.001)
-        stats = engine.stats()
+def test_a_row_is_skipped_that_crashes_every_worker_but_not_one_that_is_killed_from_outside() -> None:
+    crashes = {25: engine_workers.crash, 30: engine_workers.crash}
+    policy = CrashPolicy("its writing", skip=True)
+    for last, error in ((engine_workers.refuse, KeyError), (engine_workers.kill, WorkerDied)):
+        with Engine(Writing(crashes | {40: last}), layout(10), workers=2, crashes=policy) as engine:
+            run = engine.run(plans_of(100, 10))
+            batches = [next(run) for _ in range(4)]
+            with pytest.raises(error):
+                next(run)
 
-    assert (stats.rows, stats.batches, stats.restarts, stats.copied) == (200, 20, 0, 0)
-    assert stats.starved > 0
-    assert len(stats.filling) == len(stats.waiting) == 2
-    assert 200 * 0.0005 <= stats.stages["write"] <= sum(stats.filling)
+        said = "its writing crashed by SIGSEGV"
+        assert [batch.skipped for batch in batches] == [{}, {}, {5: said}, {0: said}]
+        for batch in batches:
+            rows = [row for row in range(10) if row not in batch.skipped]
+            assert batch.arrays["number"][rows].tolist() == batch.items[rows].tolist()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
+from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
 from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
 
 
@@ -99,3 +100,14 @@ def test_a_field_of_objects_or_two_of_one_name_or_no_rows_cannot_be_meant() -> N
         SlotLayout(1, (SlotField("a", (), "u1"), SlotField("a", (), "i8")))
     with pytest.raises(UsageError, match="0 rows"):
         SlotLayout(0, ())
+
+
+def test_memory_comes_back_when_it_is_dropped() -> None:
+    recycled = MemoryPool()
+    first = recycled(MIN_RECYCLED_BYTES)
+    where = first.ctypes.data
+    assert where % ALIGNMENT == 0
+    assert first.flags.writeable
+    del first
+
+    assert recycled(MIN_RECYCLED_BYTES).ctypes.data == where
