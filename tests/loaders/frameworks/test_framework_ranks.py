@@ -1,0 +1,219 @@
+"""The rank of a loader where a framework has started the processes, or initialised a group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardprep.formats.errors import UsageError
+from support.loaded import epoch_of, loader_on
+from support.rank_programs import assert_shared, free_address, told_by
+
+JAX = """
+import sys
+import jax
+from support.rank_programs import tell_epoch
+
+path, address, rank = sys.argv[1:]
+jax.distributed.initialize(address, num_processes=2, process_id=int(rank))
+tell_epoch(path)
+"""
+
+SPAWNED_BY_TORCH = """
+import sys
+import torch.distributed
+import torch.multiprocessing
+from support.rank_programs import tell_epoch
+
+def train(rank, path, meeting):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    tell_epoch(path)
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, sys.argv[1:], nprocs=2)
+"""
+
+UNDER_A_STRATEGY = """
+import sys
+from support.tf_devices import tf
+from support.rank_programs import tell_epoch
+
+path, *addresses, index = sys.argv[1:]
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    tf.train.ClusterSpec({"worker": addresses}), task_type="worker", task_id=int(index)
+)
+strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+with strategy.scope():
+    tell_epoch(path)
+"""
+
+ON_ONE_MACHINE = """
+import sys
+from support.tf_devices import tf
+from support.rank_programs import tell_epoch
+
+for strategy in (tf.distribute.MirroredStrategy(), tf.distribute.MultiWorkerMirroredStrategy()):
+    with strategy.scope():
+        tell_epoch(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_jax_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    each = [(lmdb_shards, free_address(), 0)]
+    each.append((*each[0][:2], 1))
+
+    assert_shared(told_by(tmp_path, JAX, *each, JAX_PLATFORMS="cpu"), ranks=2)
+
+
+@pytest.mark.torture
+def test_machines_of_a_current_strategy_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    addresses = free_address(), free_address()
+
+    told = told_by(tmp_path, UNDER_A_STRATEGY, *((lmdb_shards, *addresses, rank) for rank in range(2)))
+
+    assert_shared(told, ranks=2)
+
+
+@pytest.mark.torture
+def test_a_strategy_on_one_machine_reads_the_whole_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    told = told_by(tmp_path, ON_ONE_MACHINE, (lmdb_shards,))
+
+    assert len(told) == 2
+    for each in told:
+        assert_shared([each], ranks=1)
+
+
+@pytest.mark.slow
+def test_ranks_that_torch_spawns_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    told = told_by(tmp_path, SPAWNED_BY_TORCH, (lmdb_shards, tmp_path / "meeting"))
+
+    assert_shared(told, ranks=2)
+
+
+LIGHTNING = """
+import sys
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from support.loaded import loader_on
+from support.rank_programs import tell
+from shardprep.loaders.torch_data import to_torch
+
+class Counting(lightning.LightningModule):
+    def __init__(self, path, wrap):
+        super().__init__()
+        self.path = path
+        self.wrap = wrap
+        self.layer = torch.nn.Linear(1, 1)
+
+    def train_dataloader(self):
+        self.loader = loader_on(self.path)
+        self.numbers = []
+        return self.wrap(to_torch(self.loader))
+
+    def training_step(self, batch, _):
+        self.numbers += batch[-1].tolist()
+        return self.layer(torch.ones(1, 1)).sum()
+
+    def on_train_epoch_end(self):
+        tell(self.numbers, self.loader)
+        self.numbers = []
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu")
+"""
+
+TWO_RANKS = """
+def in_data_loader(batches):
+    return torch.utils.data.DataLoader(batches, batch_size=None)
+
+if __name__ == "__main__":
+    trainer = lightning.Trainer(max_epochs=1, devices=2, strategy="ddp", enable_checkpointing=False, **quiet)
+    trainer.fit(Counting(sys.argv[1], in_data_loader))
+"""
+
+FROM_A_CHECKPOINT = """
+def as_it_is(batches):
+    return batches
+
+def fit(**checkpoint):
+    kept = ModelCheckpoint(sys.argv[2], filename="{step}", every_n_train_steps=25, save_top_k=-1)
+    trainer = lightning.Trainer(max_epochs=2, devices=1, callbacks=[kept], **quiet)
+    trainer.fit(Counting(sys.argv[1], as_it_is), **checkpoint)
+
+if __name__ == "__main__":
+    fit()
+    fit(ckpt_path=sys.argv[2] + "/step=25.ckpt")
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_lightning_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    assert_shared(told_by(tmp_path, LIGHTNING + TWO_RANKS, (lmdb_shards,)), ranks=2)
+
+
+@pytest.mark.slow
+def test_a_fit_from_a_checkpoint_within_an_epoch_gets_the_rest_of_it(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("lightning")
+    _, (whole, receipt), (rest, receipt_of_rest) = told_by(
+        tmp_path, LIGHTNING + FROM_A_CHECKPOINT, (lmdb_shards, tmp_path / "kept")
+    )
+
+    assert sorted(whole) == list(range(204))
+    assert rest == whole[4 * 10 :]  # the epoch has 21 steps of 10
+    assert receipt_of_rest == receipt
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as the only one of a group of PyTorch."""
+    torch = pytest.importorskip("torch")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def in_environment(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_that_contradicts_the_environment_is_an_error(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_environment(monkeypatch, 1, 2)
+    with pytest.raises(
+        UsageError, match=r"torch\.distributed says rank 0 of 1, but RANK and WORLD_SIZE says"
+    ):
+        loader_on(lmdb_shards)
+    with loader_on(lmdb_shards, rank=1, world_size=2) as loader:
+        assert len(epoch_of(loader)) == 11
+
+
+def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_another_rank(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("torch")
+    with loader_on(lmdb_shards) as good, loader_on(lmdb_shards, rank=1, world_size=2) as given:
+        in_environment(monkeypatch, 1, 2)
+        with loader_on(lmdb_shards) as other:
+            request.getfixturevalue("alone")
+            assert len(epoch_of(good)) == 21
+            assert len(epoch_of(given)) == 11
+            with pytest.raises(
+                UsageError, match=r"rank 0 of 1, but the Loader.*rank 1 of 2.*train_dataloader"
+            ):
+                iter(other)
