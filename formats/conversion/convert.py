@@ -116,7 +116,9 @@ def convert(
     prepared = prepared_splits(request, progress)
     runner = JobRunner(workers, executor, progress)
     with noting_kept(partial(kept_of, prepared), restarted=request.options.restart):
-        return [_converted(one, request.options, runner) for one in prepared]
+        if request.options.restart:
+            discard_unfinished(prepared)
+        return [_converted(one, runner) for one in prepared]
 
 
 def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]:
@@ -137,13 +139,23 @@ def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]
     return prepared
 
 
-def _converted(prepared: PreparedSplit, options: ConvertOptions, runner: JobRunner) -> Converted:
+def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
+    """Remove the unfinished work in the outputs of all splits, before any is begun anew.
+
+    What a run leaves that is interrupted after this can be continued without restart.
+    """
+    for one in prepared:
+        if not one.is_finished:
+            with WorkFolder(one.output) as work_folder:
+                if not one.is_finished:  # another run may have finished it since
+                    work_folder.discard(OUTPUT_FILES)
+
+
+def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
     """Convert one split, or verify the finished one."""
     if not prepared.is_finished:
         with WorkFolder(prepared.output) as work_folder:
             if not prepared.is_finished:  # another run may have finished it since
-                if options.restart:
-                    work_folder.discard(OUTPUT_FILES)
                 work_folder.claim(prepared.guard())
                 built = build_shards(prepared, work_folder, runner)
                 return Converted(

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import build_shards, kept_of, notes_of, prepared_splits, skipped_of
+from shardprep.formats.conversion.convert import (
+    build_shards,
+    discard_unfinished,
+    kept_of,
+    notes_of,
+    prepared_splits,
+    skipped_of,
+)
 from shardprep.formats.conversion.finish import SkippedImages, gather
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, Request
@@ -114,12 +121,12 @@ def convert_to_url(
         noting_kept(partial(kept_of, prepared), restarted=request.options.restart),
         LoopThread(threads=TABLES_AT_ONCE) as loop,
     ):
+        if request.options.restart:
+            discard_unfinished(prepared)
         for one in prepared:
             remote = WritableFolder(place if split else place.child(one.planned.split), policy)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
-            done.append(
-                _StoredSplit(request.output, one, to, policy, request.options, runner, loop).converted()
-            )
+            done.append(_StoredSplit(request.output, one, to, policy, runner, loop).converted())
     return done
 
 
@@ -176,7 +183,6 @@ class _StoredSplit:
     prepared: PreparedSplit
     place: StorePlace
     policy: RetryPolicy
-    options: ConvertOptions
     runner: JobRunner
     loop: LoopThread
 
@@ -185,8 +191,6 @@ class _StoredSplit:
         prepared, run = self.prepared, self.loop.run
         if (found := run(self.place.published())) is None:
             with WorkFolder(prepared.output) as work_folder:
-                if self.options.restart:
-                    work_folder.discard(OUTPUT_FILES)
                 work_folder.claim(prepared.guard())
                 run(self.place.begin(()))
                 if (found := run(self.place.published())) is None:  # another run may have finished it since

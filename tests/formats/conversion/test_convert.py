@@ -1,6 +1,7 @@
 """Conversion: the same images give the same bytes, whatever they came in and however often it stopped."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from shardprep.formats import (
     BadImage,
     Converted,
+    ConvertOptions,
     NoSpace,
     PlanMismatch,
     PlanOptions,
@@ -114,13 +116,13 @@ def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tm
             assert background[number].label == record.label + 1
 
 
-def interrupted(source: Path, output: Path, **options: object) -> None:
+def interrupted(source: Path, output: Path, *, split: str = "train", **options: object) -> None:
     """A conversion that has built some shards and was then interrupted."""
     with pytest.raises(KeyboardInterrupt):
         convert(
             source,
             output,
-            split="train",
+            split=split,
             plan_options=PlanOptions(shard_size=60_000, **options),  # type: ignore[arg-type]
             workers=0,
             progress=StopAfter(3),
@@ -137,6 +139,26 @@ class StopAfter(NoProgress):
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt
+
+
+def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, tmp_path: Path) -> None:
+    interrupted(archives, tmp_path / "out/val", split="val")
+    plan_options, restart = PlanOptions(shard_size=60_000, seed=5), ConvertOptions(restart=True)
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        convert(
+            archives,
+            tmp_path / "out",
+            plan_options=plan_options,
+            options=restart,
+            workers=0,
+            progress=StopAfter(1),
+        )
+    done = convert(archives, tmp_path / "out", plan_options=plan_options, workers=0)
+
+    (note,) = stop.value.__notes__
+    assert re.fullmatch(r"1 of \d+ shards of train are done; run it again, without restart, .*", note)
+    assert [one.already_complete for one in done] == [False] * 3
 
 
 CHANGES = [
