@@ -131,7 +131,7 @@ def _parts(origin: str) -> tuple[Path, str]:
     return user_path(place), part
 
 
-ROW_BYTES = 16  # of a column's table, and of a container, for each value
+ROW_BYTES = 64  # of a column's table, its rows with digests, and a container, for each value
 
 
 @dataclass(frozen=True)
@@ -263,10 +263,17 @@ class _Join:
 
     @property
     def bytes_to_write(self) -> int:
-        """About how many bytes the columns take that are not there yet."""
-        needed = sum(one.values.size() + ROW_BYTES * len(self.keys) for one in self.to_build)
-        there = [path for one in self.to_build for path in self.path.glob(f"column-{one.field.name}-*")]
-        return max(0, needed - sum(path.stat().st_size for path in there))
+        """About how many bytes the columns take that are not there yet.
+
+        Values in a table are in the work folder, too, until the end. What a join left that was not finished
+        is kept, or removed first.
+        """
+        sizes = [one.values.size() * (2 if one.field.is_fixed else 1) for one in self.to_build]
+        listed = {file.name for file in self.manifest.files}
+        left = [path for path in self.path.glob("column-*") if path.name not in listed]
+        left += (self.path / WORK_FOLDER_NAME).glob("*.rows")
+        needed = sum(sizes) + ROW_BYTES * len(self.keys) * len(sizes)
+        return max(0, needed - sum(path.stat().st_size for path in left))
 
     def kept(self) -> str:
         """Return how many shards the next run keeps; empty if none."""

@@ -29,7 +29,7 @@ from shardprep.formats.runtime.files import (
     user_path,
 )
 from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     bytes_in_run_folders,
@@ -88,8 +88,7 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
         free += sum(bytes_in_run_folders(output / WORK_FOLDER_NAME) for output in bytes_to_write)
     if free < needed:
         raise NoSpace(
-            f"needs {needed / 1e6:,.0f} MB and the disk has {free / 1e6:,.0f} MB free; make room, or choose "
-            "another output",
+            f"needs {size(needed)} and the disk has {size(free)} free; make room, or choose another output",
             path=output,
         )
 
