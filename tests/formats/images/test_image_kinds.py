@@ -27,6 +27,8 @@ from support.image_files import (
     scan,
     segment,
     skeleton,
+    tiff,
+    with_exif,
 )
 from support.image_kinds import (
     COLOUR,
@@ -238,6 +240,8 @@ VARIANTS = {
     "gray": (encoded(pixels(6, 9)), ImageInfo(9, 6, 1, NONE)),
     "progressive": (PROGRESSIVE, ImageInfo(9, 6, 3, ImageFlag.PROGRESSIVE)),
     "restart markers": (encoded(pixels(6, 90, 3), ".jpg", cv2.IMWRITE_JPEG_RST_INTERVAL, 1), ImageInfo(90, 6, 3, NONE)),
+    "no orientation": (with_exif(JPEG, tiff("<", (0x010F, 2, 7))), ImageInfo(9, 6, 3, NONE)),
+    "a marker alone": (JPEG[:2] + b"\xff\x01" + JPEG[2:], ImageInfo(9, 6, 3, NONE)),
     "one pixel": (encoded(pixels(1, 1, 3)), ImageInfo(1, 1, 3, NONE)),
     "fill bytes": (JPEG[:2] + b"\xff" * 9 + JPEG[2:], ImageInfo(9, 6, 3, NONE)),
     "trailing bytes": (JPEG + b"junk", ImageInfo(9, 6, 3, ImageFlag.TRAILING_BYTES)),

@@ -60,6 +60,8 @@ def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
         (lambda d: d["images"].append({**d["images"][0], "file_name": NAMES[1]}), "record key|one id"),
         (lambda d: d["images"][0].update(file_name="../x"), r"without \.\."),
         (lambda d: d["images"][0].update(width=0), "no width and height"),
+        (lambda d: d["images"][0].pop("file_name"), "has no file_name"),
+        (lambda d: d["annotations"][0].update(image_id="1"), "no whole number as its image_id"),
         (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
         (lambda d: d["annotations"][0].update(category_id=1), "to a category that does not exist"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "invalid bbox"),

@@ -81,6 +81,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
         r"line 1: has none of the usual columns; .*--path-column",
     ),
     "a huge number": ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
+    "no JSON": ("list.jsonl", b"{", r"line 1: "),
     "half a character": ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
     "half a label": ("list.jsonl", rb'{"path": "dog.jpg", "label": "\ud800"}', r"line 1: "),
     "a label that is true": (

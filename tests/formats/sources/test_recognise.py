@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shlex
 import shutil
@@ -289,6 +290,15 @@ def test_a_file_that_changed_since_it_was_listed_is_an_error(
         change(tree / IMAGE)
         with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
             reader.read(entry)
+
+
+def test_an_open_reader_is_not_copied_and_a_closed_one_is_not_read(tree: Path) -> None:
+    listing = recognise(tree).listing("val")
+
+    with listing.reader as reader, pytest.raises(UsageError, match="cannot be copied"):
+        pickle.dumps(reader)
+    with pytest.raises(ValueError, match="closed"):
+        listing.reader.read(listing.entries[0])
 
 
 def test_images_in_one_folder_are_wrong_usage_that_says_what_would_help(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -383,6 +384,20 @@ def test_parts_do_not_lose_checked_md5s(
     (done,) = convert(officials, tmp_path / "out", split="val", options=options, workers=0)
 
     assert done.manifest.archive_md5.keys() == {VAL, DEVKIT}
+
+
+def test_an_archive_alone_is_converted_and_checking_its_md5_changes_nothing(
+    archives: Path, tmp_path: Path
+) -> None:
+    source = shutil.copy(archives / TRAIN, tmp_path / "mine.tar")
+    options = [ConvertOptions(allow_partial=True, check_md5=check) for check in (False, True)]
+
+    plain, checked = (
+        convert(source, tmp_path / str(n), split="train", options=given, workers=0)[0].manifest
+        for n, given in enumerate(options)
+    )
+
+    assert (plain.root, plain.records) == (checked.root, 24)
 
 
 def test_an_archive_of_another_size_is_not_verified(officials: Path) -> None:

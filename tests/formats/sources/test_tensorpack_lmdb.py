@@ -291,6 +291,15 @@ def test_what_is_no_encoded_image_with_its_label_is_refused(
         datapoint_of(SERIALIZERS[serializer](point))
 
 
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_a_value_that_is_cut_off_anywhere_is_refused(serializer: str) -> None:
+    data = SERIALIZERS[serializer]([np.frombuffer(JPEG, "u1"), np.int64(1)])
+
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=r"\w"):
+            datapoint_of(data[:end])
+
+
 def test_objects_in_msgpack_which_are_a_pickle_are_refused() -> None:
     objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
 

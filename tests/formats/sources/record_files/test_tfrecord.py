@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats import SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tfrecord import features, masked_crc, window_of
+from shardprep.formats.sources.tfrecord import features, integers, masked_crc, window_of
 from support.datasets import flip
 from support.image_files import JPEG
 from support.record_sources import (
@@ -202,6 +202,19 @@ def test_a_list_of_more_numbers_than_a_value_may_have_is_refused_by_their_count(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 << 20  # a gigabyte as numbers
+
+
+def test_lists_of_any_length_are_columns_and_one_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    rows = [tfds(0, ids=[1, 2], tags=[b"x"], more=[]), tfds(1, ids=[3], tags=[], more=[0.5])]
+
+    found = records(recognise(write_tfrecord(tmp_path / "a.tfrecord", rows)).listing("train"))
+
+    assert [(row["ids"].tolist(), row["tags"], row["more"].tolist()) for row in found.values()] == [
+        ([1, 2], ["x"], []),
+        ([3], [], [0.5]),
+    ]
+    with pytest.raises(ValueError, match="a list of numbers is cut off"):
+        integers(b"\1\xff")
 
 
 @pytest.mark.parametrize("names", [["a" * 60], ["a.b", "a/b"]])
