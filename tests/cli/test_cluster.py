@@ -1,116 +1,136 @@
-"""``prep convert --cluster``, with a real scheduler and real workers of Dask as processes on loopback."""
+"""``prep --cluster``, with a real cluster of Dask and one of Ray, of processes on loopback."""
 
 import os
-import signal
-import socket
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from support.dask_cluster import DaskCluster, dask_cluster
+from support.clusters import (
+    RAY_OPTIONS,
+    DaskCluster,
+    RayCluster,
+    free_port,
+    meanwhile,
+    needs_dask,
+    needs_ray,
+    once_begun,
+    shards,
+    words,
+)
 from support.datasets import converted, flip, prep, prep_here, tree
-from support.waiting import until
 
-needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
+Cluster = DaskCluster | RayCluster
+KINDS = [pytest.param(DaskCluster, marks=needs_dask), pytest.param(RayCluster, marks=needs_ray)]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[DaskCluster]:
-    with dask_cluster(tmp_path / "cluster") as cluster:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with closing(request.param()) as cluster:
         yield cluster
 
 
-def words(archives: Path, *more: object, size: int = 60_000) -> list[object]:
-    return ["convert", archives, "out", "--split", "train", "--shard-size", size, "--quiet", *more]
+def lose(cluster: Cluster, address: str, archives: Path, folder: Path) -> None:
+    """Kill the cluster during a conversion, which another one without a cluster finishes."""
+    with meanwhile(once_begun(folder / "lost", cluster.close)):
+        command = words(archives, "--cluster", address, output="lost", size=1)
+        lost = prep(*command, cwd=folder, env=cluster.environment)
+    assert lost.returncode == 3, lost.stderr
+    gone = ("the executor did not run this shard's job", "no Ray cluster answers")
+    assert any(text in lost.stderr for text in gone), lost.stderr
+    assert "Run it again: finished shards are kept" in lost.stderr
+    assert "Traceback" not in lost.stderr
+
+    assert prep_here(*words(archives, output="lost", size=1), cwd=folder).returncode == 0
+    converted(archives, folder / "not-lost", shard_size=1)
+    assert tree(folder / "lost") == tree(folder / "not-lost")
 
 
-@needs_dask
-@pytest.mark.slow
-def test_a_cluster_converts_to_the_same_bytes_and_a_lost_scheduler_is_an_error(
-    archives: Path, tmp_path: Path, cluster: DaskCluster
-) -> None:
-    command = words(archives, "--cluster", cluster.address)
-
-    def lose() -> None:
-        until(lambda: [*(tmp_path / "out").glob("shard-*")])
-        os.kill(cluster.scheduler.pid, signal.SIGKILL)
-
-    losing = threading.Thread(target=lose)
-    losing.start()
-    failed = prep(*command, cwd=tmp_path)
-    losing.join()
-
-    assert failed.returncode == 3, failed.stderr
-    assert "the executor did not run this shard's job" in failed.stderr
-    assert "Traceback" not in failed.stderr
-    converted(archives, tmp_path / "whole")
-    with dask_cluster(tmp_path / "cluster") as again:
-        prep(*words(archives, "--cluster", again.address), cwd=tmp_path, check=True)
-        assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-        verify_and_repair(archives, tmp_path, again.address)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
-
-
-def verify_and_repair(archives: Path, folder: Path, address: str) -> None:
+def verify_and_repair(archives: Path, folder: Path, cluster: Cluster) -> None:
     """Damage the dataset, verify it on the cluster and here, and repair it there."""
-    first, second = sorted((folder / "out").glob("shard-*"))[:2]
+    before = tree(folder / "out")
+    first, second = shards(folder / "out")[:2]
     flip(first, first.stat().st_size // 2)
     second.unlink()
-    verify = ["verify", "out", "--json", "--quiet"]
-    here, there = (prep(*verify, *more, cwd=folder) for more in ([], ["--cluster", address]))
-    assert (here.returncode, there.returncode) == (1, 1), there.stderr
-    assert there.stdout == here.stdout
-    prep("repair", "out", "--source", archives, "--quiet", "--cluster", address, cwd=folder, check=True)
+    verify = ["verify", "out", "--level", "records", "--json", "--quiet"]
+    there = ["--cluster", "auto" if isinstance(cluster, RayCluster) else cluster.address]
+    here, found = (prep(*verify, *more, cwd=folder, env=cluster.environment) for more in ([], there))
+    assert (here.returncode, found.returncode) == (1, 1), found.stderr
+    assert found.stdout == here.stdout
+    repair = ["repair", "out", "--source", archives, "--quiet", "--cluster", cluster.address]
+    prep(*repair, cwd=folder, env=cluster.environment, check=True)
+    assert tree(folder / "out") == before
 
 
-@needs_dask
-@pytest.mark.torture
-def test_workers_that_are_killed_again_and_again_change_nothing(
-    archives: Path, tmp_path: Path, cluster: DaskCluster
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", KINDS, indirect=True)
+def test_a_cluster_converts_to_the_same_bytes_although_workers_are_killed_and_a_lost_one_is_an_error(
+    archives: Path, tmp_path: Path, cluster: Cluster
 ) -> None:
-    ended = threading.Event()
+    with meanwhile(once_begun(tmp_path / "out", cluster.kill_workers)):
+        command = words(archives, "--cluster", cluster.address)
+        prep(*command, cwd=tmp_path, env=cluster.environment, check=True)
 
-    def kill() -> None:
-        number, seen = 0, 0
+    converted(archives, tmp_path / "whole")
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    verify_and_repair(archives, tmp_path, cluster)
+    lose(cluster, cluster.address, archives, tmp_path)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("cluster", KINDS[1:], indirect=True)
+def test_a_cluster_of_ray_that_was_joined_and_is_gone_is_an_error_and_not_the_end_of_the_process(
+    archives: Path, tmp_path: Path, cluster: RayCluster
+) -> None:
+    lose(cluster, "auto", archives, tmp_path)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("cluster", KINDS, indirect=True)
+def test_workers_that_are_killed_again_and_again_change_nothing(
+    archives: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    def kill(ended: threading.Event) -> None:
+        seen = 0
         while not ended.wait(0.02):
-            if len([*(tmp_path / "out").glob("shard-*")]) < seen + 3:
-                continue
-            seen += 3
-            cluster.workers[number].kill()
-            cluster.workers[number].wait()
-            cluster.workers[number] = cluster.worker()
-            number = 1 - number
+            if len(shards(tmp_path / "out")) >= seen + 6:
+                seen += 6
+                cluster.kill_workers()
 
-    killing = threading.Thread(target=kill)
-    killing.start()
-    try:
-        for _ in range(20):  # Dask gives up on a job that was at four dead workers
-            done = prep(*words(archives, "--cluster", cluster.address, size=1), cwd=tmp_path)
+    with meanwhile(kill):
+        for _ in range(20):  # both give up on a job that was at four dead workers
+            command = words(archives, "--cluster", cluster.address, size=1)
+            done = prep(*command, cwd=tmp_path, env=cluster.environment)
             if not done.returncode:
                 break
             assert done.returncode == 3, done.stderr
             assert "the executor did not run this shard's job" in done.stderr
-    finally:
-        ended.set()
-        killing.join()
 
     converted(archives, tmp_path / "whole", shard_size=1)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-@needs_dask
 @pytest.mark.slow
-def test_a_scheduler_that_does_not_answer_is_an_error(archives: Path, tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        failed = prep(*words(archives, "--cluster", address), cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("scheme", "said"),
+    [
+        pytest.param("tcp", "no Dask scheduler answers at", marks=needs_dask),
+        pytest.param("ray", "no Ray cluster answers at", marks=needs_ray),
+        pytest.param("auto", "no Ray cluster answers at", marks=needs_ray),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_an_error(
+    scheme: str, said: str, archives: Path, tmp_path: Path
+) -> None:
+    address = scheme if scheme == "auto" else f"{scheme}://127.0.0.1:{free_port()}"
+    alone = os.environ | RAY_OPTIONS | {"RAY_TMPDIR": str(tmp_path)}
 
-    assert (failed.returncode, failed.stdout) == (3, "")
-    assert failed.stderr.startswith(f"prep: no Dask scheduler answers at {address}")
+    failed = prep(*words(archives, "--cluster", address), cwd=tmp_path, env=alone)
+
+    assert (failed.returncode, failed.stdout) == (3, ""), failed.stderr
+    assert failed.stderr.startswith(f"prep: {said} {address}")
     assert failed.stderr.count("\n") == 1
 
 
