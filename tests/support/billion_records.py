@@ -35,16 +35,13 @@ HEADER = table_header(ROW, RECORDS)
 NO_DIGEST = "sha256:" + "0" * 64
 
 
-def make_part(folder: Path, number: int) -> PartEntry:
-    folder.mkdir(parents=True)
-    with (folder / "index.npy").open("wb") as file:
-        file.write(HEADER)
-        file.truncate(len(HEADER) + RECORDS * ROW.itemsize)
-    size = (folder / "index.npy").stat().st_size
-    manifest = Manifest(
+def made_up(number: int, counts: list[int], index: FileEntry) -> Manifest:
+    """The manifest of a dataset of images that are not there, so many in each shard."""
+    records = sum(counts)
+    return Manifest(
         split="train",
-        records=RECORDS,
-        image_bytes=RECORDS * 100_000,
+        records=records,
+        image_bytes=records * 100_000,
         partial=False,
         class_sorted=False,
         skipped=0,
@@ -53,12 +50,22 @@ def make_part(folder: Path, number: int) -> PartEntry:
         plan=PlanOptions().__dict__ | {"sha256": NO_DIGEST},
         container="lmdb",
         writer={},
-        tables=(FileEntry("index.npy", size, NO_DIGEST, RECORDS),),
+        tables=(index,),
         shards=tuple(
-            FileEntry(f"shard-{n:05d}.lmdb", SHARD * 100_100, NO_DIGEST, SHARD) for n in range(SHARDS)
+            FileEntry(f"shard-{n:05d}.lmdb", count * 100_100, NO_DIGEST, count)
+            for n, count in enumerate(counts)
         ),
         content_root=f"blake3:{number:064x}",
     )
+
+
+def make_part(folder: Path, number: int) -> PartEntry:
+    folder.mkdir(parents=True)
+    with (folder / "index.npy").open("wb") as file:
+        file.write(HEADER)
+        file.truncate(len(HEADER) + RECORDS * ROW.itemsize)
+    size = (folder / "index.npy").stat().st_size
+    manifest = made_up(number, [SHARD] * SHARDS, FileEntry("index.npy", size, NO_DIGEST, RECORDS))
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
     return PartEntry.of(folder.name, folder.name, manifest)
 

@@ -64,35 +64,47 @@ def faulty_proxy(server: int) -> Iterator[Proxy]:
     class Handler(Spoiling):
         plan = proxy
 
-    class Listener(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 128  # of connections at once
+    with listening(Handler) as proxy.port:
+        try:
+            yield proxy
+        finally:
+            proxy.ended.set()
 
-    listener = Listener(("127.0.0.1", 0), Handler)
-    proxy.port = listener.server_address[1]
+
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # of connections at once
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Handle connections in threads; the port."""
+    listener = Listener(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield proxy
+        yield listener.server_address[1]
     finally:
-        proxy.ended.set()
         listener.shutdown()
         listener.server_close()
         thread.join()
 
 
-class Spoiling(BaseHTTPRequestHandler):
-    """One connection."""
+class Quiet(BaseHTTPRequestHandler):
+    """One connection, of a client that may be killed."""
 
     protocol_version = "HTTP/1.1"
-    plan: Proxy
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # of a client that was killed
+        with suppress(ConnectionError):
             super().handle()
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class Spoiling(Quiet):
+    plan: Proxy
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")

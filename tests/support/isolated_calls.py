@@ -1,7 +1,6 @@
 """Calls to make in a separate process."""
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -12,10 +11,6 @@ def killed_by(number: int) -> None:
 
 def raises(error: BaseException) -> None:
     raise error
-
-
-def imported(*names: str) -> list[str]:
-    return [name for name in names if name in sys.modules]
 
 
 def sleeps(noted: Path) -> None:

@@ -55,18 +55,9 @@ def test_a_test_that_needs_a_missing_tool_fails_in_ci(
     environ: dict[str, str], found: str, tmp_path: Path
 ) -> None:
     (tmp_path / "python").symlink_to(sys.executable)  # and no strace
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "tests/net/test_fault_matrix.py",
-        "-k",
-        "ends and mds",
-        "-p",
-        "no:cacheprovider",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "tests/net/test_fault_matrix.py", "-k", "ends and mds"]
     cleared = dict.fromkeys(("CI", "ALLOW_MISSING_TOOLS", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"), "")
+    cleared["PYTEST_ADDOPTS"] = "-p no:cacheprovider"
     environ = os.environ | cleared | {"PATH": str(tmp_path)} | environ
 
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)

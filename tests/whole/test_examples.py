@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from shardprep.formats import convert, make_sample
 from support.repository import ROOT
 from support.scripts import session_of
 from support.tensorflow_log import without_tensorflow_log
+from support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -37,56 +37,35 @@ def run(name: str, *words: object, temporary: Path, launcher: tuple[str, ...] = 
     printed, said = process.communicate(timeout=240)
     assert (process.returncode, without_tensorflow_log(said)) == (0, "")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(OF_TORCH)] == []
-    eventually_none_of(process.pid)
+    # multiprocessing's own process notices the end later
+    until(lambda: not session_of(process.pid))
     shutil.rmtree(temporary)
     return printed
 
 
-def eventually_none_of(session: int) -> None:
-    """No process of the session is alive, or will be when multiprocessing's own has noticed the end."""
-    deadline = time.monotonic() + 30
-    while found := session_of(session):
-        assert time.monotonic() < deadline, f"processes are left: {found}"
-        time.sleep(0.05)
-
-
-def trained_with_keras(folder: Path) -> str:
-    return run("train_keras.py", temporary=folder / "keras")
-
-
-def stopped_and_going_on(folder: Path) -> str:
-    """What a training prints that is stopped after three epochs and goes on for three more."""
-    make_sample(folder / "archives")
-    convert(folder / "archives", folder / "shards", workers=0)  # equal to what the example makes itself
-    options = ("--checkpoints", folder / "checkpoints", "--epochs")
-    first = run("train_tensorflow.py", *options, 3, temporary=folder / "first")
-    return first + run("train_tensorflow.py", folder / "shards", *options, 6, temporary=folder / "second")
-
-
-EXAMPLES_OF_TENSORFLOW = {"train_tensorflow.py": stopped_and_going_on, "train_keras.py": trained_with_keras}
-
-
-@pytest.fixture(scope="module")
-def printed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What an example prints."""
-    return EXAMPLES_OF_TENSORFLOW[request.param](tmp_path_factory.mktemp("example"))
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("printed", EXAMPLES_OF_TENSORFLOW, indirect=True, scope="module")
-def test_the_loss_falls(printed: str) -> None:
+def check_losses(printed: str) -> None:
+    """Check that the loss falls in six epochs."""
     losses = [float(loss) for loss in re.findall(r"(?<!val_)loss:? (\d+\.\d+)", printed)]
-
     assert len(losses) == 6
     assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("printed", ["train_tensorflow.py"], indirect=True, scope="module")
-def test_a_stopped_training_goes_on_where_it_was(printed: str) -> None:
-    epochs = [line.split(":")[0] for line in printed.splitlines()]
+def test_a_training_with_keras_learns(tmp_path: Path) -> None:
+    check_losses(run("train_keras.py", temporary=tmp_path / "keras"))
 
-    assert epochs == [f"epoch {number}" for number in range(6)]
+
+@pytest.mark.torture
+def test_a_training_with_tensorflow_that_is_stopped_goes_on_where_it_was_and_learns(tmp_path: Path) -> None:
+    make_sample(tmp_path / "archives")
+    convert(tmp_path / "archives", tmp_path / "shards", workers=0)  # equal to what the example makes itself
+    options = ("--checkpoints", tmp_path / "checkpoints", "--epochs")
+
+    printed = run("train_tensorflow.py", *options, 3, temporary=tmp_path / "first")
+    printed += run("train_tensorflow.py", tmp_path / "shards", *options, 6, temporary=tmp_path / "second")
+
+    check_losses(printed)
+    assert [line.split(":")[0] for line in printed.splitlines()] == [f"epoch {n}" for n in range(6)]
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
@@ -107,9 +86,7 @@ def test_a_torch_training_that_goes_on_within_an_epoch_ends_as_one_that_was_not_
     shutil.copy(whole / f"step{middle:08}.pt", rest)
     again = run("train_torch.py", *options, rest, temporary=tmp_path / "second", launcher=launcher)
 
-    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", printed)]
-    assert len(losses) == 6
-    assert losses[-1] < 0.9 * losses[0]
+    check_losses(printed)
     assert again.splitlines() == printed.splitlines()[1:]
     ends = [torch.load(folder / f"step{end:08}.pt", weights_only=True) for folder in (whole, rest)]
     assert all(torch.equal(*of_both) for of_both in zip(*map(tensors_of, ends), strict=True))

@@ -4,7 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from shardprep.formats import inspect, open_dataset
+from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.shards.files import FileEntry, write_table
+from shardprep.formats.shards.tables import index_dtype
+from support.billion_records import made_up
 
 IMAGES = 1_281_167
 
@@ -23,47 +30,18 @@ print(peak() - before)
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The index and manifest of a dataset of ImageNet's size; its shards are not there."""
-    import numpy as np
-
-    from shardprep.formats.conversion.plan import PlanOptions
-    from shardprep.formats.records.labels import LabelSpace, official_words
-    from shardprep.formats.runtime.files import hash_file
-    from shardprep.formats.shards.files import FileEntry, write_table
-    from shardprep.formats.shards.manifest import Manifest
-    from shardprep.formats.shards.tables import index_dtype
-
     folder = tmp_path_factory.mktemp("large")
     rows = np.zeros(IMAGES, index_dtype(25))
     rows["key"] = np.char.add("n01440764/n01440764_", np.arange(IMAGES).astype(str)).astype("S25")
     rows["label"] = np.arange(IMAGES) % 1000
     rows["shard"] = np.arange(IMAGES) // 2334
     rows["ordinal"] = np.arange(IMAGES) % 2334
-    rows["length"] = 115_400
+    rows["length"] = 100_000
     with (folder / "index.npy").open("wb") as file:
         write_table(file, rows)
-    counts = np.bincount(rows["shard"]).tolist()
-    shards = [
-        FileEntry(f"shard-{n:05d}.lmdb", c * 115_500, "sha256:" + "0" * 64, c) for n, c in enumerate(counts)
-    ]
-    index = FileEntry(
-        "index.npy", (folder / "index.npy").stat().st_size, hash_file(folder / "index.npy"), IMAGES
-    )
-    manifest = Manifest(
-        split="train",
-        records=IMAGES,
-        image_bytes=IMAGES * 115_400,
-        partial=False,
-        class_sorted=False,
-        skipped=0,
-        labels=LabelSpace.of(official_words()),
-        source={"layout": "official-tars"},
-        plan=PlanOptions().__dict__ | {"sha256": "sha256:" + "0" * 64},
-        container="lmdb",
-        writer={},
-        tables=(index,),
-        shards=tuple(shards),
-        content_root="",
-    )
+    path = folder / "index.npy"
+    index = FileEntry("index.npy", path.stat().st_size, hash_file(path), IMAGES)
+    manifest = made_up(0, np.bincount(rows["shard"]).tolist(), index)
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
     return folder
 
@@ -82,8 +60,6 @@ def test_opening_takes_little_time_and_memory(large: Path) -> None:
 
 
 def test_summing_up_reads_the_index_only(large: Path) -> None:
-    from shardprep.formats import inspect, open_dataset
-
     with open_dataset(large) as ds:
         summary = inspect(ds)
 

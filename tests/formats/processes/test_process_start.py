@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,22 @@ from support import engine_workers
 from support.engine_workers import Once, Writing, layout
 from support.isolated_calls import killed_by, sleeps
 from support.sampling import torture_except
-from support.thread_room import no_room
 from support.waiting import until
+
+NO_ROOM = 1 << 46  # bytes; a stack for which no thread finds addresses
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Make the system refuse every new thread of this process within the context."""
+    before = threading.stack_size(NO_ROOM)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            threading.Thread(target=print).start()
+        yield
+    finally:
+        threading.stack_size(before)
+
 
 SHORT = 0.3  # seconds; shorter than the start of any process
 IN_VAIN = r"not ready within 0\.3 s, twice in a row.*import.*SIGSTOP"
