@@ -232,7 +232,7 @@ class FromDataset(Fetched):
         elif shards is None or not self.columns.with_image:
             yield places
         else:
-            stream = ShardStream.of(self.dataset.path, self.dataset.blocks, shards)
+            stream = ShardStream(self.dataset.path, self.dataset.blocks, shards)
             with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
                 yield _announced(ahead, self.plan.order(number), places)
 

@@ -351,7 +351,7 @@ class ShardFiles:
         return min(self.total, peak + int(self.sizes.max(initial=0)))
 
 
-ROOM_AHEAD = 10  # one such part of the room is for shards that are used next
+ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for those that are used next
 
 
 class ShardFeed(LocalShards, Owned):
@@ -371,8 +371,9 @@ class ShardFeed(LocalShards, Owned):
         self._begun = self._total = 0
         self._holders, self._counting = 0, threading.Lock()  # of ``held``
         self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
-        ahead = self._ahead() * files.per_shard
-        self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead)
+        mean = files.total // max(1, len(files.sizes)) or 1
+        ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
+        self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead * files.per_shard)
         self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
 
     def _check_limit(self, kept: int) -> None:
@@ -381,17 +382,16 @@ class ShardFeed(LocalShards, Owned):
             return
         least = kept + self._files.least([self._uses(0), self._uses(1)])
         if least > room:
-            raise self._too_small(room, least)
-
-    def _too_small(self, room: int, least: int) -> CacheTooSmall:
-        is_full = room < self._cache.limit_bytes
-        has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"
-        advice = "make room on it, choose another disk" if is_full else f"give at least cache_limit={least}"
-        return CacheTooSmall(
-            f"{has}, but the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
-            path=self._cache.folder.path,
-            needed=least,
-        )
+            is_full = room < self._cache.limit_bytes
+            has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"
+            advice = (
+                "make room on it, choose another disk" if is_full else f"give at least cache_limit={least}"
+            )
+            raise CacheTooSmall(
+                f"{has}, but the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
+                path=self._cache.folder.path,
+                needed=least,
+            )
 
     def _instead(self) -> str:
         """Say which order needs fewer shards at once."""
@@ -404,11 +404,6 @@ class ShardFeed(LocalShards, Owned):
             return f"a smaller window, or LocalShuffle(..., partitions={self._plan.world_size})"
         return "a smaller window"
 
-    def _ahead(self) -> int:
-        """The number of shards to evict others for: a tenth of the room, at least one."""
-        mean = self._files.total // max(1, len(self._files.sizes)) or 1
-        return min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
-
     def _uses(self, epoch: int) -> ShardUses:
         if epoch not in self._known:
             self._known = {known: uses for known, uses in self._known.items() if abs(known - epoch) <= 1}
@@ -420,17 +415,14 @@ class ShardFeed(LocalShards, Owned):
         """The context of the batches of an epoch that continues at ``start``, a place of the plan's order."""
         is_whole = not start and not plan.passed
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
-        self._foresee(uses, self._uses(number + 1))
-        self._begun, self._total = 0, len(uses.shards)
-        with closing(EpochFeed(self, uses)) as feed:
-            yield feed
-
-    def _foresee(self, *epochs: ShardUses) -> None:
-        """Tell the cache the uses, and download each shard before its first."""
+        epochs = uses, self._uses(number + 1)
         turns = np.concatenate([each.turns()[1] for each in epochs])
         self._cache.foresee(self._files.of(turns.tolist()))
         begins = np.concatenate([each.shards for each in epochs])
         self._prefetcher.follow(self._files.of(begins.tolist()))
+        self._begun, self._total = 0, len(uses.shards)
+        with closing(EpochFeed(self, uses)) as feed:
+            yield feed
 
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:

@@ -35,9 +35,7 @@ from shardprep.loaders.loader.options import (
     Classes,
     Subset,
     WantedColumns,
-    check_reading,
     described,
-    key_of,
     layout_of,
     located,
     mean_bytes,
@@ -166,7 +164,10 @@ class Loader(Owned, EpochLoader):
         cache: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
     ) -> None:
-        check_reading(on_bad_record, read_ahead)
+        if on_bad_record not in ("raise", "skip"):
+            raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
+        if read_ahead < 0:
+            raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
         self._workers = worker_count(workers)
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
@@ -336,7 +337,8 @@ class Loader(Owned, EpochLoader):
         return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
 
     def key(self, number: int) -> str:
-        return key_of(self.dataset.index, number)
+        key: bytes = self.dataset.index["key"][number]
+        return key.decode(errors="replace")
 
     def stats(self) -> LoaderStats:
         return LoaderStats(

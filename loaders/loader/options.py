@@ -21,7 +21,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.columns import PartFiles
-from shardprep.formats.shards.dataset import IndexRows, RecordSet
+from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.tables import box_columns
 from shardprep.formats.storage.open import url_of
 from shardprep.loaders.batches.slots import SlotField, SlotLayout
@@ -83,7 +83,17 @@ class Subset:
         label space. ``without`` is a mask, has record numbers, or keys. Raises UsageError for anything else,
         and where no record is chosen.
         """
-        found = cls._chosen(dataset, records, classes, weights)
+        if records is None and classes is None and len(dataset):
+            found = cls(dataset, weights=weights)  # a mask of a large collection would take memory
+        else:
+            mask = np.ones(len(dataset), np.bool_)
+            if records is not None:
+                mask &= _mask(np.asanyarray(records), len(dataset))
+            if classes is not None:
+                mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
+            if not mask.any():
+                raise UsageError("records= and classes= select no record of the dataset")
+            found = cls(dataset, None if mask.all() else np.flatnonzero(mask), weights)
         if gaps not in ("close", "keep"):
             raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
         if without is not None:
@@ -109,21 +119,6 @@ class Subset:
         positions = self.omission.positions
         return positions if self.chosen is None else self.chosen[positions]
 
-    @classmethod
-    def _chosen(
-        cls, dataset: RecordSet, records: Chosen | None, classes: Classes | None, weights: object
-    ) -> Subset:
-        if records is None and classes is None and len(dataset):
-            return cls(dataset, weights=weights)
-        mask = np.ones(len(dataset), np.bool_)
-        if records is not None:
-            mask &= _mask(np.asanyarray(records), len(dataset))
-        if classes is not None:
-            mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
-        if not mask.any():
-            raise UsageError("records= and classes= select no record of the dataset")
-        return cls(dataset, None if mask.all() else np.flatnonzero(mask), weights)
-
     def __len__(self) -> int:
         return len(self.dataset if self.chosen is None else self.chosen)
 
@@ -132,10 +127,8 @@ class Subset:
         """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        omitted = ""
-        if self.omission is not None and self.omitted is not None:
-            how = "closed" if self.omission.closes else "kept"
-            omitted = f" without:{digest_of(self.omitted)}:{how}"
+        how = "closed" if self.omission and self.omission.closes else "kept"
+        omitted = "" if self.omitted is None else f" without:{digest_of(self.omitted)}:{how}"
         return self.dataset.root + chosen + weights + omitted
 
     @property
@@ -149,9 +142,9 @@ class Subset:
     def _counts(self) -> list[list[int]]:
         """The number of these records in each block of each part."""
         counts = [block.records for block in self.dataset.blocks]
+        bounds = np.cumsum([0, *counts])
         if self.chosen is not None:
-            counts = np.diff(np.searchsorted(self.chosen, np.cumsum(counts)), prepend=0).tolist()
-        bounds = np.cumsum([0, *(block.records for block in self.dataset.blocks)])
+            counts = np.diff(np.searchsorted(self.chosen, bounds)).tolist()
         firsts = [part.first_record for part in self.dataset.parts]
         cuts = [*np.searchsorted(bounds, firsts).tolist(), len(counts)]
         return [counts[start:stop] for start, stop in pairwise(cuts)]
@@ -325,14 +318,6 @@ def _integer(name: str, value: object) -> int:
     return operator.index(value)
 
 
-def check_reading(on_bad_record: object, read_ahead: int) -> None:
-    """Raise UsageError for a value that is not valid."""
-    if on_bad_record not in ("raise", "skip"):
-        raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
-    if read_ahead < 0:
-        raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
-
-
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
     """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
@@ -369,18 +354,14 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
         return SlotLayout(rows, _fields(outputs))
-    writes_found = transform is not None and workers and _addresses_are_free()
-    room = ROOM_FOR_ROWS if writes_found else 0
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
+    room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
 
 
 def _fields(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
     return tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in specs)
-
-
-def _addresses_are_free() -> bool:
-    limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
-    return all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
 
 
 def worker_count(workers: object) -> int:
@@ -390,12 +371,6 @@ def worker_count(workers: object) -> int:
     if not isinstance(workers, SupportsIndex) or operator.index(workers) < 0:
         raise UsageError(f"workers must be 'auto' or a number of at least 0, not {workers!r}")
     return operator.index(workers)
-
-
-def key_of(index: IndexRows, number: int) -> str:
-    """The key of a record number."""
-    key: bytes = index["key"][number]
-    return key.decode(errors="replace")
 
 
 def described(item: Any) -> str:
@@ -442,7 +417,8 @@ class WantedColumns(NamedTuple):
         """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
         first = dataset.parts[0].manifest
         stored = ((IMAGE,) if first.has_images else ()) + dataset.schema.names
-        boxes = _boxes_of(dataset)
+        of_parts = [box_columns(part.manifest) for part in dataset.parts]
+        boxes = of_parts[0] if all(of_parts) else ()
         there = stored + boxes
         if isinstance(names, str):
             raise UsageError(f"columns must be a list of names, such as ({names!r},), not {names!r}")
@@ -456,12 +432,6 @@ class WantedColumns(NamedTuple):
         wanted = boxes if names is None else tuple(name for name in chosen if name in boxes)
         own = tuple(fields[name] for name in chosen if name in fields)
         return cls(chosen, own, wanted, names is not None or bool(fields))
-
-
-def _boxes_of(dataset: RecordSet) -> tuple[str, ...]:
-    """The names of the columns of boxes, which all parts have."""
-    names = [box_columns(part.manifest) for part in dataset.parts]
-    return names[0] if all(names) else ()
 
 
 def mean_bytes(parts: Iterable[PartFiles]) -> float:

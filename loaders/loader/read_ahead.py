@@ -17,7 +17,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -34,46 +33,33 @@ MAX_PENDING_CHUNKS = 4
 SHARD_END_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
 class ShardStream:
     """The shards of an epoch as one stream of bytes, in the order of reading.
 
-    ``names`` of files in the ``folder``, ``starts`` (the shards' offsets in these) and ``ends`` (in bytes)
-    are in that order. A shard is a whole file, or a block of an archive. The rest is in the order of storage:
-    ``record_ends`` are the ends of the shards' record numbers; ``bases`` and ``slopes`` give a record's
-    estimated position in the stream, ``base + number * slope``, as if all records of a shard had the same
-    size. ``chosen`` are the record numbers that are read, ascending; None for all.
+    ``order`` has the places of the ``shards`` in the order of storage that are read; it may be a part of all.
+    A shard is a whole file in the ``folder``, or a block of an archive. ``ends`` are those of the shards in
+    the stream. The rest is in the order of storage: ``record_ends`` are the ends of the shards' record
+    numbers; ``bases`` and ``slopes`` give a record's estimated position in the stream, ``base + number *
+    slope``, as if all records of a shard had the same size. ``chosen`` are the record numbers that are read,
+    ascending; None for all.
     """
 
-    folder: Path
-    names: tuple[str, ...]
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    record_ends: npt.NDArray[np.int64]
-    bases: npt.NDArray[np.float64]
-    slopes: npt.NDArray[np.float64]
-    order: npt.NDArray[np.int64]
-    chosen: Records | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         folder: Path,
         shards: Sequence[Block],
         order: npt.NDArray[np.int64],
         chosen: Records | None = None,
-    ) -> ShardStream:
-        """Return the stream of the shards at these positions, ``order``, which may be a part of all."""
+    ) -> None:
         sizes = np.array([shard.size for shard in shards], np.int64)
         records = np.array([shard.records for shard in shards], np.int64)
-        ends, record_ends = np.cumsum(sizes[order]), np.cumsum(records)
+        self.folder, self.order, self.chosen = folder, order, chosen
+        self.blocks = [shards[number] for number in order]
+        self.ends, self.record_ends = np.cumsum(sizes[order]), np.cumsum(records)
         starts = np.zeros(len(shards))
-        starts[order] = ends - sizes[order]
-        slopes = sizes / np.maximum(1, records)
-        bases = starts - (record_ends - records) * slopes
-        names = tuple(shards[n].name for n in order)
-        offsets = np.array([shard.start for shard in shards], np.int64)[order]
-        return cls(folder, names, offsets, ends, record_ends, bases, slopes, order, chosen)
+        starts[order] = self.ends - sizes[order]
+        self.slopes = sizes / np.maximum(1, records)
+        self.bases = starts - (self.record_ends - records) * self.slopes
 
     def span(self, numbers: Records) -> tuple[int, int]:
         """Estimate where in the stream the first of these records begins and the last one ends."""
@@ -88,7 +74,8 @@ class ShardStream:
             number = int(np.searchsorted(self.ends, start, side="right"))
             begin = int(self.ends[number - 1]) if number else 0
             length = min(stop, int(self.ends[number]), start + CHUNK_BYTES) - start
-            yield self.folder / self.names[number], int(self.starts[number]) + start - begin, length
+            block = self.blocks[number]
+            yield self.folder / block.name, block.start + start - begin, length
             start += length
 
     def is_wanted(self, start: int, length: int) -> bool:
@@ -166,7 +153,7 @@ def reading_ahead(
     ahead = []
     with ExitStack() as opened:
         for blocks, size in zip(files, sizes, strict=True):
-            stream = ShardStream.of(folder, blocks, order, chosen)
+            stream = ShardStream(folder, blocks, order, chosen)
             share = ReadAhead(stream, budget=budget * size // sum(sizes))
             ahead.append(opened.enter_context(closing(share)))
         yield ahead

@@ -147,11 +147,8 @@ class Parting:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
-        return asdict(self) | {"numbers": list(self.numbers), "because": _listed(self.because)}
-
-
-def _listed(found: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    return {name: list(both) for name, both in found.items()}
+        because = {name: list(both) for name, both in self.because.items()}
+        return asdict(self) | {"numbers": list(self.numbers), "because": because}
 
 
 def parting_of_datasets(one: RunCard, other: RunCard) -> Parting | None:
@@ -376,37 +373,34 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
         if IMAGE not in first:
             raise UsageError("the batch has no images to make a sheet of")
         first = first[IMAGE]
-    if isinstance(transform, Views):
-        return [_views(values, transform) for values in first]
-    return [_picture(image, transform) for image in first]
-
-
-def _views(values: npt.NDArray[Any], transform: Views) -> Picture:
-    """The views in the first part of a batch, side by side."""
-    one = transform.each[0]
-    shape = transform.outputs[0].shape if values.ndim == 3 else transform.outputs[0].shape[1:]
-    return np.hstack([_picture(view, one) for view in values.reshape(-1, *shape)])
+    if not isinstance(transform, Views):
+        return [_picture(image, transform) for image in first]
+    one, shape = transform.each[0], transform.outputs[0].shape
+    return [
+        np.hstack(
+            [_picture(view, one) for view in values.reshape(-1, *(shape if values.ndim == 3 else shape[1:]))]
+        )
+        for values in first
+    ]
 
 
 def _picture(image: Any, transform: Transform | None) -> Picture:
     if isinstance(image, bytes | memoryview):
         return decode_rgb(image)
     values = np.asarray(image)
-    if isinstance(transform, ImageTransform):
-        return _plain(_channels_last(values, transform.layout in CHANNELS_FIRST), transform)
-    if values.ndim == 2:
+    own = transform if isinstance(transform, ImageTransform) else None
+    if own is None and values.ndim == 2:
         values = np.stack([values] * 3, axis=-1)
-    is_first = values.ndim == 3 and values.shape[0] == 3 and values.shape[2] != 3
-    values = _channels_last(values, is_first)
+    looks_first = values.ndim == 3 and values.shape[0] == 3 != values.shape[2]
+    if own.layout in CHANNELS_FIRST if own else looks_first:
+        values = np.moveaxis(values, 0, -1)
+    if own:
+        return _plain(values, own)
     if values.ndim != 3 or values.shape[2] != 3 or values.dtype.kind not in "uif":
         raise UsageError(
             f"the batch has {values.dtype}{list(values.shape)} for each record, which is not an RGB image"
         )
     return _stretched(values)
-
-
-def _channels_last(values: npt.NDArray[Any], is_first: bool) -> npt.NDArray[Any]:
-    return np.moveaxis(values, 0, -1) if is_first else values
 
 
 def _plain(values: npt.NDArray[Any], transform: ImageTransform) -> Picture:

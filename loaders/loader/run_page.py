@@ -6,7 +6,7 @@ import html
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -20,28 +20,11 @@ from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, 
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.sizes import size
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time
 MOST_STAGES = 100  # the longest flows have some dozens
 COURSE = ("began", "batches", "rows", "ready", "waited")  # of a part of the time
-
-
-@dataclass(frozen=True)
-class ShownStage:
-    """A stage: its ``share`` of the time in work, 0..1, and seconds per image; ``limit`` is a rate or inf."""
-
-    name: str
-    place: str
-    share: float
-    starved: float
-    blocked: float
-    seconds: float
-    limit: float
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether the stage has a limit; one that takes no time has none."""
-        return math.isfinite(self.limit)
 
 
 @dataclass(frozen=True)
@@ -53,7 +36,7 @@ class RunValues:
     none, as a flow's.
     """
 
-    stages: tuple[ShownStage, ...]
+    stages: tuple[StageLoad, ...]
     limits: str
     rate: float
     unit: str
@@ -104,17 +87,11 @@ def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
-def _stage(load: Mapping[str, Any]) -> ShownStage:
-    limit = load["limit"]
-    return ShownStage(
-        text_in(load["name"]),
-        text_in(load["place"]),
-        share=number_in(load["utilisation"], most=1.0),
-        starved=number_in(load["starved"], most=1.0),
-        blocked=number_in(load["blocked"], most=1.0),
-        seconds=number_in(load["seconds"]),
-        limit=math.inf if limit is None else number_in(limit),
-    )
+def _stage(load: Mapping[str, Any]) -> StageLoad:
+    place: Any = text_in(load["place"])
+    shares = {name: number_in(load[name], most=1.0) for name in ("utilisation", "starved", "blocked")}
+    limit = math.inf if load["limit"] is None else number_in(load["limit"])
+    return StageLoad(text_in(load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares)
 
 
 def number_in(value: object, *, most: float = 1e18) -> float:
@@ -188,7 +165,11 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
     if disk:
-        patterns = {"the loader's pattern": disk["stream"], **_by_depth(disk)}
+        found = list_in(disk["random"])
+        patterns = {"the loader's pattern": disk["stream"]} | {
+            f"random, {number_in(reads['queue_depth']):.0f} at once": reads
+            for reads in found[:1] + found[1:][-1:]
+        }
         rows += [
             (f"{name}, {kind}", number_in(reads[kind]["median"]))
             for name, reads in patterns.items()
@@ -204,14 +185,6 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
         return None
     chart = bars(rows, title="Encoded images read", axis="bytes per second", show=_rate)
     return {"text": text_in(against["sentence"]) if against else "", "chart": chart}
-
-
-def _by_depth(disk: Mapping[str, Any]) -> dict[str, Any]:
-    found = list_in(disk["random"])
-    return {
-        f"random, {number_in(reads['queue_depth']):.0f} at once": reads
-        for reads in (found[:1] + found[1:][-1:])
-    }
 
 
 def _rate(value: float) -> str:
@@ -263,11 +236,16 @@ def load_chart(values: dict[str, Any]) -> str:
     return f"<table>{rows}</table><p>{html.escape(printable(text))}</p>"
 
 
-def _row(stage: ShownStage, *, limits: bool) -> str:
+def _row(stage: StageLoad, *, limits: bool) -> str:
     name = html.escape(printable(stage.name, MOST_IN_NAME))
     colour, word = (LIMIT_BAR, f'<b style="color: {LIMIT_BAR}">limits</b>') if limits else (BAR, "")
-    bar = f"width: {10 * stage.share:.2f}em; height: 0.8em; background: {colour}"
-    cells = (name, f'<div style="width: 10em"><div style="{bar}"></div></div>', f"{stage.share:.0%}", word)
+    bar = f"width: {10 * stage.utilisation:.2f}em; height: 0.8em; background: {colour}"
+    cells = (
+        name,
+        f'<div style="width: 10em"><div style="{bar}"></div></div>',
+        f"{stage.utilisation:.0%}",
+        word,
+    )
     shown = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
     return f"<tr>{shown}</tr>"
 
@@ -295,89 +273,65 @@ def timeline(trace: Any) -> Markup:
     Raises KeyError, TypeError, ValueError or AttributeError for values of another form.
     """
     events = list_in(trace["traceEvents"])
-    names = {event["tid"]: text_in(event["args"]["name"]) for event in events if _names_a_track(event)}
-    found = [_span(event) for event in events if event["ph"] == "X" and event["cat"] in KINDS]
-    spans = _middle(found)
+    names = {
+        event["tid"]: text_in(event["args"]["name"])
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    found = sorted(
+        (
+            TracedSpan(int(each["tid"]), text_in(each["name"]), number_in(each["ts"]), number_in(each["dur"]))
+            for each in events
+            if each["ph"] == "X" and each["cat"] in KINDS
+        ),
+        key=lambda span: span.began,
+    )
+    first = max(0, (len(found) - MOST_EVENTS) // 2)
+    spans = found[first : first + MOST_EVENTS]
     if not spans:
         return Markup("<p>The trace has no span.</p>")
     tracks = sorted({span.track for span in spans})[:MOST_TRACKS]
-    began = min(span.began for span in spans)
+    began = spans[0].began
     lasted = max(span.began + span.lasted for span in spans) - began or 1.0
-    classes = _classes(span.name for span in spans)
+    filled = dict.fromkeys(span.name for span in spans if span.name != WAITING)
+    classes = {name: f"s{min(number, COLOURS - 1)}" for number, name in enumerate(filled)}
+    if any(span.name == WAITING for span in spans):
+        classes[WAITING] = "idle"
+    bar = Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>')
     drawn = [
-        _drawn(span, tracks.index(span.track), (span.began - began) / lasted, span.lasted / lasted, classes)
+        bar.format(
+            classes[span.name],
+            LEFT + (span.began - began) / lasted * WIDTH,
+            tracks.index(span.track) * ROW + 2,
+            max(span.lasted / lasted * WIDTH, 0.3),
+            TIMELINE_BAR,
+        )
         for span in spans
         if span.track in tracks
     ]
-    texts = [_row_name(row, names.get(track, str(track))) for row, track in enumerate(tracks)]
+    texts = [
+        Markup('<text x="0" y="{}">{}</text>').format(row * ROW + 16, names.get(track, str(track))[:14])
+        for row, track in enumerate(tracks)
+    ]
     height = ROW * len(tracks) + 20
-    part = " from the middle of the trace" if len(spans) < len(found) else ""
-    text = f"{lasted / 1e6:.2f} seconds{part}, {len(drawn):,} spans of {len(tracks)} threads and processes."
-    return Markup(
-        '<p>{}</p>{}<div class="timeline"><svg role="img" viewBox="0 0 {} {}"><title>Timeline</title>'
-        "<desc>{}</desc>{}</svg></div>"
-    ).format(
-        text,
-        _legend(classes),
-        LEFT + WIDTH,
-        height,
-        text,
-        Markup("").join([*texts, *drawn, *_axis(lasted, height)]),
-    )
-
-
-def _names_a_track(event: Any) -> bool:
-    return bool(event["ph"] == "M" and event["name"] == "thread_name")
-
-
-def _span(event: Any) -> TracedSpan:
-    return TracedSpan(
-        int(event["tid"]), text_in(event["name"]), number_in(event["ts"]), number_in(event["dur"])
-    )
-
-
-def _middle(spans: Sequence[TracedSpan]) -> Sequence[TracedSpan]:
-    ordered = sorted(spans, key=lambda span: span.began)
-    first = max(0, (len(ordered) - MOST_EVENTS) // 2)
-    return ordered[first : first + MOST_EVENTS]
-
-
-def _classes(names: Iterable[str]) -> dict[str, str]:
-    """The class of each name, in the order of their first spans; waiting is not filled."""
-    found = dict.fromkeys(names)
-    filled = [name for name in found if name != WAITING]
-    return {name: f"s{min(number, COLOURS - 1)}" for number, name in enumerate(filled)} | (
-        {WAITING: "idle"} if WAITING in found else {}
-    )
-
-
-def _drawn(span: TracedSpan, row: int, began: float, lasted: float, classes: dict[str, str]) -> Markup:
-    return Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
-        classes[span.name], LEFT + began * WIDTH, row * ROW + 2, max(lasted * WIDTH, 0.3), TIMELINE_BAR
-    )
-
-
-def _row_name(row: int, name: str) -> Markup:
-    return Markup('<text x="0" y="{}">{}</text>').format(row * ROW + 16, name[:14])
-
-
-def _axis(lasted: float, height: int) -> list[Markup]:
-    return [
+    axis = [
         Markup('<text class="{}" x="{:.0f}" y="{}">{:.2f} s</text>').format(
             "end" if part == 1 else "", LEFT + part * WIDTH, height - 4, part * lasted / 1e6
         )
         for part in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
-
-
-def _legend(classes: dict[str, str]) -> Markup:
-    rows = [
-        Markup(
-            '<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{}" width="10" height="10"/></svg>{}</li>'
-        ).format(kind, shown_name(name, 40))
-        for name, kind in classes.items()
-    ]
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(rows))
+    key = Markup(
+        '<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{}" width="10" height="10"/></svg>{}</li>'
+    )
+    legend = [key.format(kind, shown_name(name, 40)) for name, kind in classes.items()]
+    part = " from the middle of the trace" if len(spans) < len(found) else ""
+    text = f"{lasted / 1e6:.2f} seconds{part}, {len(drawn):,} spans of {len(tracks)} threads and processes."
+    return Markup(
+        '<p>{}</p><ul class="legend">{}</ul><div class="timeline"><svg role="img" viewBox="0 0 {} {}">'
+        "<title>Timeline</title><desc>{}</desc>{}</svg></div>"
+    ).format(
+        text, Markup("").join(legend), LEFT + WIDTH, height, text, Markup("").join([*texts, *drawn, *axis])
+    )
 
 
 LARGEST = 64 << 20  # bytes of a file of stats; a trace of 200,000 spans has 100 MB

@@ -95,18 +95,13 @@ def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records |
 
 def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
     """Return the blocks of the images and of each column that has shards, as far as ``work`` reads them."""
-    of_images = [dataset.blocks] if work.with_image else []
-    if dataset.in_place:  # its blocks are not those of columns
-        return of_images
-    return of_images + [
-        _blocks_of_column(dataset, work, at) for at, each in enumerate(work.columns) if each.shards
-    ]
-
-
-def _blocks_of_column(dataset: RecordSet, work: ShardWork, column: int) -> tuple[Block, ...]:
-    pairs = zip(dataset.parts, work.parts, strict=True)
-    placed = (dataset.placed(part, blocks_of(files.columns[column].shards)) for part, files in pairs)
-    return tuple(block for blocks in placed for block in blocks)
+    found = [dataset.blocks] if work.with_image else []
+    for at, column in enumerate(work.columns):
+        if column.shards and not dataset.in_place:  # its blocks are not those of columns
+            pairs = zip(dataset.parts, work.parts, strict=True)
+            placed = (dataset.placed(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
+            found.append(tuple(block for blocks in placed for block in blocks))
+    return found
 
 
 @dataclass(frozen=True)
@@ -178,9 +173,8 @@ class _ShardWorkspace:
             else:
                 yield from self._outcomes(items, arrays)
         finally:
-            self._clock += (
-                self._took
-            )  # once for all rows: adding to an array takes longer than reading a clock
+            # once for all rows: adding to an array takes longer than reading a clock
+            self._clock += self._took
 
     def _images(self, items: Items, room: Room | None) -> Iterator[object]:
         """Yield the encoded images. No object is made per record: columns become lists at once.
@@ -193,9 +187,8 @@ class _ShardWorkspace:
         )
         rows = len(items)
         for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
-            shard = self._shards[
-                number
-            ]  # one that cannot be opened is an error, also where records are skipped
+            # one that cannot be opened is an error, also where records are skipped
+            shard = self._shards[number]
             began = 0.0 if row % TIMED_OF else perf_counter()
             try:
                 if room is None:

@@ -231,7 +231,7 @@ def loader_that_reads_ahead(path: Path) -> None:
 
 def read_ahead(path: Path) -> None:
     shards = open_dataset(path).blocks
-    ReadAhead(ShardStream.of(path, shards, np.arange(len(shards))), budget=1)
+    ReadAhead(ShardStream(path, shards, np.arange(len(shards))), budget=1)
 
 
 def pool(path: Path) -> None:

@@ -24,7 +24,7 @@ HERE = Path("shards")
 def stream(sizes: Sequence[tuple[int, int]], order: Sequence[int], folder: Path = HERE) -> ShardStream:
     """Shards of so many bytes and records, read in this order."""
     shards = [Block(f"{n}", 0, size, records) for n, (size, records) in enumerate(sizes)]
-    return ShardStream.of(folder, shards, np.array(order))
+    return ShardStream(folder, shards, np.array(order))
 
 
 @pytest.fixture
