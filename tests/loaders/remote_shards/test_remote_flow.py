@@ -6,12 +6,9 @@ from time import monotonic
 
 from shardprep.formats import read_manifest
 from shardprep.loaders import Flow
+from support.cached_shards import cached
 from support.faulty_proxy import Proxy
 from support.waiting import until
-
-
-def cached(cache: Path) -> list[Path]:
-    return [path for path in (cache / "files").rglob("*") if path.is_file()]
 
 
 def test_shards_come_ahead_of_the_records_that_are_drawn(

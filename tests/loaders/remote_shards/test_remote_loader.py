@@ -14,6 +14,7 @@ from shardprep.formats import read_manifest
 from shardprep.formats.storage.downloads import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
+from support.cached_shards import bytes_in, limit_of
 from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on
 from support.loader_workers import Imported
@@ -32,15 +33,6 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 NEEDED = {"all at once": 1.0, "a subset": 0.8}  # of the bytes of all shards
-
-
-def limit_of(path: Path, share: float) -> int:
-    manifest = read_manifest(path)
-    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
-
-
-def bytes_in(cache: Path) -> int:
-    return sum(path.stat().st_size for path in (cache / "files").rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from shardprep.formats import read_manifest
 from shardprep.loaders import LocalShuffle
+from support.cached_shards import bytes_in, limit_of
 from support.faulty_proxy import Proxy
 from support.loaded import epoch_of, loader_on, numbers_in
 from support.repository import SUPPORT
@@ -74,27 +75,12 @@ def expected(path: Path, rank: int, partitions: int) -> list[list[int]]:
         return [numbers_in([batch]) for _ in range(EPOCHS) for batch in epoch_of(loader)]
 
 
-def room_for(path: Path, share: float) -> int:
-    manifest = read_manifest(path)
-    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
-
-
-def bytes_in(cache: Path) -> int:
-    found = 0
-    for path in (cache / "files").rglob("*"):
-        try:
-            found += path.stat().st_size * path.is_file()
-        except FileNotFoundError:  # evicted meanwhile
-            continue
-    return found
-
-
 @pytest.mark.torture
 @pytest.mark.parametrize(("partitions", "share"), [(1, 0.5), pytest.param(2, 0.6, marks=pytest.mark.torture)])
 def test_two_ranks_download_each_shard_once_an_epoch_at_most(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path, partitions: int, share: float
 ) -> None:
-    limit, cache = room_for(lmdb_shards, share), tmp_path / "c"
+    limit, cache = limit_of(lmdb_shards, share), tmp_path / "c"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(rank_of(tmp_path, bucket_url, cache, limit, rank, partitions))

@@ -14,16 +14,12 @@ import pytest
 from shardprep.formats import UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from support.cached_shards import limit_of
 from support.cut_datasets import collected
 from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
 
 WINDOW = LocalShuffle(20)
-
-
-def limit_of(path: Path, share: float) -> int:
-    manifest = read_manifest(path)
-    return int(sum(shard.size for shard in manifest.shards) * share) + sum(t.size for t in manifest.tables)
 
 
 @pytest.fixture(scope="module")
