@@ -174,7 +174,9 @@ class Steps(Generic[T]):
         if (known_end := self.total if parts == 1 else part.end) is not None:
             return known_end == total
         known = [step for step in (*self._arrived, *self._taken) if (step - total) % parts == 0]
-        if total <= max([self.due - 1, *known]):
+        if parts == 1:
+            known.append(self.due - 1)  # of several, one may have ended before, where a pass is continued
+        if total <= max(known, default=-1):
             return False
         part.end = total
         ends = [part.end for part in self._parts if part.end is not None]

@@ -64,7 +64,9 @@ def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
     data=st.data(),
 )
-def test_every_step_comes_once_whichever_senders_join_and_leave(lengths: list[int], data: Any) -> None:
+def test_every_step_comes_once_whichever_senders_join_and_leave_and_wherever_it_is_continued(
+    lengths: list[int], data: Any
+) -> None:
     parts = len(lengths)
     ledger: Ledger[int] = Ledger(ahead=3, lease_seconds=10)
     ledger.begin(0, Steps(total=None, parts=parts), in_any_order=True)
@@ -73,7 +75,11 @@ def test_every_step_comes_once_whichever_senders_join_and_leave(lengths: list[in
     for _ in range(2000):
         if ledger.steps.is_over:
             break
-        action = data.draw(st.sampled_from(["work"] * 8 + ["join", "leave"]))
+        action = data.draw(st.sampled_from(["work"] * 8 + ["join", "leave", "continue"]))
+        if action == "continue":
+            steps, work = Steps[int](start=ledger.steps.due, total=None, parts=parts), {}
+            ledger = Ledger(ahead=3, lease_seconds=10)
+            ledger.begin(0, steps, in_any_order=True)
         if not work or (action == "join" and len(work) < 3):
             peer = b"%d" % next(names)
             ledger.join(peer, wants=3, now=0)
