@@ -1,14 +1,16 @@
-"""Digests: equal for objects made in the same way, in any process, and different for others."""
+"""What a run is: digests of what it is made of, its identity, and the states that are refused by another."""
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,16 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform
+from shardprep.loaders import (
+    ColorJitter,
+    EvalTransform,
+    LocalShuffle,
+    TrainTransform,
+    TransformInput,
+)
 from shardprep.loaders.loader.run_card import digest_of
+from support.loaded import loader_on
+from support.loader_workers import Tagging, fail
 
 
 def scaled(factor: float) -> Callable[[float], float]:
@@ -94,3 +104,107 @@ def test_things_that_hold_themselves_have_a_digest() -> None:
 def test_an_object_that_cannot_be_compared_is_refused(thing: Any) -> None:
     with pytest.raises(UsageError, match="identity="):
         digest_of(thing)
+
+
+def lengths(record: TransformInput, rng: np.random.Generator) -> int:
+    return len(record.image)
+
+
+def doubled(record: TransformInput, rng: np.random.Generator) -> int:
+    return 2 * len(record.image)
+
+
+def same_name(source: str) -> Any:
+    return eval(f"lambda record, rng: {source}")  # noqa: S307 - of this file
+
+
+OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
+    (
+        TrainTransform(32),
+        TrainTransform(48, flip=False),
+        r"\(size=32, flip=true\) .* \(size=48, flip=false\)",
+    ),
+    (TrainTransform(32), EvalTransform(32), "TrainTransform where this one has EvalTransform"),
+    (TrainTransform(32), None, "TrainTransform where this one has none"),
+    (None, lengths, "none where this one has lengths"),
+    (lengths, doubled, "lengths where this one has doubled"),
+    (Tagging(), Tagging({"a key": fail}), "Tagging of other values"),
+    (partial(lengths, rng=1), partial(lengths, rng=2), "partial of other values"),
+    (same_name("1"), same_name("2"), "<lambda> of other code"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"), OTHER_TRANSFORMS, ids=[each[2] for each in OTHER_TRANSFORMS]
+)
+def test_the_state_of_another_transform_is_an_error_unless_it_may_have_changed(
+    lmdb_shards: Path, before: Any, after: Any, message: str
+) -> None:
+    with loader_on(lmdb_shards, transform=before) as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict(state)
+    older = {name: state[name] for name in state if name != "transform"}
+    of_another_python = state | {"transform": (state["transform"] or {}) | {"python": "3.99"}}
+    with loader_on(lmdb_shards, transform=after) as other:
+        with pytest.raises(UsageError, match=message.replace(" .* ", f".*{type(after).__name__}")):
+            other.load_state_dict(state)
+        other.load_state_dict(state, transform="changed")
+        other.load_state_dict(older)
+        if "code" in message:
+            other.load_state_dict(of_another_python)
+        with pytest.raises(UsageError, match="'same' or 'changed', not 'other'"):
+            other.load_state_dict(state, transform="other")  # type: ignore[arg-type]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "batch size": {"batch_size": 9},
+    "seed": {"seed": 1},
+    "shuffle": {"shuffle": LocalShuffle(61)},
+    "transform": {"transform": TrainTransform(24)},
+    "drop_last": {"drop_last": True},
+    "labels": {"labels": "sorted_wnid1_bg"},
+    "record numbers": {"with_numbers": False},
+    "bad records": {"on_bad_record": "skip"},
+    "rank": {"rank": 1, "world_size": 2},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_identity_names_what_decides_the_batches(name: str, lmdb_shards: Path) -> None:
+    with loader_on(lmdb_shards) as one, loader_on(lmdb_shards, **OTHERS[name]) as other:
+        differing = {n for n in one.identity if one.identity[n] != other.identity.get(n)}
+    assert name in differing
+    assert differing <= {name, "OpenCV"}
+
+
+def test_the_identity_does_not_name_workers_nor_where_the_data_lie(
+    lmdb_shards: Path, hdf5_shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").symlink_to(lmdb_shards)
+    with (
+        loader_on(lmdb_shards) as one,
+        loader_on(tmp_path / "elsewhere", workers=1, slots=5) as other,
+        loader_on(hdf5_shards) as third,
+    ):
+        assert one.identity == other.identity
+        assert {n for n in one.identity if one.identity[n] != third.identity[n]} == {"dataset"}
+
+
+def test_a_transform_that_cannot_be_compared_has_no_identity(lmdb_shards: Path) -> None:
+    transform = partial(lengths, rng=threading.Lock())
+    with loader_on(lmdb_shards, transform=transform) as loader, pytest.raises(UsageError, match="identity="):
+        loader.identity  # noqa: B018
+
+
+@pytest.mark.slow
+def test_steps_are_drawn_no_further_ahead_than_the_slots_allow(lmdb_shards: Path) -> None:
+    drawn = []
+
+    def steps() -> Any:
+        for step in range(21):
+            drawn.append(step)
+            yield step
+
+    with loader_on(lmdb_shards, workers=1, slots=4) as loader:
+        for number, _ in enumerate(loader.steps(0, steps())):
+            assert len(drawn) <= number + 1 + 2 * 4

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import FakeData, GlobalShuffle, Loader, LocalShuffle, Receipt
+from shardprep.formats.errors import DataError, UsageError
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt
 from shardprep.loaders.loader.run_card import RunCard
-from shardprep.loaders.loader.run_log import RecordedRun
 from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.loaded import assert_same, crops_on, epoch_of, kept, numbers_in
@@ -23,57 +22,11 @@ SOME = [3, 50, 51, 52, 120, 199]
 RUN: dict[str, Any] = {"shuffle": LocalShuffle(40), "seed": 5, "batch_size": 16, "drop_last": False}
 
 
-def rows(batches: list[Any], numbers: list[int]) -> list[Any]:
-    """The rows of these records in the order of the batches: pixels, label and number."""
-    return [
-        tuple(np.asarray(part[row]).tobytes() for part in batch)
-        for batch in batches
-        for row in range(len(batch[-1]))
-        if int(batch[-1][row]) in numbers
-    ]
-
-
 @pytest.fixture(scope="module")
 def whole(lmdb_shards: Path) -> list[Any]:
     """An epoch of all records."""
     with crops_on(lmdb_shards, **RUN) as loader:
         return epoch_of(loader)
-
-
-def test_all_other_records_keep_their_order_and_pixels(lmdb_shards: Path, whole: list[Any]) -> None:
-    others = sorted({*range(RECORDS)} - {*SOME})
-    with crops_on(lmdb_shards, **RUN, without=SOME, workers=2) as loader:
-        found = epoch_of(loader)
-        loader.receipt().check(RECORDS, omitted=len(SOME))
-        assert len(loader.records) == RECORDS  # a receipt counts places in all of them
-        assert f"without {len(SOME)} of them" in repr(loader)
-
-    assert {len(batch[-1]) for batch in found[:-1]} == {16}
-    assert rows(found, others) == rows(whole, others)
-
-
-def test_kept_gaps_make_batches_shorter_by_the_records_alone(lmdb_shards: Path, whole: list[Any]) -> None:
-    gone = sorted({*SOME, *whole[2][-1].tolist()})  # all of one batch among them
-    with crops_on(lmdb_shards, **RUN, without=gone, gaps="keep") as loader:
-        found = epoch_of(loader)
-        loader.receipt().check(RECORDS, omitted=len(gone))
-        assert loader.batch_specs
-        assert all(spec.shape[0] is None for spec in loader.batch_specs)
-
-    assert len(found) == len(whole)
-    for short, full in zip(found, whole, strict=True):
-        keep = ~np.isin(full[-1], gone)
-        assert_same([short], [tuple(part[keep] for part in full)])
-
-
-def test_masks_numbers_and_keys_are_the_same_choice(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
-        identity, keys = loader.identity, [loader.key(number) for number in SOME]
-    for form in (np.isin(np.arange(RECORDS), SOME), np.array(SOME, np.uint16), keys, np.array(keys)):
-        with crops_on(lmdb_shards, **RUN, without=form) as loader:
-            assert loader.identity == identity
-    with crops_on(lmdb_shards, **RUN, without=[]) as none, crops_on(lmdb_shards, **RUN) as plain:
-        assert none.identity == plain.identity != identity
 
 
 @pytest.mark.parametrize(
@@ -94,6 +47,81 @@ def test_what_cannot_be_left_out_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         crops_on(lmdb_shards, **options)
+
+
+def test_every_form_of_a_choice_is_the_same_run(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
+        identity, keys = loader.identity, loader.dataset.index["key"][SOME]
+        assert f"without {len(SOME)} of them" in repr(loader)
+    names = [key.decode() for key in keys]
+    numbers = np.isin(np.arange(RECORDS), SOME), np.array(SOME, np.uint16)
+    for form in (*numbers, names, np.array(names), keys, np.array(names, object)):
+        with crops_on(lmdb_shards, **RUN, without=form) as loader:
+            assert loader.identity == identity
+    with crops_on(lmdb_shards, **RUN, without=[]) as none, crops_on(lmdb_shards, **RUN) as plain:
+        assert none.identity == plain.identity != identity
+
+
+def test_what_is_mixed_is_what_the_others_are(lmdb_shards: Path) -> None:
+    with (
+        crops_on(lmdb_shards, **RUN) as plain,
+        crops_on(lmdb_shards, **RUN, without=range(0, RECORDS, 3), gaps="keep") as kept,
+    ):
+        assert kept.shuffle_quality() == plain.shuffle_quality()
+        labels = plain.dataset.index["label"]
+    run = RUN | {"shuffle": GlobalShuffle()}
+    with (
+        crops_on(lmdb_shards, **run, without=labels < 2) as closed,
+        crops_on(lmdb_shards, **run, records=labels >= 2) as subset,
+    ):
+        assert closed.shuffle_quality().classes.expected == subset.shuffle_quality().classes.expected
+        assert str(closed.shuffle_quality()).startswith("As good as a full shuffle")
+
+
+def test_steps_and_passed_places_that_cannot_be_meant_are_refused(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, **RUN) as loader:
+        for steps in (3, None, [1.5], ["1"]):
+            with pytest.raises(UsageError, match="steps must be a list"):
+                loader.skip(steps)  # type: ignore[arg-type]
+        list(islice(loader, 3))
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(UsageError, match="step 2 begins before"):
+            loader.skip([2, 3])
+        loader.skip([3])
+        for changed in ([[1]], [[5, 4]], "all", [[0, RECORDS + 1]], [[True, 3]]):
+            with pytest.raises(UsageError, match="its passed steps"):
+                loader.load_state_dict(loader.state_dict() | {"passed": changed})
+
+
+def test_receipts_of_ranks_and_of_what_came_before_them_account_for_skipped_steps(
+    lmdb_shards: Path, whole: list[Any]
+) -> None:
+    with crops_on(lmdb_shards, **RUN) as loader:
+        loader.skip(range(5, 8))
+        before = list(map(kept, islice(loader, 4)))
+        state, receipts = loader.state_dict(), [loader.receipt()]
+    assert_same(before, whole[:4])
+    assert state["passed"] == [[5 * 16, 8 * 16]]
+    for rank in range(2):
+        with crops_on(lmdb_shards, **RUN | {"batch_size": 8, "rank": rank, "world_size": 2}) as loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            epoch_of(loader)
+            receipts.append(loader.receipt())
+    merged = Receipt.merge([Receipt.from_json(each.to_json()) for each in receipts])
+    merged.check(RECORDS, omitted=48)
+    assert "48 on purpose" in repr(merged)
+
+
+def test_damaged_cards_without_records_are_refused_and_plain_ones_do_not_name_them(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, **RUN) as loader:
+        plain = loader.card().to_json()
+    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
+        value = loader.card().to_json()
+    assert "without" not in plain
+    assert RunCard.from_json(plain).without is None
+    for wrong in (value | {"gaps": None}, value | {"without": None}, value | {"gaps": "open"}):
+        with pytest.raises(DataError, match="damaged run card"):
+            RunCard.from_json(wrong)
 
 
 def test_weights_keep_gaps_only(lmdb_shards: Path, tmp_path: Path) -> None:
@@ -117,58 +145,6 @@ def test_a_state_is_refused_by_a_run_without_other_records(lmdb_shards: Path) ->
             pytest.raises(UsageError, match=r"another dataset.* without= count as well"),
         ):
             other.load_state_dict(state)
-
-
-def test_skipped_steps_are_left_out_after_a_resume_by_other_ranks(
-    lmdb_shards: Path, whole: list[Any]
-) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader:
-        before = list(map(kept, islice(loader, 3)))
-        state = loader.state_dict()
-    with crops_on(lmdb_shards, **RUN) as loader:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-        loader.skip(range(5, 8))
-        assert len(loader) == len(whole) - 3 - 3
-        middle = list(map(kept, islice(loader, 1)))
-        state, first = loader.state_dict(), loader.receipt()
-    assert_same(before + middle, whole[:4])
-    assert state["passed"] == [[5 * 16, 8 * 16]]
-
-    found, receipts = [], [first]
-    for rank in range(2):
-        options = RUN | {"batch_size": 8, "rank": rank, "world_size": 2}
-        with crops_on(lmdb_shards, **options) as loader:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-            found.append(numbers_in(epoch_of(loader)))
-            receipts.append(loader.receipt())
-    rest = numbers_in([whole[4], *whole[8:]])
-    assert sorted(found[0] + found[1]) == sorted(rest)
-    assert found[0][:8] + found[1][:8] == whole[4][-1].tolist()
-    merged = Receipt.merge([Receipt.from_json(each.to_json()) for each in receipts])
-    merged.check(RECORDS, omitted=48)
-    assert "48 on purpose" in repr(merged)
-
-
-def test_skipping_holds_for_one_epoch_and_leaves_replays_alone(lmdb_shards: Path, whole: list[Any]) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader:
-        loader.skip([0, 2])
-        assert_same(epoch_of(loader), [whole[1], *whole[3:]])
-        assert "passed" not in loader.state_dict()
-        assert len(epoch_of(loader)) == len(whole)
-        assert_same([loader.replay(0, 2).batch], [whole[2]])
-
-
-def test_steps_that_have_gone_by_cannot_be_skipped(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader:
-        list(islice(loader, 3))
-        loader.load_state_dict(loader.state_dict())
-        with pytest.raises(UsageError, match="step 2 begins before"):
-            loader.skip([2, 3])
-        loader.skip([3])
-        for changed in ([[1]], [[5, 4]], "all", [[0, RECORDS + 1]], [[True, 3]]):
-            state = loader.state_dict() | {"passed": changed}
-            with pytest.raises(UsageError, match="its passed steps"):
-                loader.load_state_dict(state)
 
 
 def test_a_card_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: Path) -> None:
@@ -196,19 +172,6 @@ def test_a_card_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: P
     assert numbers == expected[3][-1].tolist()
 
 
-def test_old_cards_are_read_and_plain_ones_written_as_before(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader:
-        value = loader.card().to_json()
-    assert "without" not in value
-    assert RunCard.from_json(value).without is None
-    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
-        value = loader.card().to_json()
-    for wrong in (value | {"gaps": None}, value | {"without": None}, value | {"gaps": "open"}):
-        with pytest.raises(Exception, match="damaged run card"):
-            RunCard.from_json(wrong)
-    assert RecordedRun(RunCard.from_json(value)).card.gaps == "close"
-
-
 def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, whole: list[Any]) -> None:
     for name, options in {"all": {}, "kept": {"without": SOME, "gaps": "keep"}}.items():
         with crops_on(lmdb_shards, **RUN, **options) as loader:
@@ -229,35 +192,6 @@ def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, w
     assert "6 records: 3, 50, 51, 52, 120, 199" in said
 
 
-def test_the_mixing_of_kept_gaps_is_that_of_full_batches(lmdb_shards: Path) -> None:
-    with (
-        crops_on(lmdb_shards, **RUN) as plain,
-        crops_on(lmdb_shards, **RUN, without=range(0, RECORDS, 3), gaps="keep") as kept,
-    ):
-        assert kept.shuffle_quality() == plain.shuffle_quality()
-
-
-def test_what_is_left_of_a_class_is_mixed_as_a_subset_of_it_is(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards) as loader:
-        labels = loader.dataset.index["label"]
-    run = RUN | {"shuffle": GlobalShuffle()}
-    with (
-        crops_on(lmdb_shards, **run, without=labels < 2) as closed,
-        crops_on(lmdb_shards, **run, records=labels >= 2) as subset,
-    ):
-        assert closed.shuffle_quality().classes.expected == subset.shuffle_quality().classes.expected
-        assert str(closed.shuffle_quality()).startswith("As good as a full shuffle")
-
-
-def test_keys_are_taken_as_an_index_or_a_table_has_them(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
-        keys = loader.dataset.index["key"][SOME]
-        identity = loader.identity
-    for form in (keys, np.array([key.decode() for key in keys], object)):
-        with crops_on(lmdb_shards, **RUN, without=form) as loader:
-            assert loader.identity == identity
-
-
 def undeclared(record: Any, rng: np.random.Generator) -> Any:
     """A transform of which the form is found in results."""
     return rng.random(3)
@@ -272,12 +206,6 @@ def test_a_batch_without_records_has_no_form_that_is_not_declared(workers: int, 
             assert (found[2][0], len(found[2][1])) == ([], 0)
             assert found[1][0].shape == (16, 3)
         assert loader.replay(0, 2).batch[0] == []
-
-
-@pytest.mark.parametrize("steps", [3, None, [1.5], ["1"]])
-def test_steps_are_a_list_of_numbers(steps: Any, lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader, pytest.raises(UsageError, match="steps must be a list"):
-        loader.skip(steps)
 
 
 def test_steps_that_were_skipped_count_in_comparisons_and_in_replays_of_a_state(
@@ -318,11 +246,3 @@ def test_steps_that_were_skipped_count_in_comparisons_and_in_replays_of_a_state(
     assert before
     assert made == found
     assert [record["number"] for record in shown["records"]] == found[-1]
-
-
-def test_made_up_data_skip_steps_too() -> None:
-    with FakeData(6, batch_size=4, size=(8, 8)) as data:
-        data.skip([0, 5])
-
-        assert len(data) == len(list(data)) == 4
-        data.receipt().check(24, omitted=8)
