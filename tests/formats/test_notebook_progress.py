@@ -63,12 +63,3 @@ def test_in_a_notebook_there_are_widgets(lmdb_shards: Path, tmp_path: Path) -> N
     assert "closed 204 204" in out  # verification, in images
     assert "closed 4 4" in out  # an epoch, in batches
     assert "%" not in err
-
-
-@pytest.mark.torture
-def test_without_ipywidgets_there_are_lines_of_text(lmdb_shards: Path, tmp_path: Path) -> None:
-    _, err = in_kernel(lmdb_shards, "none", tmp_path / "val")
-
-    for title in ("hash: ", "convert val: ", "train: "):
-        assert title in err
-    assert "IProgress" not in err

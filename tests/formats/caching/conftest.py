@@ -7,8 +7,7 @@ import pytest
 
 from support.column_datasets import write_columns
 from support.datasets import converted
-from support.faulty_proxy import Proxy, faulty_proxy
-from support.object_server import as_endpoint, object_server
+from support.object_server import object_server
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +24,3 @@ def server(bucket: Path) -> Iterator[int]:
     """The port of a server of S3."""
     with object_server(bucket.parent) as port:
         yield port
-
-
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy of the server, which is the endpoint of S3 in this test."""
-    with faulty_proxy(server) as running:
-        as_endpoint(running.url, monkeypatch)
-        yield running

@@ -212,7 +212,7 @@ def test_what_cannot_be_joined_is_refused_and_changes_nothing(
     assert verify(dataset).exit_code == 0
 
 
-def test_the_same_join_again_does_nothing_and_mends_what_is_damaged(
+def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     dataset: Path, masks: Path, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "ages.npy", np.arange(9))
@@ -224,35 +224,20 @@ def test_the_same_join_again_does_nothing_and_mends_what_is_damaged(
     flip(dataset / "column-mask-00001.lmdb", 4000)
     flip(dataset / "column-age.npy", 200)
     (dataset / "column-mask-00000.lmdb").unlink()
+    found = prep_here("verify", dataset, "--quiet")
+    (dataset / "shard-00000.lmdb").unlink()
+    both = prep_here("verify", dataset, "--quiet")
+    repaired = repair(dataset, tmp_path / "dataset-source", workers=0)
     mended = join(dataset, columns, workers=0)
 
     assert (again.added, again.rebuilt, again.manifest) == ((), (), first.manifest)
-    assert mended.added == ()
-    assert {*mended.rebuilt} == {"column-mask-00000.lmdb", "column-mask-00001.lmdb", "column-age.npy"}
-    assert tree(dataset) == before
-
-
-def test_a_damaged_joined_column_is_found_and_mended_by_joining(dataset: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "ages.npy", np.arange(9))
-    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-    before = tree(dataset)
-    flip(dataset / "column-age.npy", 200)
-
-    found = (
-        prep_here("verify", dataset, "--level", "quick", "--quiet"),
-        prep_here("verify", dataset, "--quiet"),
-    )
-    left = repair(dataset, tmp_path / "dataset-source", workers=0)
-    (dataset / "shard-00000.lmdb").unlink()
-    both = prep_here("verify", dataset, "--quiet")
-    mended = repair(dataset, tmp_path / "dataset-source", workers=0)
-    join(dataset, {"age": tmp_path / "ages.npy"}, workers=0)
-
-    assert [done.returncode for done in (*found, both)] == [0, 1, 1]
-    assert "next: run the prep join command that added age" in found[1].stdout
+    assert (found.returncode, both.returncode) == (1, 1)
+    assert "next: run the prep join command that added" in found.stdout
     assert "next: prep repair" in both.stdout
-    assert mended.rebuilt == ("shard-00000.lmdb",)
-    assert [[one.file for one in report.findings] for report in (left, mended)] == [["column-age.npy"]] * 2
+    assert repaired.rebuilt == ("shard-00000.lmdb",)
+    damaged = {"column-mask-00000.lmdb", "column-mask-00001.lmdb", "column-age.npy"}
+    assert {one.file for one in repaired.findings} == {*mended.rebuilt} == damaged
+    assert mended.added == ()
     assert tree(dataset) == before
 
 

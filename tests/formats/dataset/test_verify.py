@@ -1,6 +1,5 @@
 """Verification finds every kind of damage, names it, and never crashes on it."""
 
-import json
 import os
 import random
 from pathlib import Path
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 
 from shardprep.formats import Finding, ManifestDamaged, ShardDamaged, open_dataset, verify
-from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.shards.read import CONTAINERS
 from support.datasets import converted, flip, writable
+from support.resealed import reseal, with_rows
 from support.sampling import torture_except
 
 
@@ -101,13 +100,6 @@ def test_what_does_not_belong_is_found(dataset: Path, kind: str) -> None:
     assert [f.file for f in findings(dataset, "quick")] == [stranger.name]
 
 
-def reseal(dataset: Path, manifest: dict[str, object]) -> None:
-    """Publish a changed manifest under its right root, as an attacker or a later release could."""
-    manifest.pop("root", None)
-    manifest["root"] = sha256_of(manifest)
-    writable(dataset / "manifest.json").write_bytes(canonical_json(manifest))
-
-
 def test_without_a_manifest_a_dataset_is_incomplete(dataset: Path) -> None:
     (dataset / "manifest.json").unlink()
 
@@ -118,8 +110,7 @@ def test_without_a_manifest_a_dataset_is_incomplete(dataset: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_content_root_is_found_at_records_level(dataset: Path) -> None:
-    manifest = json.loads((dataset / "manifest.json").read_bytes())
-    reseal(dataset, manifest | {"content_root": "blake3:" + "0" * 64})
+    reseal(dataset, lambda manifest: manifest.update(content_root="blake3:" + "0" * 64))
 
     assert findings(dataset) == []
     assert [f.file for f in findings(dataset, "records")] == ["manifest.json"]
@@ -127,16 +118,11 @@ def test_a_wrong_content_root_is_found_at_records_level(dataset: Path) -> None:
 
 @pytest.mark.slow
 def test_an_index_that_lies_is_found_at_records_level(dataset: Path) -> None:
-    index = np.load(dataset / "index.npy")
-    index["label"][0] += 1
-    with writable(dataset / "index.npy").open("wb") as file:
-        np.save(file, index)
-    manifest = json.loads((dataset / "manifest.json").read_bytes())
-    from shardprep.formats.runtime.files import hash_file
+    def lie(rows: np.ndarray) -> None:
+        rows["label"][0] += 1
 
-    entry = next(t for t in manifest["tables"] if t["name"] == "index.npy")
-    entry |= {"sha256": hash_file(dataset / "index.npy"), "size": (dataset / "index.npy").stat().st_size}
-    reseal(dataset, manifest)
+    with_rows(dataset, "index.npy", lie)
 
     assert findings(dataset) == []
-    assert [f.key for f in findings(dataset, "records")] == [index["key"][0].decode()]
+    key = np.load(dataset / "index.npy")["key"][0].decode()
+    assert [f.key for f in findings(dataset, "records")] == [key]

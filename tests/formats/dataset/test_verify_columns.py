@@ -2,8 +2,6 @@
 
 import random
 import shutil
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, write_columns
 from support.crashing_decoder import crashing, install
-from support.image_files import JPEG
+from support.image_files import JPEG, chunk, png_head
 from support.mutations import mutated
 from support.resealed import listed, reseal, with_rows
 from support.sampling import torture_except
@@ -159,16 +157,8 @@ def test_a_damaged_index_leaves_the_columns_checked_by_what_they_hold(dataset: P
     assert any(name == caption.name and "CRC-32C" in problem for name, problem in named)
 
 
-def png(pixels: bytes) -> bytes:
-    """A PNG of intact chunks; its compressed pixels may be anything."""
-    header = struct.pack(">IIBBBBB", 4, 4, 8, 0, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
-    parts = [struct.pack(">I", len(data)) + name + data for name, data in chunks]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(part + struct.pack(">I", zlib.crc32(part[4:])) for part in parts)
-
-
 BAD_VALUES = {
-    "mask": png(b"no pixels"),
+    "mask": png_head(4, 4, 0) + chunk(b"IDAT", b"no pixels") + chunk(b"IEND"),
     "caption": b"\xff",
     "about": b"{",
     "tags": b"abc",

@@ -28,7 +28,7 @@ from shardprep.formats import (
 from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.gate import _check, read_limits
 from shardprep.formats.reports.pixels import CODES, Measures, PixelStatistics
-from support.crashing_decoder import install, write_images
+from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
 from support.image_files import encoded, pixels
@@ -215,22 +215,6 @@ def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: P
     (named,) = observed(found, "quarantined")["names"]
     assert named.startswith("class9/cut.jpg: ")
     assert "class9/cut.jpg" in found.to_html()
-
-
-@pytest.mark.torture
-def test_an_image_that_crashes_the_decoder_is_damaged_and_the_others_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    converted(write_images(tmp_path / "images", 9, 4), tmp_path / "d")
-    install(tmp_path / "site", monkeypatch)
-
-    found = report(tmp_path / "d", workers=1, pixels="all")
-
-    (broken,) = observed(found, "damaged")["records"]
-    assert (broken["key"], broken["note"]) == ("class0/004.jpg", "crashes the decoder (SIGSEGV)")
-    counts = found.to_json()["pixels"]["histograms"]["brightness"]["counts"]
-    assert sum(counts) == 8
-    assert len(found.pictures) == 8
 
 
 def counts(made: Made, leaks: set[str]) -> dict[str, int]:

@@ -21,15 +21,13 @@ import pytest
 
 from shardprep.formats import convert, verify
 from shardprep.formats.errors import OperationError, WorkerDied
-from shardprep.formats.runtime.workers import Child, ChildLost, WorkerPool, isolated
-from shardprep.formats.storage.open import open_dataset
+from shardprep.formats.runtime.workers import Child, ChildLost, isolated
 from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
 from shardprep.loaders.remote import RemoteSource
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
-from support.isolated_calls import killed_by, sleeps
+from support.isolated_calls import killed_by
 from support.sampling import torture_except
 from support.waiting import until
 
@@ -162,14 +160,6 @@ def test_an_exit_without_an_answer_is_reported(code: int) -> None:
         isolated(SECONDS, os._exit, code)
 
 
-@pytest.mark.torture
-def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(ChildLost, match="no answer within 3 seconds"):
-        isolated(3, sleeps, tmp_path / "pid")
-
-    assert not is_running(int((tmp_path / "pid").read_text()))
-
-
 @pytest.mark.slow
 def test_a_process_that_was_stopped_is_ended() -> None:
     with pytest.raises(ChildLost, match="no answer within 1 seconds"):
@@ -216,10 +206,6 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def engine(path: Path) -> None:
-    Engine(Writing(), layout(4), workers=1)
-
-
 def loader(path: Path) -> None:
     Loader(path, batch_size=4, workers=1)
 
@@ -227,16 +213,6 @@ def loader(path: Path) -> None:
 def loader_that_reads_ahead(path: Path) -> None:
     with Loader(path, batch_size=4, shuffle=LocalShuffle(9), workers=0) as made:
         next(iter(made))
-
-
-def read_ahead(path: Path) -> None:
-    shards = open_dataset(path).blocks
-    ReadAhead(ShardStream(path, shards, np.arange(len(shards))), budget=1)
-
-
-def pool(path: Path) -> None:
-    with WorkerPool(2) as made:
-        made.submit(abs, 1)
 
 
 def conversion(path: Path) -> None:
@@ -256,11 +232,6 @@ def threads(path: Path) -> None:
         next(items)
 
 
-def prefetch(path: Path) -> None:
-    with closing(iter(Flow.from_iterable(range(9)).prefetch(2))) as items:  # type: ignore[type-var]
-        next(items)
-
-
 def processes(path: Path) -> None:
     with Flow.from_iterable(range(9)).map(abs, processes=1) as flow:
         next(iter(flow))
@@ -273,8 +244,8 @@ def remote(path: Path) -> None:
 @pytest.mark.parametrize(
     "start",
     [
-        *(engine, loader, loader_that_reads_ahead, read_ahead, pool, conversion, conversion_here, verification),
-        *(threads, prefetch, processes, remote),
+        *(loader, loader_that_reads_ahead, conversion, conversion_here, verification),
+        *(threads, processes, remote),
     ],
 )  # fmt: skip
 def test_no_room_for_a_thread_is_an_error_that_says_what_to_do(

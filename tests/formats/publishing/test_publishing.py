@@ -139,18 +139,6 @@ def test_of_two_datasets_published_at_once_one_wins_and_the_other_gets_an_error(
         assert tree(bucket) == tree(local / winner)
 
 
-@pytest.mark.torture
-def test_one_dataset_published_by_two_processes_at_once_is_published(
-    local: Path, bucket: Path, url: str, proxy: Proxy
-) -> None:
-    proxy.sending = lambda path, count: "slow"
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: published(local / "train", url), range(2)))
-
-    assert tree(bucket) == tree(local / "train")
-
-
 def test_what_another_process_changes_before_the_end_is_found(
     local: Path, bucket: Path, url: str, proxy: Proxy
 ) -> None:

@@ -214,44 +214,29 @@ def test_an_image_of_another_name_has_no_label(tmp_path: Path) -> None:
         recognise(tmp_path).listing("val")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "does not begin with"),
-        (b"Id,Label\n", "does not begin with"),
-        (HEAD + b"a\n", "names no class"),
-        (HEAD + b"a,\n", "names no class"),
-        (HEAD + b"a,n01440764 1,2\n", "names no class"),
-        (HEAD + b"a,n01440764\na,n01440764\n", "twice"),
-        (HEAD + b"a,n01440764\n\xff", "not UTF-8 text at byte 37"),
-        (HEAD + b"a," + b"n" * 200_000, "no CSV file"),
-    ],
-)
-def test_a_damaged_solution_is_an_error(text: bytes, message: str, tmp_path: Path) -> None:
-    write(tmp_path / "x.csv", text)
-    with pytest.raises(SourceDamaged, match=message):
-        kaggle_authority(tmp_path / "x.csv", SPACE)
+CAFFE = b"ILSVRC2012_val_00000002.JPEG 1\n"
+NO_LABELS: list[tuple[str, bytes, type[Exception], str]] = [
+    *(("x.csv", text, SourceDamaged, "does not begin with") for text in (b"", b"Id,Label\n")),
+    *(("x.csv", HEAD + row, SourceDamaged, "names no class") for row in (b"a\n", b"a,\n", b"a,n01440764 1,2\n")),
+    ("x.csv", HEAD + b"a,n01440764\na,n01440764\n", SourceDamaged, "twice"),
+    ("x.csv", HEAD + b"a,n01440764\n\xff", SourceDamaged, "not UTF-8 text at byte 37"),
+    ("x.csv", HEAD + b"a," + b"n" * 200_000, SourceDamaged, "no CSV file"),
+    ("x.csv", HEAD + b"a,n01443537 1 2 3 4\n", LabelConflict, "says n01443537, which is not one of the classes"),
+    *(
+        ("val.txt", CAFFE + line, SourceDamaged, "is not an image and its label")
+        for line in (b"ILSVRC2012_val_00000001.JPEG\n", b"ILSVRC2012_val_00000001.JPEG -1\n", b"a 1\n", b"\n")
+    ),
+    ("val.txt", CAFFE.replace(b"1\n", b"3\n"), LabelConflict, "says 3, but there are 3 classes"),
+]  # fmt: skip
 
 
-def test_a_solution_of_other_classes_is_a_conflict(tmp_path: Path) -> None:
-    write(tmp_path / "x.csv", HEAD + b"ILSVRC2012_val_00000001,n01443537 1 2 3 4\n")
-    with pytest.raises(LabelConflict, match="says n01443537, which is not one of the classes"):
-        kaggle_authority(tmp_path / "x.csv", SPACE)
-
-
-@pytest.mark.parametrize(
-    "line", [b"ILSVRC2012_val_00000001.JPEG", b"ILSVRC2012_val_00000001.JPEG -1", b"a 1", b""]
-)
-def test_a_damaged_list_of_caffe_is_an_error(line: bytes, tmp_path: Path) -> None:
-    write(tmp_path / "val.txt", b"ILSVRC2012_val_00000002.JPEG 1\n" + line + b"\n")
-    with pytest.raises(SourceDamaged, match="is not an image and its label"):
-        caffe_authority(tmp_path / "val.txt", SPACE)
-
-
-def test_a_label_beyond_the_classes_is_a_conflict(tmp_path: Path) -> None:
-    write(tmp_path / "val.txt", b"ILSVRC2012_val_00000002.JPEG 3\n")
-    with pytest.raises(LabelConflict, match="says 3, but there are 3 classes"):
-        caffe_authority(tmp_path / "val.txt", SPACE)
+@pytest.mark.parametrize(("name", "text", "error", "message"), NO_LABELS)
+def test_damaged_labels_of_val_are_an_error(
+    name: str, text: bytes, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / name, text)
+    with pytest.raises(error, match=message):
+        (kaggle_authority if name == "x.csv" else caffe_authority)(tmp_path / name, SPACE)
 
 
 def official_devkit(first: int) -> Devkit:

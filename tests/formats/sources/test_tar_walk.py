@@ -329,16 +329,19 @@ def made_official(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_an_archive_is_known_by_name_and_size_without_reading_it(officials: Path) -> None:
-    archives = recognise(officials).listing("train").archives
-    assert [(a.name, a.md5, a.verified) for a in archives] == [(TRAIN, None, "size"), (DEVKIT, None, "no")]
+def test_an_archive_is_known_by_name_and_size_and_on_request_by_md5(officials: Path) -> None:
+    plain = recognise(officials).listing("train").archives
+    checked = recognise(officials, check_md5=True).listing("val").archives
+    with (officials / TRAIN).open("ab") as file:
+        file.write(bytes(BLOCK))
+    renamed = check_md5((officials / VAL).rename(officials / "mine.tar"))
 
-
-def test_on_request_archives_are_known_by_md5(officials: Path) -> None:
-    archives = recognise(officials, check_md5=True).listing("val").archives
-    assert [(a.name, a.md5, a.verified) for a in archives] == [
+    assert [(a.name, a.md5, a.verified) for a in plain] == [(TRAIN, None, "size"), (DEVKIT, None, "no")]
+    assert [(a.name, a.md5, a.verified) for a in checked] == [
         (name, OFFICIAL_FILES[name].md5, "md5") for name in (VAL, DEVKIT)
     ]
+    assert archive_of(officials / TRAIN).verified == "no"  # of another size
+    assert (renamed.md5, renamed.verified) == (OFFICIAL_FILES[VAL].md5, "no")
 
 
 def test_checked_md5s_are_under_the_root_and_stay_there(
@@ -400,25 +403,12 @@ def test_an_archive_alone_is_converted_and_checking_its_md5_changes_nothing(
     assert (plain.root, plain.records) == (checked.root, 24)
 
 
-def test_an_archive_of_another_size_is_not_verified(officials: Path) -> None:
-    with (officials / TRAIN).open("ab") as file:
-        file.write(bytes(512))
-    assert archive_of(officials / TRAIN).verified == "no"
-
-
 def test_an_official_name_with_another_md5_is_an_error(officials: Path) -> None:
     data = bytearray((officials / TRAIN).read_bytes())
     data[1200] ^= 1
     (officials / TRAIN).write_bytes(data)
     with pytest.raises(SourceDamaged, match=f"has MD5 .*, not {OFFICIAL_FILES[TRAIN].md5}"):
         recognise(officials, check_md5=True).listing("train")
-
-
-def test_a_file_of_another_name_has_an_md5_that_nothing_confirms(officials: Path) -> None:
-    renamed = (officials / TRAIN).rename(officials / "mine.tar")
-    archive = check_md5(renamed)
-    assert archive.md5 == OFFICIAL_FILES[TRAIN].md5
-    assert archive.verified == "no"
 
 
 COUNTS = {"classes": 10, "train_per_class": 8, "val": 30, "test": 7}

@@ -253,20 +253,6 @@ def test_a_table_of_any_bytes_is_never_read_out_of_range(data: st.DataObject) ->
         grid.cut(image, Crop(grid.width - width, grid.height - height, width, height))
 
 
-def test_without_the_program_its_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    jpegtran.jpegtran.cache_clear()
-    try:
-        with pytest.raises(OperationError, match="libjpeg-turbo-progs"):
-            jpegtran.transcode(PHOTOGRAPH, interval=1)
-    finally:
-        jpegtran.jpegtran.cache_clear()
-
-
-def test_the_programs_version_is_known() -> None:
-    assert jpegtran.jpegtran_version().startswith("libjpeg-turbo ")
-
-
 def shrunk(image: bytes, shorter_side: int = 100, quality: int = 90) -> bytes:
     return shrink(image, read_image_header(image), shorter_side=shorter_side, quality=quality)
 

@@ -98,11 +98,16 @@ def test_an_odd_record_is_named_with_its_place(row: dict[str, Feature], message:
     assert recognise(path).survey("train").schema.kinds == {"more": "int"}
 
 
-def test_a_label_that_is_none_of_the_official_ones_is_named(tmp_path: Path) -> None:
-    rows = [official(0, 5), {**official(1, 5), "image/class/label": 0}]
-
+def test_files_of_no_records_and_labels_that_are_none_of_the_official_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
+    with pytest.raises(SourceDamaged, match="is compressed"):
+        recognise(tmp_path).listing("train")
+    write_tfrecord(tmp_path / "a.tfrecord", [official(0, 5), official(1, 5) | {"image/class/label": 0}])
     with pytest.raises(SourceDamaged, match="label is 0, but labels beside image/class/synset begin with 1"):
-        recognise(write_tfrecord(tmp_path / "a.tfrecord", rows)).listing("train")
+        recognise(tmp_path).listing("train")
+    (tmp_path / "a.tfrecord").rename(tmp_path / "model-00000-of-00001").write_bytes(bytes(range(100)))
+    with pytest.raises(UsageError, match="is not a known source"):
+        recognise(tmp_path)
 
 
 def test_each_checksum_is_checked(tmp_path: Path) -> None:
@@ -135,20 +140,6 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
         path.write_bytes(whole[:end])
         with pytest.raises(SourceDamaged, match=rf"byte {first}: the file is cut off within"):
             recognise(path).listing("train")
-
-
-def test_a_compressed_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.tfrecord").write_bytes(b"\x1f\x8b" + bytes(100))
-
-    with pytest.raises(SourceDamaged, match="is compressed"):
-        recognise(tmp_path).listing("train")
-
-
-def test_files_of_a_series_that_are_no_records_are_no_source(tmp_path: Path) -> None:
-    (tmp_path / "model-00000-of-00001").write_bytes(bytes(range(100)))
-
-    with pytest.raises(UsageError, match="is not a known source"):
-        recognise(tmp_path)
 
 
 def absurd(length: int) -> bytes:
