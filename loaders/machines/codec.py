@@ -45,31 +45,24 @@ LENGTH = np.dtype("<u8")
 Raw = npt.NDArray[np.uint8]
 
 
-def packed_items(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
-    """Return the description and the buffer of a list of bytes, text or JSON; None for any other list."""
-    of: dict[str, Any]
+def packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
+    """Return the description and the buffer of such a list; None for any other one."""
+    of: dict[str, Any] = {}
+    items = part
     if isinstance(part, JsonValues):
         of, items = {"of": "json"}, list(map(_json_bytes, part))
-    elif all(isinstance(item, bytes | bytearray | memoryview) for item in part):
-        of, items = {}, part
-    elif all(isinstance(item, str) for item in part):
+    elif part and all(isinstance(item, str) for item in part):
         of, items = {"of": "text"}, list(map(_text_bytes, part))
-    else:
+    elif part and all(type(item) is np.ndarray for item in part):
+        if len({(item.dtype.str, item.ndim) for item in part}) > 1:
+            return None
+        arrays = [_little_endian(array) for array in part]
+        of, items = {"of": arrays[0].dtype.str, "axes": arrays[0].ndim}, [each.tobytes() for each in arrays]
+    elif not all(isinstance(item, bytes | bytearray | memoryview) for item in part):
         return None
-    lengths = np.array([memoryview(item).nbytes for item in items], LENGTH)
-    return {"count": len(items)} | of, np.frombuffer(b"".join([lengths.tobytes(), *items]), np.uint8)
-
-
-def packed_arrays(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
-    """Return the description and the buffer of arrays that differ in shape only; None for any other list."""
-    if not part or not all(type(item) is np.ndarray for item in part):
-        return None
-    if len({(item.dtype.str, item.ndim) for item in part}) > 1:
-        return None
-    arrays = [_little_endian(array) for array in part]
-    shapes = np.array([array.shape for array in arrays], LENGTH).tobytes()
-    raw = np.frombuffer(b"".join([shapes, *(array.tobytes() for array in arrays)]), np.uint8)
-    return {"count": len(arrays), "of": arrays[0].dtype.str, "axes": arrays[0].ndim}, raw
+    table = [array.shape for array in part] if "axes" in of else [memoryview(item).nbytes for item in items]
+    raw = b"".join([np.array(table, LENGTH).tobytes(), *items])
+    return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
 
 
 def _text_bytes(text: str) -> bytes:
@@ -280,7 +273,7 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
         if not all(isinstance(name, str) for name in part):
             raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
         return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
-    if isinstance(part, list) and (packed := packed_items(part) or packed_arrays(part)):
+    if isinstance(part, list) and (packed := packed_list(part)):
         described, raw = packed
         return described | _added(raw, buffers)
     if isinstance(part, tuple | list):

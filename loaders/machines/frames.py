@@ -22,7 +22,7 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
-from shardprep.loaders.batches.passes import Passes, Source, end
+from shardprep.loaders.batches.passes import Passes, Source, ending
 from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines.codec import (
     DEFAULT_LIMIT,
@@ -412,25 +412,7 @@ def send_batches(
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
     with _Link(endpoint, bind=bind, name=name or f"{process_name()}:{_TOKEN}") as link:
-        link.enter(timeout)
-        number = 0
-        try:
-            source = Passes(batches).begin()
-            try:
-                for batch in source:
-                    if not link.send_batch(batch, number):
-                        return number
-                    number += 1
-                    del batch
-            finally:
-                end(source)
-        except ReceiverGone:
-            raise
-        except BaseException as error:
-            link.report_error(error)
-            raise
-        link.finish(number)
-        return number
+        return link.send_all(batches, math.inf if timeout is None else timeout)
 
 
 def process_name() -> str:
@@ -452,14 +434,30 @@ class _Link(ReceiverLink):
         self._limit = 0
         self._is_stopped = False
 
-    def enter(self, timeout: float | None) -> None:
-        """Wait until a receiver admits this sender. Raises OperationError after ``timeout`` seconds."""
-        if not self._await(lambda: self._connection is not None, math.inf if timeout is None else timeout):
+    def send_all(self, batches: Source, timeout_s: float) -> int:
+        """Send an epoch to a receiver that admits this sender; return the number of batches that it took."""
+        if not self._await(lambda: self._connection is not None, timeout_s):
             raise OperationError(
-                f"{self._endpoint}: no receiver admitted this sender within {timeout} s; is one iterating there?"
+                f"{self._endpoint}: no receiver admitted this sender within {timeout_s} s; is one iterating there?"
             )
+        number = 0
+        try:
+            with ending(Passes(batches).begin()) as source:
+                for batch in source:
+                    if not self._send_batch(batch, number):
+                        return number
+                    number += 1
+                    del batch
+        except ReceiverGone:
+            raise
+        except BaseException as error:
+            with suppress(OperationError):
+                self._finish(FrameKind.ERROR, timeout_s=ERROR_REPORT_TIMEOUT_S, text=error_text(error))
+            raise
+        self._finish(FrameKind.END, number)
+        return number
 
-    def send_batch(self, batch: Any, number: int) -> bool:
+    def _send_batch(self, batch: Any, number: int) -> bool:
         """Send a batch, and wait until its memory is free. Return False where the receiver left the epoch."""
         parts = pack_batch(batch, number)
         self._checked_size(parts, self._limit)
@@ -474,20 +472,11 @@ class _Link(ReceiverLink):
         self._await_sent(tracker)
         return True
 
-    def finish(self, number: int) -> None:
-        """Send END, and wait for the acknowledgement."""
-        self._send_note(FrameKind.END, number)
-        self._await(lambda: self.is_done or self._is_stopped)
-
-    def report_error(self, error: BaseException) -> None:
-        """Send the error to the receiver, if it is still connected."""
-        with suppress(OperationError):
-            self._send_note(FrameKind.ERROR, text=error_text(error))
-            self._await(lambda: self.is_done or self._is_stopped, ERROR_REPORT_TIMEOUT_S)
-
-    def _send_note(self, kind: FrameKind, number: int = 0, **notes: str | int) -> None:
+    def _finish(self, kind: FrameKind, number: int = 0, *, timeout_s: float = math.inf, **notes: str) -> None:
+        """Send END or ERROR, and wait for the acknowledgement."""
         if not self._socket.send(pack_note(kind, number, **notes)):
             raise self._receiver_gone()
+        self._await(lambda: self.is_done or self._is_stopped, timeout_s)
 
     def _receive_all(self) -> None:
         """Handle the messages that have arrived. Raises ReceiverGone."""

@@ -109,15 +109,11 @@ class ReceiverAuth(Owned):
             self._refuse()
             self._is_counted = True  # the next event is that it disconnects
         elif event == zmq.EVENT_DISCONNECTED:
-            self._count_disconnected()
-
-    def _count_disconnected(self) -> None:
-        """Count a peer with another protocol, for which libzmq reports no other event."""
-        if not self._is_counted and not self._connected:
-            self._refuse()
-        elif not self._is_counted:
-            self._connected -= 1
-        self._is_counted = False
+            if not self._is_counted and not self._connected:
+                self._refuse()  # another protocol, for which libzmq reports no other event
+            elif not self._is_counted:
+                self._connected -= 1
+            self._is_counted = False
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket. The FrameSocket calls it before it binds."""
@@ -203,9 +199,8 @@ def mechanism_of(endpoint: str) -> str:
 def _connected(endpoint: str) -> socket.socket:
     kind, _, place = endpoint.partition("://")
     if kind == "tcp":
-        return socket.create_connection(
-            (host_of(endpoint), int(place.rpartition(":")[2])), HANDSHAKE_TIMEOUT_S
-        )
+        address = host_of(endpoint), int(place.rpartition(":")[2])
+        return socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(HANDSHAKE_TIMEOUT_S)
     try:
@@ -267,7 +262,11 @@ class SenderAuth:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise self._not_admitted()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            raise self._mismatch(value)
+            if self.is_made:
+                raise ConnectionDamaged(f"{self._endpoint}: the data that arrived is damaged; connect again")
+            if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+                raise self._other_mechanism()
+            raise self._wrong_receiver("the handshake there is not that of a receiver of this release")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._is_explained = True
             self._count_refusal(value)
@@ -304,13 +303,6 @@ class SenderAuth:
             f"{self._endpoint}: the receiver there does not know this machine's key ({fingerprint(self._secret.public)}); "
             f"add {name} to its allow-list"
         )
-
-    def _mismatch(self, reason: int) -> OperationError:
-        if self.is_made:
-            return ConnectionDamaged(f"{self._endpoint}: the data that arrived is damaged; connect again")
-        if reason == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-            return self._other_mechanism()
-        return self._wrong_receiver("the handshake there is not that of a receiver of this release")
 
     def _other_mechanism(self) -> OperationError:
         if self._keys:

@@ -13,6 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import zmq
 
 from shardprep.formats.errors import UsageError
@@ -47,7 +48,6 @@ from shardprep.loaders.machines.socket import (
 from shardprep.loaders.machines.wire import (
     UNKNOWN,
     VERSION,
-    Delivery,
     Facts,
     Hello,
     Position,
@@ -61,6 +61,7 @@ from shardprep.loaders.machines.wire import (
     read_delivery,
     text_in,
 )
+from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.order.receipt import Receipt
 
 MAX_SENDERS = 256
@@ -120,7 +121,7 @@ class Reception(Owned):
         self._socket = socket
         self._auth = auth
         self._limit = limit
-        self._ledger: Ledger[Delivery] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
+        self._ledger: Ledger[LoadedStep] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
         self._memory = MemoryPool()
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._repeated = self._stale = self._logged = 0
@@ -128,18 +129,18 @@ class Reception(Owned):
         self._last_check = self._last_present = 0.0  # on that clock
         self._has_logged_absence = False
 
-    def begin(self, pass_number: int, steps: Steps[Delivery]) -> None:
+    def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         """Lease the missing steps of this pass, up to the number in the senders' terms."""
         self._ledger.begin(pass_number, steps, in_any_order=True)
         self._limit_steps()
         self._grant()
 
     @property
-    def steps(self) -> Steps[Delivery]:
+    def steps(self) -> Steps[LoadedStep]:
         """The steps of the current pass."""
         return self._ledger.steps
 
-    def take(self) -> list[Delivery]:
+    def take(self) -> list[LoadedStep]:
         """Return the batch that is due in a list, which is empty until it arrives, and after the pass.
 
         Raises SenderFailed where a step cannot be made.
@@ -292,7 +293,9 @@ class Reception(Owned):
 
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
         work, made = read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
-        if not made.is_of(sender.hello.terms.records):
+        numbers = np.concatenate(made[2:])
+        most = sender.hello.terms.records if sender.hello.terms.records != UNKNOWN else np.inf
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
             raise FrameDamaged("a batch is of records that do not exist")
         arrival = self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited)
         if arrival is Arrival.FRESH:
@@ -321,9 +324,6 @@ class Reception(Owned):
                 self._forget(address)
         self._ledger.expire(self._waited)
         self._grant()
-        self._log_absence()
-
-    def _log_absence(self) -> None:
         if self.senders:
             self._last_present, self._has_logged_absence = self._waited, False
         elif not self._has_logged_absence and self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
@@ -456,7 +456,7 @@ class RemoteSource(FrameworkHint, Receiver):
             self._begin(self._next)
             position = self._position
             self._next = Position(position.pass_number + 1)
-            steps = Steps[Delivery](
+            steps = Steps[LoadedStep](
                 start=position.step, total=None, taken=position.taken, ordered=self._ordered
             )
             self._reception.begin(position.pass_number, steps)

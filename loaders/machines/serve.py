@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import PendingNumbers
@@ -34,7 +33,6 @@ from shardprep.loaders.machines.wire import (
     STANDING_BY,
     UNKNOWN,
     WAITING,
-    Delivery,
     Hello,
     SenderStats,
     SourceTerms,
@@ -72,28 +70,25 @@ class PassEnd:
 
 PASSED_OVER = None  # an item before the step that is asked for: the sender looks for messages, and draws on
 
-Made = Delivery | PassEnd | None
+Made = LoadedStep | PassEnd | None
 
 
-class ServedSource(Owned, ABC):
-    """Makes any step of any pass. Equal ``terms`` mean equal batches. Not thread-safe.
+@dataclass(frozen=True)
+class ServedSource:
+    """A source of which any step of any pass can be made. Equal ``terms`` mean equal batches.
 
     ``max_in_flight`` batches may still be being sent while the next one is made.
+
+    ``make(pass_number, steps)`` yields the batches of ``steps``, in that order; ``steps`` may be drawn some
+    steps ahead. It yields PASSED_OVER for each item that is made only to reach a later one, and ends with
+    PassEnd where the pass has no such step. Closing the iterator ends the work. ``close`` ends the work under
+    way between iterators; the source itself stays open.
     """
 
     terms: SourceTerms
     max_in_flight: int
-
-    @abstractmethod
-    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        """Yield the batches of ``steps``, in that order; ``steps`` may be drawn some steps ahead.
-
-        Yields PASSED_OVER for each item that is made only to reach a later one, and ends with PassEnd where
-        the pass has no such step. Closing the iterator ends the work.
-        """
-
-    def close(self) -> None:
-        """End the work under way; the source itself stays open."""
+    make: Callable[[int, Iterable[int]], Iterator[Made]]
+    close: Callable[[], None] = lambda: None
 
 
 def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
@@ -101,34 +96,41 @@ def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):
-        return ServedLoader(source, identity)
+        return _served_loader(source, identity)
     if isinstance(source, Flow):
-        return ServedFlow(source, identity)
+        return _served_flow(source, identity)
     raise UsageError(
         f"a Loader or a Flow can be served, not a {type(source).__name__}; Flow.from_callable takes a function "
         "that returns any iterable"
     )
 
 
-class ServedLoader(ServedSource):
+def _served_loader(loader: EpochLoader, identity: str | None) -> ServedSource:
     """The batches of a Loader; its receipts count its records."""
+    state = loader.state_dict()
+    if state["world_size"] != 1:
+        raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
+    own = loader.identity if identity is None else {"identity": identity}
+    facts = own | {"dataset": state["dataset"]}
+    terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
+    return ServedSource(terms, min(MAX_IN_FLIGHT, loader.most_held - 1), loader.steps)
 
-    def __init__(self, loader: EpochLoader, identity: str | None) -> None:
-        own = loader.identity if identity is None else {"identity": identity}
-        state = loader.state_dict()
-        if state["world_size"] != 1:
-            raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
-        self._loader = loader
-        self.max_in_flight = min(MAX_IN_FLIGHT, loader.most_held - 1)
-        facts = own | {"dataset": state["dataset"]}
-        self.terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
 
-    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        def delivery(step: LoadedStep) -> Delivery:
-            return Delivery(step.batch, step.delivered, step.skipped, step.left_out, step.omitted)
+def _served_flow(flow: Flow, identity: str | None) -> ServedSource:
+    """The items of a Flow, each a batch; its receipts count them."""
+    facts = {"identity": digest_of(flow) if identity is None else identity}
+    items = flow.length.items if flow.parts == 1 and flow.length.is_exact else UNKNOWN
+    picks = flow.can_pick and items != UNKNOWN
+    terms = SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
+    most = MAX_IN_FLIGHT if flow.batches_never_change else 0
+    parts = OpenParts(flow)
+    return ServedSource(terms, most, partial(_picked, flow) if picks else parts.items, parts.close)
 
-        with closing(self._loader.steps(pass_number, steps)) as loaded:  # type: ignore[type-var]
-            yield from map(delivery, loaded)
+
+def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+    asked = PendingNumbers(steps)
+    with closing(flow.pick(pass_number, asked)) as items:  # type: ignore[type-var]
+        yield from map(_item, items, asked.again)
 
 
 @dataclass
@@ -139,31 +141,19 @@ class OpenPart:
     due: int = 0
 
 
-class ServedFlow(ServedSource):
-    """The items of a Flow, each a batch; its receipts count them.
+class OpenParts:
+    """The parts of a flow, which stay open during a pass; most flows have one.
 
-    Item i of part p is step i * parts + p. Parts stay open during a pass; most flows have one.
+    Item i of part p is step i * parts + p.
     """
 
-    def __init__(self, flow: Flow, identity: str | None) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._pass_number = -1
         self._parts: dict[int, OpenPart] = {}
-        facts = {"identity": digest_of(flow) if identity is None else identity}
-        items = flow.length.items if flow.parts == 1 and flow.length.is_exact else UNKNOWN
-        picks = flow.can_pick and items != UNKNOWN
-        self.terms = SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
-        self.max_in_flight = MAX_IN_FLIGHT if flow.batches_never_change else 0
 
-    def make(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        return self._picked(pass_number, steps) if self.terms.picks else self._in_order(pass_number, steps)
-
-    def _picked(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        asked = PendingNumbers(steps)
-        with closing(self._flow.pick(pass_number, asked)) as items:  # type: ignore[type-var]
-            yield from map(_item, items, asked.again)
-
-    def _in_order(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+    def items(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
+        """Yield the items of these steps, as :class:`ServedSource` has it."""
         if pass_number != self._pass_number:
             self.close()
             self._pass_number = pass_number
@@ -197,8 +187,8 @@ class ServedFlow(ServedSource):
         self._pass_number = -1
 
 
-def _item(item: Any, step: int) -> Delivery:
-    return Delivery(item, np.array([step], np.int64))
+def _item(item: Any, step: int) -> LoadedStep:
+    return LoadedStep(step, item, np.array([step], np.int64))
 
 
 NO_MORE = PassEnd(-1)  # of the leased steps
@@ -316,7 +306,7 @@ class _Link(ReceiverLink):
             self._report_error(error)
             raise
 
-    def _send(self, made: Delivery) -> None:
+    def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step; its memory may still be in use. Raises UsageError."""
         parts = pack_delivery(self._drawn[0], made)
         size = self._checked_size(parts, self._welcome.limit)

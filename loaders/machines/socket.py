@@ -138,7 +138,10 @@ _sockets: weakref.WeakSet[FrameSocket] = weakref.WeakSet()
 def _close_inherited() -> None:
     """Close the connections in a forked copy, which would keep them open after this process is killed."""
     for each in _sockets:
-        each._close_in_copy()
+        for number in each.connections:
+            with suppress(OSError), _same_connection(number) as connection:
+                if each.has(connection):
+                    os.close(number)
 
 
 os.register_at_fork(after_in_child=_close_inherited)
@@ -179,11 +182,14 @@ class FrameSocket(Owned):
         self._socket = self._context.socket(kind)
         self._watched = watched
         self._events: deque[tuple[int, int]] = deque()
-        self._connections: dict[int, int] = {}  # the bytes that each had received after its last message
+        self.connections: dict[int, int] = {}  # the bytes that each had received after its last message
         self._heard: set[int] = set()  # connections with a message since the last check
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
-        self._watch(watched | CONNECTIONS)
+        self._socket.monitor(MONITOR, watched | CONNECTIONS)
+        self._monitor = self._context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
+        self._monitor.connect(MONITOR)
         common: dict[int, int | bytes] = {
             zmq.LINGER: 0,
             zmq.BACKLOG: BACKLOG,
@@ -230,12 +236,6 @@ class FrameSocket(Owned):
         """The first endpoint."""
         return self.endpoints[0]
 
-    def _watch(self, events: int) -> None:
-        self._socket.monitor(MONITOR, events)
-        self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
-        self._monitor.connect(MONITOR)
-
     def wait(self, seconds: float, *, other: Any = None) -> bool:
         """Wait until a message or an event arrives, or ``other`` can be read; return whether one did."""
         if self._waiting or self._events:
@@ -268,7 +268,10 @@ class FrameSocket(Owned):
         return message
 
     def fetch(self) -> None:
-        """Move the messages that have arrived out of libzmq's queues, for :meth:`receive`."""
+        """Move the messages that have arrived out of libzmq's queues, for :meth:`receive`.
+
+        A peer that has sent too many is disconnected, and all its messages are dropped.
+        """
         self._end_endless()
         for _ in range(FETCHED_AT_ONCE):
             if (message := self._next()) is None:
@@ -276,32 +279,22 @@ class FrameSocket(Owned):
             if message.peer in self._ended:
                 self.dropped += 1
             elif self._waiting_of[message.peer] == self._most_waiting:
-                self._disconnect(message)
+                self.dropped += 1 + self._waiting_of.pop(message.peer)
+                self._waiting = deque(each for each in self._waiting if each.peer != message.peer)
+                self._ended.append(message.peer)
+                self._reset(message.connection)
             else:
                 self._waiting_of[message.peer] += 1
                 self._waiting.append(message)
 
-    def _disconnect(self, message: Message) -> None:
-        """End a peer's connection, and drop all its messages."""
-        self.dropped += 1 + self._waiting_of.pop(message.peer)
-        self._waiting = deque(each for each in self._waiting if each.peer != message.peer)
-        self._ended.append(message.peer)
-        self._reset(message.connection)
-
     def _reset(self, number: int) -> None:
         """End a connection, which libzmq cannot do."""
         with suppress(OSError), _same_connection(number) as connection:
-            if self._has(connection):
+            if self.has(connection):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def _close_in_copy(self) -> None:
-        for number in self._connections:
-            with suppress(OSError), _same_connection(number) as connection:
-                if self._has(connection):
-                    os.close(number)
-
-    def _has(self, connection: socket.socket) -> bool:
+    def has(self, connection: socket.socket) -> bool:
         """Whether a connection is of this socket; its number may be another file's by now."""
         ends = connection.getsockname(), connection.getpeername()
         places = tuple(f":{end[1]}" if isinstance(end, tuple) else f"//{end}" for end in ends)
@@ -313,10 +306,10 @@ class FrameSocket(Owned):
             return
         self._next_look = time.monotonic() + LOOK_INTERVAL_S
         self._look_at_monitor()
-        for number, before in self._connections.items():
+        for number, before in self.connections.items():
             received = _bytes_received(number)
             if number in self._heard:
-                self._connections[number] = received
+                self.connections[number] = received
             elif received > before + self._most_bytes:
                 self._reset(number)
         self._heard.clear()
@@ -344,7 +337,7 @@ class FrameSocket(Owned):
         """
         if self._has_peers and not self.binds:
             self._look_at_monitor()
-            if not self._connections:
+            if not self.connections:
                 return False
         try:
             self._socket.send_multipart([peer, *parts] if self._has_peers else parts, zmq.NOBLOCK)
@@ -381,11 +374,11 @@ class FrameSocket(Owned):
             event, *_ = self._monitor.recv_multipart()
             kind, value = EVENT.unpack(event)
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
-                self._connections[value] = 0
+                self.connections[value] = 0
                 if not self.binds:
                     self._ended.clear()
             elif kind == zmq.EVENT_DISCONNECTED:
-                self._connections.pop(value, None)
+                self.connections.pop(value, None)
             if kind & self._watched:
                 self._events.append((kind, value))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.sizes import count_of
@@ -24,7 +23,7 @@ from shardprep.loaders.machines.codec import (
 )
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
-from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.order.receipt import Receipt, Tally, natural
 
 UNKNOWN = -1  # a number of steps or records
@@ -91,18 +90,17 @@ class SourceTerms:
 
 
 def _difference(actual: Facts, expected: Facts, names: Sequence[str]) -> str:
+    def short(value: str | None) -> str:
+        return "not given" if value is None else repr(value[:100])
+
     differing = [name for name in names if actual.get(name) != expected.get(name)]
     listed = [
-        f"{name[:MAX_NAME_CHARACTERS]} is {_short(actual.get(name))} instead of {_short(expected.get(name))}"
+        f"{name[:MAX_NAME_CHARACTERS]} is {short(actual.get(name))} instead of {short(expected.get(name))}"
         for name in differing[:MAX_DIFFERENCES]
     ]
     if len(differing) > MAX_DIFFERENCES:
         listed.append(f"and {len(differing) - MAX_DIFFERENCES} more")
     return "; ".join(listed)
-
-
-def _short(value: str | None) -> str:
-    return "not given" if value is None else repr(value[:100])
 
 
 VERSION = 1
@@ -166,14 +164,8 @@ class Welcome(NamedTuple):
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:
     """Return the LEASE frame of some steps."""
-    return pack_note(
-        FrameKind.LEASE,
-        lease.id,
-        session=session,
-        pass_number=lease.pass_number,
-        start=lease.start,
-        stop=lease.stop,
-    )
+    steps = {"pass_number": lease.pass_number, "start": lease.start, "stop": lease.stop}
+    return pack_note(FrameKind.LEASE, lease.id, session=session, **steps)
 
 
 def read_lease(head: Head) -> StepLease:
@@ -204,32 +196,7 @@ class StepRef(NamedTuple):
         return pack_note(kind, named.pop("step"), **named, **notes)
 
 
-def _no_records() -> Records:
-    return np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A batch, and the numbers of its records: int64 [n] each.
-
-    ``delivered`` are in the batch, ``skipped`` are bad. With the last step come ``left_out``, the records
-    that the order leaves out of the pass, and ``omitted``, those that are left out on purpose.
-    """
-
-    batch: Any
-    delivered: Records
-    skipped: Records = field(default_factory=_no_records)
-    left_out: Records = field(default_factory=_no_records)
-    omitted: Records = field(default_factory=_no_records)
-
-    def is_of(self, records: int) -> bool:
-        """Return whether all numbers are below ``records``, which may be UNKNOWN."""
-        most = records if records != UNKNOWN else np.iinfo(np.int64).max
-        numbers = np.concatenate([self.delivered, self.skipped, self.left_out, self.omitted])
-        return not len(numbers) or bool(numbers.min() >= 0 and numbers.max() < most)
-
-
-def pack_delivery(work: StepRef, made: Delivery) -> list[Buffer]:
+def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:
     """Return a DATA frame. Raises UsageError for a batch that cannot be sent."""
     counts = [len(made.skipped), len(made.left_out), len(made.omitted)]
     meta = np.array([*work, *counts[: 3 if counts[2] else 2]], np.int64)  # most have none that are omitted
@@ -239,12 +206,12 @@ def pack_delivery(work: StepRef, made: Delivery) -> list[Buffer]:
 
 def read_delivery(
     head: Head, parts: Sequence[Any], *, limit_bytes: int, memory: Memory
-) -> tuple[StepRef, Delivery]:
-    """Return a batch, copied once into ``memory``, and its step. Raises FrameDamaged."""
+) -> tuple[StepRef, LoadedStep]:
+    """Return a step, its batch copied once into ``memory``, and its lease. Raises FrameDamaged."""
     match unpack_batch(head, parts, limit_bytes=limit_bytes, memory=memory):
-        case (np.ndarray() as meta, np.ndarray() as numbers, batch) if (
-            _is_int64(meta) and _is_int64(numbers) and len(meta) - len(StepRef._fields) in (2, 3)
-        ):
+        case (np.ndarray() as meta, np.ndarray() as numbers, batch) if all(
+            array.dtype == np.int64 and array.ndim == 1 for array in (meta, numbers)
+        ) and len(meta) - len(StepRef._fields) in (2, 3):
             named, counts = np.split(meta, [len(StepRef._fields)])
             work, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
             if (
@@ -252,7 +219,7 @@ def read_delivery(
                 and 0 <= counts.min() <= counts.max() <= len(numbers)
                 and ends[0] >= 0
             ):
-                return work, Delivery(batch, *np.split(numbers, ends))
+                return work, LoadedStep(work.step, batch, *np.split(numbers, ends))
     raise FrameDamaged("a DATA frame does not have the form of a delivery")
 
 
@@ -272,10 +239,6 @@ def number_in(notes: dict[str, Any], name: str, *, least: int = 0) -> int:
     return value
 
 
-def _is_int64(array: npt.NDArray[Any]) -> bool:
-    return array.dtype == np.int64 and array.ndim == 1
-
-
 STATE_VERSION = 1
 
 
@@ -288,7 +251,7 @@ class Position:
     taken: tuple[int, ...] = ()
     receipt: Receipt | None = None
 
-    def after(self, made: Delivery, step: int, taken: Sequence[int], dataset: str) -> Position:
+    def after(self, made: LoadedStep, step: int, taken: Sequence[int], dataset: str) -> Position:
         """Return the position after one more batch. ``dataset`` is that of a new receipt."""
         before = self.receipt or Receipt(dataset, self.pass_number)
         receipt = before.add(made.delivered).skip(made.skipped)

@@ -336,10 +336,10 @@ class LoadedStep(NamedTuple):
     """
 
     step: int
-    batch: tuple[Any, ...]
+    batch: Any
     delivered: Records
-    skipped: Records
-    left_out: Records
+    skipped: Records = NOTHING
+    left_out: Records = NOTHING
     omitted: Records = NOTHING
 
 

@@ -25,7 +25,6 @@ from shardprep.loaders.machines.receive import MAX_BAD_FRAMES, Reception
 from shardprep.loaders.machines.socket import Message
 from shardprep.loaders.machines.wire import (
     VERSION,
-    Delivery,
     Hello,
     SourceTerms,
     StepRef,
@@ -33,6 +32,7 @@ from shardprep.loaders.machines.wire import (
     pack_delivery,
     read_lease,
 )
+from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.remote import RemoteSource
 from support.remote_ends import ANY_PORT, TIMEOUT_S, serving, slow_numbers
 
@@ -49,8 +49,8 @@ def batch_of(step: int) -> Any:
     return np.full((2, 3), step), {"label": np.array([step, -step])}
 
 
-def delivery_of(step: int) -> Delivery:
-    return Delivery(batch_of(step), np.array([step]))
+def delivery_of(step: int) -> LoadedStep:
+    return LoadedStep(step, batch_of(step), np.array([step]))
 
 
 Parts = list[bytes]
