@@ -38,7 +38,7 @@ from shardprep.formats.storage.open import datasets_in
 if TYPE_CHECKING:
     from shardprep.loaders.loader.stats import StageLoad
     from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
-    from shardprep.loaders.measuring.disk_profile import DiskProfile, Measurement, Reads
+    from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads
     from shardprep.loaders.order.epoch_order import Shuffle
     from shardprep.loaders.order.quality import ShuffleQuality
 
@@ -96,8 +96,8 @@ def bench_disk(
     Cold (the page cache emptied of these files, and checked) and warm; forward and at random places; many
     small files; writing. Needs no special rights and leaves nothing behind.
     """
-    from shardprep.loaders.measuring.disk import measure_disk  # start-up time: OpenCV
-    from shardprep.loaders.measuring.disk_profile import save_picture
+    from shardprep.loaders.measuring.disk import measure_disk  # start-up time
+    from shardprep.loaders.measuring.disk_chart import save_picture
 
     for place in (plot, save):
         check_writable(place)
@@ -115,7 +115,7 @@ def bench_disk(
 
 def print_profile(profile: DiskProfile) -> None:
     """Print the measurements: the conditions, a table, bars, and last one sentence."""
-    from shardprep.loaders.measuring.disk_profile import bars, terminal_lines  # start-up time: OpenCV
+    from shardprep.loaders.measuring.disk_chart import bars, terminal_lines  # start-up time: OpenCV
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
     say(f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}")
@@ -262,7 +262,7 @@ def bench_loader(
     """
     from shardprep.loaders.loader.loader import Loader  # start-up time: OpenCV
     from shardprep.loaders.measuring.bench import bench
-    from shardprep.loaders.measuring.disk_profile import DiskProfile
+    from shardprep.loaders.measuring.disk import DiskProfile
 
     check_cache(dataset, **cached)
     splits = datasets_in(dataset)

@@ -149,7 +149,7 @@ def print_examined(done: ReportResult) -> None:
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None, as_json: bool) -> None:
     """Write the page of a run of a loader, from the file of its stats."""
     from shardprep.loaders.loader.run_page import json_of, run_page, save_page
-    from shardprep.loaders.measuring.disk_profile import DiskProfile  # start-up time
+    from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 
     profile = DiskProfile.load(disk).to_json() if disk else None
     traced = json_of(trace, most=LARGEST_TRACE) if trace else None

@@ -171,26 +171,24 @@ def renamed(signature: Any, values: list[Any]) -> Any:
 
 
 def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
-    """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1."""
+    """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1.
+
+    That size is the source's, the signature's, or that of the first batch.
+    """
     if capacity is None:
         return DEFAULT_CAPACITY
     if isinstance(capacity, str):
-        return max(1, byte_count(capacity, of="a capacity") // max(1, _batch_bytes(passes, element_spec)))
+        size = getattr(passes.source, "batch_bytes", None)
+        if size is None:
+            size = fixed_bytes(element_spec)
+        if size is None:
+            size = sum(map(_nbytes, leaves_of(element_spec, _first_batch(passes))))
+        return max(1, byte_count(capacity, of="a capacity") // max(1, int(size)))
     if isinstance(capacity, bool) or not hasattr(capacity, "__index__") or capacity < 1:
         raise UsageError(
             f"a capacity is a number of batches from 1 on, or a size like '512MiB', not {capacity!r}"
         )
     return int(capacity)
-
-
-def _batch_bytes(passes: Passes, element_spec: Any) -> int:
-    """The bytes of a full batch: from the source, the signature, or the first batch."""
-    known = getattr(passes.source, "batch_bytes", None)
-    if known is None:
-        known = fixed_bytes(element_spec)
-    if known is not None:
-        return int(known)
-    return sum(_nbytes(part) for part in leaves_of(element_spec, _first_batch(passes)))
 
 
 def fixed_bytes(element_spec: Any) -> int | None:
@@ -228,15 +226,23 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
     Raises UsageError where the part does not match ``spec``.
     """
     if spec.dtype == tf.string:
-        return _checked(_strings(part), spec)  # type: ignore[no-any-return]
-    array = _as_array(part, spec)
-    if (
-        not isinstance(part, np.ndarray)
-        and array.dtype != spec.dtype.as_numpy_dtype
-        and array.dtype.kind in "iufb"
-    ):
-        array = _as_wide(array, spec)
-    return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
+        if isinstance(part, list | tuple):
+            strings = np.empty(len(part), object)
+            strings[:] = [x if isinstance(x, str) else bytes(x) for x in part]
+        else:
+            strings = np.asarray(part, object)
+        return _checked(strings, spec)  # type: ignore[no-any-return]
+    try:
+        array = np.asarray(part)
+    except ValueError as error:
+        raise UsageError(
+            f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
+            f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
+        ) from error
+    has_width = isinstance(part, np.ndarray) or array.dtype.kind not in "iufb"  # Python's numbers have none
+    return _tensorflow_ready(
+        _checked(array if has_width else _as_wide(array, spec), spec), zero_copy=zero_copy
+    )
 
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:
@@ -247,16 +253,6 @@ def empty_tensors(specs: Sequence[Any]) -> list[Any]:
 def empty_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
     """Empty arrays of these dtypes, for an element without a batch."""
     return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
-
-
-def _as_array(part: Any, spec: Any) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(part)
-    except ValueError as error:
-        raise UsageError(
-            f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
-            f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
-        ) from error
 
 
 def _checked(value: Any, spec: Any) -> Any:
@@ -275,14 +271,6 @@ def _name(dtype: np.dtype[Any]) -> str:
         return str(tf.as_dtype(dtype).name)
     except TypeError:
         return dtype.name
-
-
-def _strings(part: Any) -> npt.NDArray[Any]:
-    if isinstance(part, list | tuple):
-        strings = np.empty(len(part), object)
-        strings[:] = [x if isinstance(x, str) else bytes(x) for x in part]
-        return strings
-    return np.asarray(part, object)
 
 
 def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:

@@ -37,12 +37,6 @@ def stage_of(stats: InputStats) -> str:
     return STAGES.get(stats.name, QUEUE)
 
 
-def _starved(stats: InputStats) -> bool:
-    if stats.unseen:
-        return stats.starved > STARVED_SHARE
-    return stats.waited > MAX_WAITING_SHARE * stats.elapsed
-
-
 def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
     """Return what limits the rate up to this input, its own thread included: stage, rate, advice."""
     in_graph = stats.source is not None and stats.source.unseen  # then this thread handles no batches
@@ -144,7 +138,8 @@ class InputStats(ShownStats):
         rate = self.timed * (images or 1) / self.elapsed
         unit = "images" if images else "batches"
         name, next_rate, advice = _limit_of(self, images or 1.0)
-        if not _starved(self):
+        waits = self.waited > MAX_WAITING_SHARE * self.elapsed
+        if not (self.starved > STARVED_SHARE if self.unseen else waits):
             return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
         if self.unseen:  # the step's own time was not measured
             return Verdict(name, rate, "", math.inf, advice, unit)
@@ -160,8 +155,8 @@ class InputStats(ShownStats):
         counted = (*COUNTS, *SECONDS)
         changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in counted}
         for name, count in MEANS.items():
-            before, after = ((getattr(each, name), getattr(each, count)) for each in (previous, self))
-            changed[name] = _mean_between(before, after)
+            (mean, first), (total, last) = ((getattr(x, name), getattr(x, count)) for x in (previous, self))
+            changed[name] = (total * last - mean * first) / (last - first) if last > first else 0.0
         for name in ("source", "loader"):
             before, after = getattr(previous, name), getattr(self, name)
             changed[name] = after.since(before) if before and after else after
@@ -184,12 +179,6 @@ class InputStats(ShownStats):
     def __str__(self) -> str:
         shares = f"{self.name}: {self.starved:.0%} of steps found it empty, {self.blocked:.0%} of batches found it full"
         return f"{shares}; {self.verdict}" if self.verdict else shares
-
-
-def _mean_between(before: tuple[float, int], after: tuple[float, int]) -> float:
-    """The mean of the values since ``before``; each is the mean of all so far, and their number."""
-    (mean, first), (total_mean, last) = before, after
-    return (total_mean * last - mean * first) / (last - first) if last > first else 0.0
 
 
 def of_source(source: object) -> dict[str, Any]:

@@ -97,7 +97,8 @@ class EpochLoader(FrameworkHint, ABC):
     def first_batch(self) -> tuple[Any, ...]:
         """Return the next epoch's first batch, which counts as nothing: :meth:`steps` makes it."""
         with closing(self.steps(self.epoch, [0])) as steps:  # type: ignore[type-var]
-            return next(steps).batch
+            batch: tuple[Any, ...] = next(steps).batch
+        return batch
 
     @property
     def transform(self) -> Transform | None:

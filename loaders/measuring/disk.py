@@ -1,7 +1,8 @@
-"""How fast a disk feeds training: reading cold and warm, many small files, writing."""
+"""How fast a disk feeds training: reading cold and warm, many small files, writing; and the profile of it."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -10,12 +11,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
     COLD,
@@ -39,15 +44,6 @@ from shardprep.loaders.measuring.disk_files import (
     temporary_folder,
     write_all,
 )
-from shardprep.loaders.measuring.disk_profile import (
-    BlockReads,
-    DepthReads,
-    DiskProfile,
-    Measurement,
-    Missing,
-    Reads,
-    SmallFileReads,
-)
 
 __all__ = [
     "BlockReads",
@@ -59,6 +55,198 @@ __all__ = [
     "SmallFileReads",
     "measure_disk",
 ]
+
+FORMAT = "shardprep disk profile"
+VERSION = 1
+
+LARGEST = 1 << 20
+ADVICE = "measure again with prep bench-disk --save"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A rate in bytes per second.
+
+    ``median`` is over ``repetitions`` passes, ``low`` and ``high`` are the quartiles. ``method`` describes
+    how the bytes were read or written. Raises ValueError for values that are not finite, negative or out of
+    order.
+    """
+
+    median: float
+    low: float
+    high: float
+    repetitions: int
+    method: str
+
+    def __post_init__(self) -> None:
+        rates = (self.low, self.median, self.high)
+        if not (0 <= self.low <= self.median <= self.high and all(map(math.isfinite, rates))):
+            raise ValueError(f"rates of {rates}")
+        if self.repetitions < 1:
+            raise ValueError(f"{self.repetitions} repetitions")
+
+    @classmethod
+    def of(cls, rates: Sequence[float], method: str) -> Measurement | None:
+        """Return the measurement of these rates; None where there are none."""
+        if not rates:
+            return None
+        low, median, high = np.percentile(rates, (25, 50, 75)).tolist()
+        return cls(median, low, high, len(rates), method)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Rates of the same bytes read ``cold`` and ``warm``, from memory; None where not measured."""
+
+    cold: Measurement | None
+    warm: Measurement | None
+
+    def rate(self, name: str) -> float | None:
+        """Return the median rate, "cold" or "warm"; None where not measured."""
+        found: Measurement | None = getattr(self, name)
+        return found.median if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReads(Reads):
+    """Sequential reads in blocks of ``block_bytes``, ``cold`` and ``warm``."""
+
+    block_bytes: int
+
+    @property
+    def block_name(self) -> str:
+        """The size of a block as text, such as "64 KiB" or "4 MiB"."""
+        mebibytes, rest = divmod(self.block_bytes, 1 << 20)
+        return f"{self.block_bytes >> 10} KiB" if rest else f"{mebibytes} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class DepthReads(Reads):
+    """Random reads of ``block_bytes`` each (a record, rounded up to pages), ``queue_depth`` at once."""
+
+    queue_depth: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFileReads:
+    """Reads of ``count`` ``files`` of ``file_bytes`` each, and of one ``shard`` of the same bytes."""
+
+    count: int
+    file_bytes: int
+    files: Reads
+    shard: Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The reasons for missing rates, None where there are rates.
+
+    ``cold`` is for cold reads, ``small_files`` for the comparison with a shard, ``writing`` for writes.
+    """
+
+    cold: str | None
+    small_files: str | None
+    writing: str | None
+
+
+@dataclass(frozen=True)
+class DiskProfile:
+    """The profile of a disk. Immutable, picklable, comparable; ``from_json(p.to_json()) == p``.
+
+    ``kind`` is what ``path`` was: "file", "folder" or "dataset"; ``filesystem`` is the type of its file
+    system. ``files`` files of ``bytes`` bytes together were read. ``record_bytes`` is the mean size of a
+    record, or the size used instead. ``seconds`` is how long the measurement took. ``cold_method`` is
+    "posix_fadvise" (pages dropped, confirmed by mincore(2)), "O_DIRECT", or None with the reason in
+    ``missing.cold``. ``stream`` is the loader's pattern: forward in large pieces that are requested ahead.
+    ``sequential`` has one entry per block size, ``random`` one per number of reads at once. ``small_files``
+    compares many files with one, ``writing`` is the rate of writes with fsync; None where not measured, with
+    the reason in ``missing``. ``remarks`` are sentences for the reader.
+    """
+
+    path: str
+    kind: str
+    filesystem: str
+    files: int
+    bytes: int
+    record_bytes: int
+    seconds: float
+    cold_method: str | None
+    stream: Reads
+    sequential: tuple[BlockReads, ...]
+    random: tuple[DepthReads, ...]
+    small_files: SmallFileReads | None
+    writing: Measurement | None
+    missing: Missing
+    remarks: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rates = [(name, self.stream.rate(name)) for name in ("cold", "warm")]
+        known = ", ".join(f"{rate / 1e6:,.0f} MB/s {name}" for name, rate in rates if rate is not None)
+        return f"<DiskProfile of {self.path!r} ({self.filesystem}): {known or 'no rates'}>"
+
+    @property
+    def images_per_second(self) -> dict[str, float | None]:
+        """The greatest number of images/s of this disk in the loader's pattern, "cold" and "warm"."""
+        return {name: _over(self.stream.rate(name), self.record_bytes) for name in ("cold", "warm")}
+
+    @property
+    def sequential_over_random(self) -> dict[str, float | None]:
+        """How many times as fast the loader's pattern is as random reads, one at a time."""
+        return {name: _over(self.stream.rate(name), self.random[0].rate(name)) for name in ("cold", "warm")}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a value of JSON types, with derived values; docs/reference/bench-disk.md lists the keys."""
+        values: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        for name in ("sequential", "random", "remarks"):
+            values[name] = list(values[name])
+        for name in ("images_per_second", "sequential_over_random"):
+            values[name] = getattr(self, name)
+        return values
+
+    @classmethod
+    def from_json(cls, value: Any) -> DiskProfile:
+        """Return the profile that has this JSON: nothing is missing, unknown or changed.
+
+        Raises DataError for other values, UnknownVersion.
+        """
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise DataError(f"is not a disk profile; {ADVICE}")
+        if value.get("version") != VERSION:
+            raise UnknownVersion(
+                f"profile version {value.get('version')}; this release knows {VERSION}; {ADVICE}"
+            )
+        try:
+            profile = cls(**built_fields(cls, value))
+            same = json.dumps(profile.to_json(), sort_keys=True) == json.dumps(value, sort_keys=True)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"is a damaged disk profile ({type(error).__name__}: {error}); {ADVICE}"
+            ) from error
+        if not same:
+            raise DataError(f"is a damaged disk profile: its parts are inconsistent; {ADVICE}")
+        return profile
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file atomically, replacing an existing one. Raises OSError."""
+        data = json.dumps(self.to_json(), indent=2) + "\n"
+        save_bytes(user_path(path), data.encode("ascii"), mode=0o644)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> DiskProfile:
+        """Read a file. Raises DataError where it holds no profile, UnknownVersion, OSError."""
+        path = user_path(path)
+        try:
+            value = json.loads(read_small_file(path, LARGEST))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"is not a disk profile: it is not JSON; {ADVICE}", path=path) from error
+        with naming_file(path):
+            return cls.from_json(value)
+
+
+def _over(rate: float | None, other: float | None) -> float | None:
+    return rate / other if rate is not None and other else None
+
 
 SECONDS = 20.0
 SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder

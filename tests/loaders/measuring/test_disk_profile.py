@@ -14,7 +14,7 @@ import pytest
 from shardprep.cli.commands.bench import sentence
 from shardprep.formats import DataError, UnknownVersion, UsageError
 from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reads
-from shardprep.loaders.measuring.disk_profile import bars, picture, save_picture, terminal_lines
+from shardprep.loaders.measuring.disk_chart import bars, picture, save_picture, terminal_lines
 from support.disk_profiles import full_profile, rate
 
 
