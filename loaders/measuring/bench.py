@@ -144,7 +144,7 @@ class Sweep:
         runs = [
             {"value": run.value}
             | {name: getattr(run.speed, name) for name in names}
-            | {"verdict": _json_of(run.speed.verdict)}
+            | {"verdict": run.speed.verdict.to_dict() if run.speed.verdict else None}
             for run in self.runs
         ]
         return {"option": self.option, "fastest": self.fastest.value, "runs": runs}
@@ -319,7 +319,8 @@ class LoaderSpeed:
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
         parts = {"memory": asdict(self.memory), "page_cache": asdict(self.page_cache)}
-        return {**vars(self), **parts, "stats": {**self.stats.to_dict(), "verdict": _json_of(self.verdict)}}
+        verdict = self.verdict.to_dict() if self.verdict else None
+        return {**vars(self), **parts, "stats": {**self.stats.to_dict(), "verdict": verdict}}
 
 
 @dataclass(frozen=True)
@@ -343,10 +344,6 @@ class CacheShares:
 
     before: float | None
     after: float | None
-
-
-def _json_of(verdict: Verdict | None) -> dict[str, Any] | None:
-    return verdict.to_dict() if verdict else None
 
 
 @dataclass(frozen=True)

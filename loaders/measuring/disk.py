@@ -23,6 +23,7 @@ from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
+    CACHE_LINE,
     COLD,
     DIRECT,
     FADVISE,
@@ -30,7 +31,6 @@ from shardprep.loaders.measuring.disk_files import (
     ColdWay,
     OpenFiles,
     Pattern,
-    buffer,
     cold_way,
     drop,
     evict,
@@ -44,6 +44,7 @@ from shardprep.loaders.measuring.disk_files import (
     temporary_folder,
     write_all,
 )
+from shardprep.loaders.measuring.reader_process import buffer
 
 __all__ = [
     "BlockReads",
@@ -462,7 +463,8 @@ class SmallFiles(_WriteStep):
         self._stack = stack
         self._paths: list[Path] = []
         self._shard: ColdAndWarm | None = None
-        self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, direct=way.method == DIRECT)
+        offset = 0 if way.method == DIRECT else CACHE_LINE
+        self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, offset)
 
     def _measure(self, place: Path, seconds: float) -> None:
         try:

@@ -33,7 +33,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.workers import START_TIMEOUT_S
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.loaders.measuring import reader_process
-from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT, buffer as reader_buffer
+from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT
 
 PAGE = 4096  # bytes; O_DIRECT reads whole pages
 MAX_FILES = 128  # far below any limit on a process's descriptors
@@ -189,15 +189,11 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
     Signals are delayed during the removal, so that a second Ctrl-C leaves nothing behind.
     """
     folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
-    try:
-        try:
-            folder.mkdir(mode=0o700)
-            yield folder
-        finally:
-            _remove(folder)
-    except BaseException:
-        _remove(folder)  # a signal may have come before the first removal delayed them
-        raise
+    with ExitStack() as stack:
+        stack.callback(_remove, folder)  # again, as a signal may come before the first removal delays them
+        stack.callback(_remove, folder)
+        folder.mkdir(mode=0o700)
+        yield folder
 
 
 def _remove(folder: Path) -> None:
@@ -275,11 +271,6 @@ class Pattern:
         ahead = f", requested {self.ahead} pieces ahead" if self.ahead else ""
         processes = f" by {self.depth} processes" if self.depth > 1 else ""
         return f"preadv of {block} {order}{processes}{ahead}"
-
-
-def buffer(size: int, *, direct: bool) -> memoryview:
-    """Return a buffer at a fast alignment, or at the one that O_DIRECT needs."""
-    return reader_buffer(size, 0 if direct else CACHE_LINE)
 
 
 def read(
