@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from shardprep.loaders.machines.handshake import NotAdmitted, WrongReceiver
 from shardprep.loaders.machines.keys import PlaintextWire, ReceiverKeys, SenderKeys
-from shardprep.loaders.machines.receive import RemoteSource
-from shardprep.loaders.machines.serve import Refused, serve
-from shardprep.loaders.machines.wire import RemoteStats, SenderReport, SenderStats
+from shardprep.loaders.machines.receive import RemoteSource, RemoteStats, SenderReport
+from shardprep.loaders.machines.serve import Refused, SenderStats, serve
 
 __all__ = [
     "NotAdmitted",

@@ -34,7 +34,7 @@ from shardprep.formats.transfer.publish import PublishedDataset, publish as publ
 if TYPE_CHECKING:
     from shardprep.loaders.loader.signature import SigningKeys
     from shardprep.loaders.machines.keys import KeyPair
-    from shardprep.loaders.machines.wire import SenderStats
+    from shardprep.loaders.machines.serve import SenderStats
 
 
 MOST_SHARDS = 1_000_000

@@ -78,19 +78,14 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return int(self.model.optimizer.iterations)
 
 
-def _named(
-    found: dict[str, InputStats], figures: Callable[[InputStats], dict[str, float]]
-) -> dict[str, float]:
-    return {
-        f"{name}/{part}": value for name, stats in found.items() for part, value in figures(stats).items()
-    }
+def _named(found: dict[str, InputStats], of: Callable[[InputStats], dict[str, float]]) -> dict[str, float]:
+    return {f"{name}/{part}": value for name, stats in found.items() for part, value in of(stats).items()}
 
 
 def write_scalars(writer: Any, scalars: dict[str, float], *, step: int) -> None:
     """Write scalars for TensorBoard, without its package."""
-    metadata = tf.compat.v1.SummaryMetadata(
-        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
-    )
+    plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin_data)
     with writer.as_default():
         for tag, value in scalars.items():
             tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)

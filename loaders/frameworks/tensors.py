@@ -144,9 +144,8 @@ def _spec_of(part: Any) -> Any:
         return tf.TensorSpec([None], tf.string)
     array = np.asarray(part)
     if array.dtype.hasobject or array.dtype.fields is not None:
-        raise UsageError(
-            f"a part of the first batch is {type(part).__name__}, not an array; give a signature"
-        )
+        kind = type(part).__name__
+        raise UsageError(f"a part of the first batch is {kind}, not an array; give a signature")
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
 
 

@@ -72,6 +72,14 @@ def original_of(error: BaseException) -> BaseException | None:
     return failure.take_error() if failure else None
 
 
+def check(is_closed: bool, is_current: bool = True) -> None:
+    """Raise UsageError where an input is closed, or another iteration of it is the current one."""
+    if is_closed:
+        raise UsageError("this input is closed; make a new one")
+    if not is_current:
+        raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
+
+
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source to return
 POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notification was lost
 NOT_BEGUN = object()  # the state of a pass that the thread has not yet begun
@@ -220,8 +228,7 @@ class Feeder(Owned):
             self.passes.close()
 
     def check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this input is closed; make a new one")
+        check(self._closed)
 
     def _check_seen(self) -> None:
         if self.unseen:
@@ -248,9 +255,7 @@ class Feeder(Owned):
         self._open = self._is_within_pass = False
         self.occupancy.epoch()
         if self.unseen and not self._closed:
-            if (
-                self._running
-            ):  # no wait here: the feeder may need this thread of TensorFlow's for its last step
+            if self._running:  # no wait here: its last step may need this thread of TensorFlow's
                 self._next_requested = True
             else:
                 self._request_pass()
@@ -259,11 +264,7 @@ class Feeder(Owned):
         """Wait for an element. Returns the seconds that it took, None if no wait was needed."""
         began, waited = perf_counter(), False
         while True:
-            self.check_open()
-            if epoch_number != self._epoch_number or not self._open:
-                raise UsageError(
-                    "another iteration of this input has begun; end the first, or use two inputs"
-                )
+            check(self._closed, epoch_number == self._epoch_number and self._open)
             if self._sink.level():
                 return perf_counter() - began if waited else None
             waited = True
@@ -364,7 +365,7 @@ class PulledPasses(Owned):
     def begin(self) -> int:
         """Begin a pass and return its number. Raises UsageError after close(), and the source's errors."""
         with self._changed:
-            self._check_open()
+            check(self._closed)
             self._number += 1
             number = self._number
             before, self._batches = self._batches, iter(())
@@ -379,7 +380,7 @@ class PulledPasses(Owned):
     def next(self, number: int) -> Any:
         """Return the next batch of that pass, None at its end. Raises UsageError once another was begun."""
         with self._changed:
-            self._check(number)
+            check(self._closed, number == self._number)
             self._pulling += 1
             batches = self._batches
         try:
@@ -390,7 +391,7 @@ class PulledPasses(Owned):
                     end(batches)
                 self._pulling -= 1
                 self._changed.notify_all()
-        self._check(number)
+        check(self._closed, number == self._number)
         return batch
 
     def batches(self, number: int) -> Iterator[Any]:
@@ -416,15 +417,6 @@ class PulledPasses(Owned):
             failure = SourceFailure(original_of(error) or error)
             self._failures.append(failure)
             raise failure.as_input_failed() from error
-
-    def _check(self, number: int) -> None:
-        self._check_open()
-        if number != self._number:
-            raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this input is closed; make a new one")
 
     def close(self) -> None:
         """Refuse new calls, and wait some seconds for running ones. A garbage collection may call it."""

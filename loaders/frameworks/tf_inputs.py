@@ -27,7 +27,7 @@ from shardprep.loaders.frameworks.tensors import (
     tensors_of,
     tf,
 )
-from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, original_errors
+from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, check, original_errors
 from shardprep.loaders.frameworks.tf_graph import (
     SessionStage,
     Sink,
@@ -81,9 +81,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
 
     def pull(number: Any) -> list[Any]:
         tensors = next_batch(int(number), make)
-        return (
-            [tf.constant(False), *empty_tensors(specs)] if tensors is None else [tf.constant(True), *tensors]
-        )
+        return [tf.constant(tensors is not None), *(empty_tensors(specs) if tensors is None else tensors)]
 
     def pulled(number: Any) -> Any:
         more, *leaves = tf.py_function(pull, [number], [tf.bool, *(spec.dtype for spec in specs)])
@@ -122,11 +120,9 @@ class Input(FrameworkHint, Owned, ABC):
     instead = "make the input where it is needed, over a source of its own"
     for_keras = "its to_dataset()"
 
+    element_spec: Any
+    _passes: Passes
     _drawing: Iterator[Any] | None = None  # the current epoch of dequeue() in eager code
-
-    def __init__(self, passes: Passes, element_spec: Any) -> None:
-        self._passes = passes
-        self.element_spec = element_spec
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
@@ -210,7 +206,7 @@ class DirectInput(Input):
     """An input without a thread: each step waits while its batch is made, and so counts as starved."""
 
     def __init__(self, passes: Passes, element_spec: Any) -> None:
-        super().__init__(passes, element_spec)
+        self._passes, self.element_spec = passes, element_spec
         self._occupancy = Occupancy()
         self._closed = False
 
@@ -233,8 +229,7 @@ class DirectInput(Input):
         return held
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this input is closed; make a new one")
+        check(self._closed)
 
     def stats(self) -> InputStats:
         return self._occupancy.read(type(self).__name__, source=self._passes.source)
@@ -253,7 +248,7 @@ class FeederInput(Input):
     """
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
-        super().__init__(passes, element_spec)
+        self._passes, self.element_spec = passes, element_spec
         self._sink: Any = sink  # some have operations of their own
         self._feeder = feeder
         self._in_session = not tf.executing_eagerly()
@@ -446,9 +441,8 @@ class BatchQueueInput(QueueInput):
         signature: Any = None,
         capacity: int | str | None = None,
     ) -> None:
-        super().__init__(
-            Batches(records, batch_size, remainder=remainder), signature=signature, capacity=capacity
-        )
+        batches = Batches(records, batch_size, remainder=remainder)
+        super().__init__(batches, signature=signature, capacity=capacity)
 
 
 def fed_queue(

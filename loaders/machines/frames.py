@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -271,8 +270,8 @@ class ReceiverLink(Owned, ABC):
         self,
         endpoint: str,
         *,
-        watched: int,
         max_note_bytes: int,
+        watched: int = 0,
         bind: bool = False,
         max_reconnect_ms: int = 0,
         security: Security | None = None,
@@ -356,9 +355,7 @@ class ReceiverLink(Owned, ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)
 
 
@@ -493,9 +490,7 @@ class _Link(ReceiverLink):
             raise self._receiver_gone()
 
     def _handle(self, message: Message, head: Head) -> None:
-        if (
-            self._connection is None
-        ):  # what comes before a WELCOME was meant for an earlier sender at this place
+        if self._connection is None:  # what comes before a WELCOME was meant for an earlier sender here
             if head.kind == FrameKind.WELCOME:
                 self._limit = number_in(head.description, "limit")
                 self._connection = message.connection

@@ -7,7 +7,6 @@ import socket
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import zmq
 from zmq.utils import z85
@@ -36,18 +35,10 @@ class ReceiverAuth(Owned):
 
     With ``keys``, only peers that prove to have an allowed key are admitted, over an encrypted connection; no
     data of other peers reaches the process. Without, every peer with ZeroMQ's current protocol is admitted.
-    It is the ``security`` of one FrameSocket, which also needs ``watched=ReceiverAuth.WATCHED``.
+    It is the ``security`` of one FrameSocket.
 
     Raises UsageError and OperationError where the key files cannot be used.
     """
-
-    WATCHED: ClassVar[int] = (
-        zmq.EVENT_HANDSHAKE_SUCCEEDED
-        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        | zmq.EVENT_DISCONNECTED
-    )
 
     def __init__(self, keys: ReceiverKeys | None) -> None:
         self._keys = keys
@@ -75,10 +66,8 @@ class ReceiverAuth(Owned):
             try:
                 allowed = load_allowed(self._keys.allowed)
             except ShardprepError as error:
-                if self._names:
-                    error.message += (
-                        "; until then the old allow-list applies (close the receiver to refuse all)"
-                    )
+                remedy = "; until then the old allow-list applies (close the receiver to refuse all)"
+                error.message += remedy if self._names else ""
                 raise
             self._names = {fingerprint(public): name for public, name in allowed.items()}
             self._allowed = frozenset(allowed)  # last, so that every admitted peer has a name
@@ -99,7 +88,7 @@ class ReceiverAuth(Owned):
                 "receiver again"
             ) from self._failure
 
-    def note_event(self, event: int, _value: int) -> None:
+    def note_event(self, event: int, value: int) -> None:
         """Count refused peers. One thread calls it with every event of the socket, in order."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected += 1
@@ -175,9 +164,7 @@ MECHANISM = slice(12, 32)
 GREETING_BYTES = 64
 
 HANDSHAKE_TIMEOUT_S = 2.0
-MAX_CONNECTION_REFUSALS = (
-    3  # in a row, before the reason is determined; one may come from a receiver that is closing
-)
+MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is determined; a closing receiver may cause one
 CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
@@ -227,18 +214,9 @@ class SenderAuth:
     """Authenticates a sender's socket, and raises where connecting cannot succeed. Not thread-safe.
 
     libzmq alone reconnects for ever, or, after a plain refusal, never. A receiver that is not there yet, or
-    not any more, is not an error. It is the ``security`` of one FrameSocket, which also needs
-    ``watched=SenderAuth.WATCHED``. Raises UsageError and OperationError where the key files cannot be used.
+    not any more, is not an error. It is the ``security`` of one FrameSocket. Raises UsageError and
+    OperationError where the key files cannot be used.
     """
-
-    WATCHED: ClassVar[int] = (
-        zmq.EVENT_CONNECTED
-        | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        | zmq.EVENT_DISCONNECTED
-    )
 
     def __init__(self, endpoint: str, keys: SenderKeys | None) -> None:
         self.is_made = False

@@ -84,10 +84,9 @@ def load_secret(path: AnyPath) -> Secret:
     """
     _check_curve()
     file = user_path(path)
-    is_public = file.suffix == PUBLIC_SUFFIX
-    remedy = (
-        f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in" if is_public else "chmod 600"
-    )
+    remedy = "chmod 600"
+    if file.suffix == PUBLIC_SUFFIX:
+        remedy = f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in"
     keys = _keys_in(file, forbidden=OTHERS_READ, remedy=remedy, root_may_own=False)
     if "secret" not in keys:
         raise UsageError(f"has no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)
@@ -275,9 +274,8 @@ def _ipc_problem(path: Path) -> str:
     """Check every folder above the socket: a user that may rename one of them can replace the socket."""
     own = Path(os.path.realpath(path.parent))
     try:
-        if _others_write(own.stat()) or any(
-            _others_write(f.stat(), sticky_is_safe=True) for f in own.parents
-        ):
+        above = (_others_write(folder.stat(), sticky_is_safe=True) for folder in own.parents)
+        if _others_write(own.stat()) or any(above):
             return f"others may write to {own} or above it; use a folder of your own (chmod 700)"
     except OSError as error:
         raise OperationError(f"{error.strerror}; make the folder first", path=path.parent) from None

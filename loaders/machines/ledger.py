@@ -430,9 +430,8 @@ class Ledger(Generic[T]):
         else:
             known = owner == peer and lease.start <= step < lease.stop
         if not known or pass_number != self._pass_number:
-            raise FrameDamaged(
-                f"a sender sends step {step} of pass {pass_number}, which was not leased to it"
-            )
+            what = f"step {step} of pass {pass_number}"
+            raise FrameDamaged(f"a sender sends {what}, which was not leased to it")
 
     def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window. Those that have not arrived are leased again."""

@@ -8,16 +8,16 @@ import socket as sockets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import zmq
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import reported
@@ -50,24 +50,77 @@ from shardprep.loaders.machines.wire import (
     VERSION,
     Facts,
     Hello,
-    Position,
-    RemoteStats,
-    SenderReport,
     SourceTerms,
     StepRef,
     Welcome,
     pack_lease,
-    position_from_json,
     read_delivery,
     text_in,
 )
 from shardprep.loaders.order.epoch import LoadedStep
-from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.receipt import Receipt, Tally, natural
 
 MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # of a peer, which is dropped then
 MAX_REMEMBERED = 1000  # addresses of peers that were dropped, and bad frames
 MAX_REFUSALS = 100  # that are kept for the stats
+
+
+@dataclass(frozen=True)
+class SenderReport:
+    """One connected sender.
+
+    ``name`` is the name that the sender gave, ``key`` the name of the key that it has proved to have, ""
+    without keys. ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second
+    since it joined, and ``lag`` is the number of steps that are leased to it and have not arrived.
+    """
+
+    name: str
+    key: str
+    batches: int
+    bytes: int
+    rate: float
+    lag: int
+
+
+@dataclass(frozen=True)
+class RemoteStats:
+    """The counts of a RemoteSource since it was made.
+
+    ``senders`` are those that are connected now. ``refused`` has the names and reasons of the last 100
+    senders that were refused, ``not_admitted`` counts peers that did not complete the handshake. ``batches``
+    were taken; ``rejected`` counts damaged frames, ``repeated`` batches that had arrived before, and
+    ``stale`` frames of a pass that is over or of a peer that was not admitted. ``leases_given_again`` counts
+    leases with steps that were leased to another sender. ``waited`` is the time in seconds that the consumer
+    waited for batches.
+    """
+
+    senders: tuple[SenderReport, ...]
+    refused: tuple[tuple[str, str], ...]
+    not_admitted: int
+    batches: int
+    rejected: int
+    repeated: int
+    stale: int
+    leases_given_again: int
+    waited: float
+
+    def __repr__(self) -> str:
+        return (
+            f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, "
+            f"{len(self.refused)} refused>"
+        )
+
+    def __str__(self) -> str:
+        """Return some lines, one for each sender."""
+        lines = [
+            f"{self.batches:,} batches from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
+            f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
+            f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
+        ]
+        lines += [f"  {s.name}: {s.batches:,} batches, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders]
+        lines += [f"  refused {name}: {reason}" for name, reason in self.refused]
+        return "\n".join(lines if self.senders else [*lines, "  no sender is connected"])
 
 
 @dataclass
@@ -355,6 +408,47 @@ class Reception(Owned):
             log.warning(text, *values)
 
 
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Position:
+    """All steps of a pass before ``step`` were delivered; of the later ones, those in ``taken``."""
+
+    pass_number: int = 0
+    step: int = 0
+    taken: tuple[int, ...] = ()
+    receipt: Receipt | None = None
+
+    def after(self, made: LoadedStep, step: int, taken: Sequence[int], dataset: str) -> Position:
+        """Return the position after one more batch. ``dataset`` is that of a new receipt."""
+        before = self.receipt or Receipt(dataset, self.pass_number)
+        receipt = before.add(made.delivered).skip(made.skipped)
+        if len(made.left_out) or len(made.omitted):
+            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
+        return Position(self.pass_number, step, tuple(taken), receipt)
+
+
+def position_from_json(state: object) -> tuple[Position, SourceTerms | None]:
+    """Return what :meth:`RemoteSource.state_dict` has: the position, and the terms where known.
+
+    Raises UsageError.
+    """
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
+    terms, receipt = state.get("terms"), state.get("receipt")
+    taken = state.get("taken")
+    try:
+        return Position(
+            natural(state.get("pass")),
+            natural(state.get("step")),
+            tuple(map(natural, taken if isinstance(taken, list) else [None])),
+            None if receipt is None else Receipt.from_json(receipt),
+        ), None if terms is None else SourceTerms.from_json(terms)
+    except (DataError, UnknownVersion, UsageError, ValueError) as error:
+        raise UsageError(f"not the state of a RemoteSource: {error}") from error
+
+
 MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
 LEASE_TIMEOUT_S = 60.0
 
@@ -424,7 +518,6 @@ class RemoteSource(FrameworkHint, Receiver):
             endpoint,
             bind=True,
             options={zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD},
-            watched=ReceiverAuth.WATCHED,
             security=auth,
             most_bytes=limit,
             most_waiting=2 * ahead + SPARE_MESSAGES,  # those of expired leases, too
@@ -454,12 +547,10 @@ class RemoteSource(FrameworkHint, Receiver):
         """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
         with self._exclusive.use():
             self._begin(self._next)
-            position = self._position
-            self._next = Position(position.pass_number + 1)
-            steps = Steps[LoadedStep](
-                start=position.step, total=None, taken=position.taken, ordered=self._ordered
-            )
-            self._reception.begin(position.pass_number, steps)
+            now, steps = self._position, Steps[LoadedStep]
+            self._next = Position(now.pass_number + 1)
+            missing = steps(start=now.step, total=None, taken=now.taken, ordered=self._ordered)
+            self._reception.begin(now.pass_number, missing)
             return self._batches(self._iteration)
 
     def _begin(self, position: Position) -> None:
@@ -478,8 +569,10 @@ class RemoteSource(FrameworkHint, Receiver):
         if not self._reception.steps.is_over:
             return False
         terms = self._reception.terms
-        if terms and terms.steps == 0:
-            self._position = self._position.empty(terms)
+        if terms and terms.steps == 0:  # a pass without steps leaves out all records
+            receipt = Receipt(terms.dataset, self._position.pass_number)
+            all_left = receipt.leave_out(range(max(0, terms.records)))
+            self._position = replace(self._position, receipt=all_left)
         self._is_over = True
         return True
 
@@ -512,8 +605,15 @@ class RemoteSource(FrameworkHint, Receiver):
         Taken between two batches, it counts the first of them as delivered; after :meth:`load_state_dict`, in
         another process and with other senders, the iteration continues with the second.
         """
-        position = self._next if self._is_over else self._position
-        return position.to_json(self._reception.terms)
+        position, terms = self._next if self._is_over else self._position, self._reception.terms
+        return {
+            "version": STATE_VERSION,
+            "terms": terms.to_json() if terms else None,
+            "pass": position.pass_number,
+            "step": position.step,
+            "taken": list(position.taken),
+            "receipt": position.receipt.to_json() if position.receipt else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the next iteration where ``state`` was taken; the current iteration ends.
@@ -554,10 +654,6 @@ class RemoteSource(FrameworkHint, Receiver):
         self._reception.sends_done = True
         self._exclusive.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._exclusive.close()
+    def __exit__(self, *exc: object) -> None:
+        self._reception.sends_done |= exc[0] is None
+        self._exclusive.close()

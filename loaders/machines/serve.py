@@ -28,13 +28,8 @@ from shardprep.loaders.machines.keys import SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, StepLease
 from shardprep.loaders.machines.socket import MAX_NAME, Message
 from shardprep.loaders.machines.wire import (
-    CLOSED,
-    SENDING,
-    STANDING_BY,
     UNKNOWN,
-    WAITING,
     Hello,
-    SenderStats,
     SourceTerms,
     StepRef,
     Welcome,
@@ -48,6 +43,37 @@ ERROR_REPORT_TIMEOUT_S = 2.0  # for which the sender waits until the receiver ha
 MAX_RECONNECT_MS = 2000  # between attempts to connect, after several that failed
 MAX_NOTE_BYTES = 1 << 17
 MOST_HELD = 2  # times the steps that a sender asks for, as it also keeps the steps of expired leases
+
+
+WAITING = "waiting for the receiver"
+STANDING_BY = "standing by"
+SENDING = "sending"
+CLOSED = "the receiver was closed"
+
+
+@dataclass(frozen=True)
+class SenderStats:
+    """The counts of a sender since :func:`.serve` was called.
+
+    ``state`` is a text: "waiting for the receiver", "standing by", "sending" or "the receiver was closed".
+    ``batches`` and ``bytes`` were sent. ``lag`` is the number of steps that are leased to this sender and not
+    yet sent, ``connections`` how often a receiver has admitted it, and ``seconds`` the time since the call.
+    """
+
+    state: str = WAITING
+    batches: int = 0
+    bytes: int = 0
+    lag: int = 0
+    connections: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches,
+            "bytes": self.bytes,
+            "connections": self.connections,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 class ReceiverAway(Exception):
@@ -219,11 +245,7 @@ class _Link(ReceiverLink):
         self._hello = hello
         self._auth = SenderAuth(endpoint, keys)
         super().__init__(
-            endpoint,
-            watched=SenderAuth.WATCHED,
-            max_note_bytes=MAX_NOTE_BYTES,
-            max_reconnect_ms=MAX_RECONNECT_MS,
-            security=self._auth,
+            endpoint, max_note_bytes=MAX_NOTE_BYTES, max_reconnect_ms=MAX_RECONNECT_MS, security=self._auth
         )
         self._welcome = Welcome(session=0, limit=0)
         self._is_admitted = self._has_sent_hello = self._is_probed = False

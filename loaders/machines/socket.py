@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from socket import socket as plain_socket, socketpair
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import zmq
@@ -27,6 +26,14 @@ from shardprep.loaders.machines.codec import MAX_PARTS
 EVENT = struct.Struct("=Hi")
 NO_LINGER = struct.pack("ii", 1, 0)  # closing a connection resets it
 CONNECTIONS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+HANDSHAKES = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
 TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
 LOOK_INTERVAL_S = 0.1
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
@@ -41,9 +48,7 @@ MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
 
 # For both protocols, that of FrameReceiver and that of RemoteSource.
-POLL_INTERVAL_S = (
-    0.5  # after which a waiting thread checks again, so that a lost event or Ctrl-C cannot block it
-)
+POLL_INTERVAL_S = 0.5  # of a waiting thread's checks, so that a lost event or Ctrl-C cannot block it
 LINGER_MS = 500  # for the last messages of a socket that is closed
 SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
 FETCHED_AT_ONCE = 10_000  # messages
@@ -81,6 +86,9 @@ class Security(Protocol):
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set a socket up before it binds or connects. Other sockets end when the context is terminated."""
 
+    def note_event(self, event: int, value: int) -> None:
+        """Handle an event of the socket, with its connection's number or its error. Called in order."""
+
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
     """Return one endpoint or several as a tuple. Raises UsageError where there is none."""
@@ -107,9 +115,8 @@ def _check_free(endpoint: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # a path that is too long, for example
         probe.settimeout(PROBE_TIMEOUT_S)
         if probe.connect_ex(path) == 0:
-            raise OperationError(
-                f"{endpoint}: another process listens there already; choose another endpoint"
-            )
+            problem = "another process listens there already; choose another endpoint"
+            raise OperationError(f"{endpoint}: {problem}")
 
 
 def _bytes_received(number: int) -> int:
@@ -150,6 +157,8 @@ os.register_at_fork(after_in_child=_close_inherited)
 class FrameSocket(Owned):
     """A socket in a context of its own, with a monitor for the ``watched`` events. Not thread-safe.
 
+    With ``security``, these are HANDSHAKES: give each of :meth:`events` to its ``note_event``.
+
     libzmq queues any number of messages, as bounded queues are unsafe (see the options). With
     ``most_waiting``, call :meth:`fetch` several times a second: it disconnects a peer that has sent more
     messages than that which were not received. A message has at most ``most_bytes``.
@@ -180,13 +189,13 @@ class FrameSocket(Owned):
         self._sent = 0
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
-        self._watched = watched
+        self._watched = HANDSHAKES if security else watched
         self._events: deque[tuple[int, int]] = deque()
         self.connections: dict[int, int] = {}  # the bytes that each had received after its last message
         self._heard: set[int] = set()  # connections with a message since the last check
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
-        self._socket.monitor(MONITOR, watched | CONNECTIONS)
+        self._socket.monitor(MONITOR, self._watched | CONNECTIONS)
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
         self._monitor.connect(MONITOR)
@@ -413,9 +422,8 @@ class ExclusiveUse(Owned):
         self._is_attended = False
         self._released = threading.Event()
         self.woken, self._waker = socketpair()  # can be read once this is closed
-        self._thread = threading.Thread(
-            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
-        )
+        name = "shardprep-receiver"
+        self._thread = threading.Thread(target=self._attend, args=[meanwhile], name=name, daemon=True)
         try:
             with starting_thread():
                 self._thread.start()
@@ -494,9 +502,7 @@ class Receiver(Owned, ABC):
 
     batches_never_change = True
 
-    def __init__(
-        self, socket: FrameSocket, release: Callable[[], None], *, name: str, superseded: str
-    ) -> None:
+    def __init__(self, socket: FrameSocket, release: Callable[[], None], name: str, superseded: str) -> None:
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._socket = socket
         self._superseded = superseded
@@ -540,9 +546,7 @@ class Receiver(Owned, ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -1,16 +1,15 @@
-"""Messages and counts of a RemoteSource and its senders; see docs/reference/wire.md."""
+"""Messages of a RemoteSource and its senders; see docs/reference/wire.md."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.errors import UsageError
 from shardprep.loaders.machines.codec import (
     Buffer,
     FrameDamaged,
@@ -24,7 +23,6 @@ from shardprep.loaders.machines.codec import (
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.epoch import LoadedStep
-from shardprep.loaders.order.receipt import Receipt, Tally, natural
 
 UNKNOWN = -1  # a number of steps or records
 MAX_DIFFERENCES = 16  # in a message
@@ -128,9 +126,7 @@ class Hello:
                 f"the terms of this source take {len(terms):,} characters, of at most {MAX_TERMS:,}; give a shorter "
                 "identity=, for example a digest of this one"
             )
-        return pack_note(
-            FrameKind.HELLO, VERSION, name=self.name, instance=self.instance, terms=terms, wants=self.wants
-        )
+        return pack_note(FrameKind.HELLO, VERSION, **(vars(self) | {"terms": terms}))
 
     @classmethod
     def read(cls, head: Head) -> Self:
@@ -214,11 +210,8 @@ def read_delivery(
         ) and len(meta) - len(StepRef._fields) in (2, 3):
             named, counts = np.split(meta, [len(StepRef._fields)])
             work, ends = StepRef(*named.tolist()), len(numbers) - np.cumsum(counts[::-1])[::-1]
-            if (
-                work.step == head.number
-                and 0 <= counts.min() <= counts.max() <= len(numbers)
-                and ends[0] >= 0
-            ):
+            are_valid = 0 <= counts.min() <= counts.max() <= len(numbers) and ends[0] >= 0
+            if work.step == head.number and are_valid:
                 return work, LoadedStep(work.step, batch, *np.split(numbers, ends))
     raise FrameDamaged("a DATA frame does not have the form of a delivery")
 
@@ -237,145 +230,3 @@ def number_in(notes: dict[str, Any], name: str, *, least: int = 0) -> int:
     if type(value) is not int or not least <= value < 1 << 63:
         raise FrameDamaged(f"a frame's {name} is not a number of at least {least}")
     return value
-
-
-STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Position:
-    """All steps of a pass before ``step`` were delivered; of the later ones, those in ``taken``."""
-
-    pass_number: int = 0
-    step: int = 0
-    taken: tuple[int, ...] = ()
-    receipt: Receipt | None = None
-
-    def after(self, made: LoadedStep, step: int, taken: Sequence[int], dataset: str) -> Position:
-        """Return the position after one more batch. ``dataset`` is that of a new receipt."""
-        before = self.receipt or Receipt(dataset, self.pass_number)
-        receipt = before.add(made.delivered).skip(made.skipped)
-        if len(made.left_out) or len(made.omitted):
-            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
-        return Position(self.pass_number, step, tuple(taken), receipt)
-
-    def empty(self, terms: SourceTerms) -> Position:
-        """Return the position in a pass without steps, which leaves out all records."""
-        receipt = Receipt(terms.dataset, self.pass_number).leave_out(range(max(0, terms.records)))
-        return replace(self, receipt=receipt)
-
-    def to_json(self, terms: SourceTerms | None) -> dict[str, Any]:
-        """Return what :func:`position_from_json` reads."""
-        return {
-            "version": STATE_VERSION,
-            "terms": terms.to_json() if terms else None,
-            "pass": self.pass_number,
-            "step": self.step,
-            "taken": list(self.taken),
-            "receipt": self.receipt.to_json() if self.receipt else None,
-        }
-
-
-def position_from_json(state: object) -> tuple[Position, SourceTerms | None]:
-    """Return the position, and the terms where known. Raises UsageError."""
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
-    terms, receipt = state.get("terms"), state.get("receipt")
-    taken = state.get("taken")
-    try:
-        return Position(
-            natural(state.get("pass")),
-            natural(state.get("step")),
-            tuple(map(natural, taken if isinstance(taken, list) else [None])),
-            None if receipt is None else Receipt.from_json(receipt),
-        ), None if terms is None else SourceTerms.from_json(terms)
-    except (DataError, UnknownVersion, UsageError, ValueError) as error:
-        raise UsageError(f"not the state of a RemoteSource: {error}") from error
-
-
-WAITING = "waiting for the receiver"
-STANDING_BY = "standing by"
-SENDING = "sending"
-CLOSED = "the receiver was closed"
-
-
-@dataclass(frozen=True)
-class SenderReport:
-    """One connected sender.
-
-    ``name`` is the name that the sender gave, ``key`` the name of the key that it has proved to have, ""
-    without keys. ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second
-    since it joined, and ``lag`` is the number of steps that are leased to it and have not arrived.
-    """
-
-    name: str
-    key: str
-    batches: int
-    bytes: int
-    rate: float
-    lag: int
-
-
-@dataclass(frozen=True)
-class RemoteStats:
-    """The counts of a RemoteSource since it was made.
-
-    ``senders`` are those that are connected now. ``refused`` has the names and reasons of the last 100
-    senders that were refused, ``not_admitted`` counts peers that did not complete the handshake. ``batches``
-    were taken; ``rejected`` counts damaged frames, ``repeated`` batches that had arrived before, and
-    ``stale`` frames of a pass that is over or of a peer that was not admitted. ``leases_given_again`` counts
-    leases with steps that were leased to another sender. ``waited`` is the time in seconds that the consumer
-    waited for batches.
-    """
-
-    senders: tuple[SenderReport, ...]
-    refused: tuple[tuple[str, str], ...]
-    not_admitted: int
-    batches: int
-    rejected: int
-    repeated: int
-    stale: int
-    leases_given_again: int
-    waited: float
-
-    def __repr__(self) -> str:
-        return (
-            f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, "
-            f"{len(self.refused)} refused>"
-        )
-
-    def __str__(self) -> str:
-        """Return some lines, one for each sender."""
-        lines = [
-            f"{self.batches:,} batches from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
-            f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
-            f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
-        ]
-        lines += [f"  {s.name}: {s.batches:,} batches, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders]
-        lines += [f"  refused {name}: {reason}" for name, reason in self.refused]
-        return "\n".join(lines if self.senders else [*lines, "  no sender is connected"])
-
-
-@dataclass(frozen=True)
-class SenderStats:
-    """The counts of a sender since :func:`.serve` was called.
-
-    ``state`` is a text: "waiting for the receiver", "standing by", "sending" or "the receiver was closed".
-    ``batches`` and ``bytes`` were sent. ``lag`` is the number of steps that are leased to this sender and not
-    yet sent, ``connections`` how often a receiver has admitted it, and ``seconds`` the time since the call.
-    """
-
-    state: str = WAITING
-    batches: int = 0
-    bytes: int = 0
-    lag: int = 0
-    connections: int = 0
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "batches": self.batches,
-            "bytes": self.bytes,
-            "connections": self.connections,
-            "seconds": round(self.seconds, 3),
-        }

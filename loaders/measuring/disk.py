@@ -214,16 +214,14 @@ class DiskProfile:
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DataError(f"is not a disk profile; {ADVICE}")
         if value.get("version") != VERSION:
-            raise UnknownVersion(
-                f"profile version {value.get('version')}; this release knows {VERSION}; {ADVICE}"
-            )
+            found = value.get("version")
+            raise UnknownVersion(f"profile version {found}; this release knows {VERSION}; {ADVICE}")
         try:
             profile = cls(**built_fields(cls, value))
             same = json.dumps(profile.to_json(), sort_keys=True) == json.dumps(value, sort_keys=True)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise DataError(
-                f"is a damaged disk profile ({type(error).__name__}: {error}); {ADVICE}"
-            ) from error
+            why = f"{type(error).__name__}: {error}"
+            raise DataError(f"is a damaged disk profile ({why}); {ADVICE}") from error
         if not same:
             raise DataError(f"is a damaged disk profile: its parts are inconsistent; {ADVICE}")
         return profile
@@ -301,15 +299,12 @@ def measure_disk(
     began, report = time.monotonic(), progress or (lambda title, share: None)
     report("opening", 0.0)
     with ExitStack() as stack:
-        target = open_target(
-            user_path(path), stack, seconds=seconds * SCRATCH_SHARE, record_bytes=record_bytes
-        )
+        scratch = seconds * SCRATCH_SHARE
+        target = open_target(user_path(path), stack, seconds=scratch, record_bytes=record_bytes)
         files, sizes, record = target.files, target.files.sizes, target.record_bytes
         way = cold_way(files, target.filesystem)
         stream = ColdAndWarm(files, way, Pattern(CHUNK_BYTES, ahead=AHEAD), "the loader's pattern")
-        blocks = [
-            ColdAndWarm(files, way, Pattern(block), f"sequential, {block >> 10} KiB") for block in BLOCKS
-        ]
+        blocks = [ColdAndWarm(files, way, Pattern(size), f"sequential, {size >> 10} KiB") for size in BLOCKS]
         depths = [
             ColdAndWarm(files, way, Pattern.of_records(record, depth=depth), f"random, {depth} at once")
             for depth in DEPTHS

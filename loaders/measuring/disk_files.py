@@ -337,9 +337,8 @@ def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
     try:
         os.pread(first, 1, 0)
         if not resident(first, [(0, 1)])[0]:
-            return ColdWay(
-                None, f"{filesystem or 'the file system'} has its own cache, which cannot be checked"
-            )
+            place = filesystem or "the file system"
+            return ColdWay(None, f"{place} has its own cache, which cannot be checked")
         kept = drop([first], np.zeros((1, 2), np.int64), min(files.sizes[0], MAX_SPAN))
         if kept <= COLD:
             return ColdWay(FADVISE)
@@ -413,11 +412,8 @@ def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) ->
                 begin -= begin % mmap.PAGESIZE
                 length = min(end, size) - begin
                 pages = np.zeros(-(-length // mmap.PAGESIZE), np.uint8)
-                address, states = (
-                    ctypes.c_void_p(data.ctypes.data + begin),
-                    pages.ctypes.data_as(ctypes.c_void_p),
-                )
-                if _libc.mincore(address, ctypes.c_size_t(length), states):
+                address, states = data.ctypes.data + begin, pages.ctypes.data_as(ctypes.c_void_p)
+                if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), states):
                     raise OSError(ctypes.get_errno(), f"mincore: {os.strerror(ctypes.get_errno())}")
                 found += int(np.count_nonzero(pages & 1))
                 asked += len(pages)

@@ -100,12 +100,10 @@ def rate_line(minute: LastMinute, width: int, *, sparkline: bool) -> str:
 
 def stages_line(loads: Sequence[StageLoad], width: int) -> str:
     """Return the stages with the shares of the time in which they work; the busiest, where not all fit."""
-    shown = [load for load in loads if load.utilisation >= LEAST_SHARE]
-    while (
-        shown and disp_len(text := "  ".join(f"{load.name} {load.utilisation:.0%}" for load in shown)) > width
-    ):
+    shown, room = [load for load in loads if load.utilisation >= LEAST_SHARE], max(0, width)
+    while disp_len(text := "  ".join(f"{load.name} {load.utilisation:.0%}" for load in shown)) > room:
         shown.remove(min(shown, key=lambda load: load.utilisation))
-    return text if shown else ""
+    return text
 
 
 def queue_line(levels: Sequence[int], capacity: int, waiting: float, width: int, *, sparkline: bool) -> str:
@@ -395,19 +393,12 @@ class LoaderBar(Owned, Iterator[Any]):
     """
 
     def __init__(
-        self,
-        loader: Watchable,
-        *,
-        total: int | None = None,
-        title: str = "loading",
-        shown: bool = True,
+        self, loader: Watchable, *, total: int | None = None, title: str = "loading", shown: bool = True
     ) -> None:
         self._loader = loader
         self._status: StatusLines | StatusBar | None = None
         if shown and (in_notebook() or sys.stderr.isatty()):  # elsewhere nothing is shown
-            can_move = (
-                os.environ.get("TERM", "dumb") != "dumb"
-            )  # the cursor of a dumb terminal stays in its line
+            can_move = os.environ.get("TERM", "dumb") != "dumb"  # otherwise the cursor stays in its line
             kind = StatusLines if can_move and not in_notebook() else StatusBar
             self._status = kind(loader, total=total, title=title)
         self._batches: Iterator[Any] = iter(())

@@ -14,9 +14,7 @@ import sys
 import time
 from itertools import islice
 
-ORDER = struct.Struct(
-    "<qqqqd"
-)  # processes, bytes of a piece, buffer's offset in a page, pieces ahead, seconds
+ORDER = struct.Struct("<qqqqd")  # processes, bytes of a piece, offset in a page, pieces ahead, seconds
 REPORT = struct.Struct("<qqqqd")  # number, pieces, bytes, errno, time of the end
 ANSWER = struct.Struct("<d")  # time of the start; then each process's report
 

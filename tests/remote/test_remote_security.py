@@ -44,7 +44,6 @@ class Receiver:
             bind=True,
             most_bytes=MAX_BYTES,
             options={zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS, zmq.MAXMSGSIZE: MAX_BYTES},
-            watched=ReceiverAuth.WATCHED,
             security=self.auth,
         )
         self.endpoint = self.socket.endpoint
@@ -74,7 +73,6 @@ class Sender:
             bind=False,
             most_bytes=MAX_BYTES,
             options=options,
-            watched=SenderAuth.WATCHED,
             security=self.auth,
         )
         self.socket.send([b"batch"])
