@@ -108,14 +108,6 @@ def _kaggle_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, str, in
         raise ValueError(f"is no CSV file ({error})") from error
 
 
-def is_caffe_list(path: Path) -> bool:
-    """Whether this val.txt is Caffe's, because other datasets have a file of that name, too."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
-
-
 def caffe_authority(path: Path, space: LabelSpace) -> Authority:
     """Read Caffe's ``val.txt``, with an image and its label in sorted_wnid0 per line."""
     return _authority(path, _caffe_labels(path, space), f"but there are {len(space)} classes")
@@ -184,12 +176,17 @@ class AnnotationFiles:
         def first(*names: str) -> Path | None:
             return next((folder / name for name in names if (folder / name).exists()), None)
 
-        caffe = first("val.txt")
+        caffe = folder / "val.txt"
+        is_caffe = False
+        if caffe.is_file():  # other datasets have a file of that name, too
+            with caffe.open("rb") as file:
+                line = file.readline(4096).decode(errors="replace").strip()
+                is_caffe = _CAFFE_LINE.fullmatch(line) is not None
         return cls(
             first(*FORMS),
             first("LOC_synset_mapping.txt"),
             first("LOC_val_solution.csv"),
-            caffe if caffe and is_caffe_list(caffe) else None,
+            caffe if is_caffe else None,
             first("ILSVRC/ImageSets/CLS-LOC"),
         )
 
@@ -200,7 +197,17 @@ class AnnotationFiles:
     @cached_property
     def space(self) -> LabelSpace | None:
         """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
-        mapped = _mapped_words(self.synset_mapping) if self.synset_mapping else None
+        mapped: dict[str, str] = {}
+        if path := self.synset_mapping:  # a wnid, a space and its words per line
+            with foreign_file(path, _ADVICE):
+                pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
+                mapped = {wnid: words.strip() for wnid, _, words in pairs}
+                if len(mapped) < len(pairs) or not all(
+                    0 < len(text) <= MAX_WORDS for text in mapped.values()
+                ):
+                    raise ValueError(
+                        f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
+                    )
         if self.devkit is None:
             return LabelSpace.of(mapped, mapped) if mapped else None
         differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
@@ -247,18 +254,6 @@ class AnnotationFiles:
             return Counter()
         lines = BytesIO(read_small_file(path))
         return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
-
-
-def _mapped_words(path: Path) -> dict[str, str]:
-    """Read ``LOC_synset_mapping.txt``, with a wnid, a space and its words per line."""
-    with foreign_file(path, _ADVICE):
-        pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
-        words = {wnid: words.strip() for wnid, _, words in pairs}
-        if len(words) < len(pairs) or not all(0 < len(text) <= MAX_WORDS for text in words.values()):
-            raise ValueError(
-                f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
-            )
-    return words
 
 
 MAX_XML_BYTES = 1 << 20

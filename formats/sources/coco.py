@@ -36,7 +36,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_below
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import TreeReader, holds_images, mtime_of, other_folders_note
+from shardprep.formats.sources.trees import FolderWalk, TreeReader, holds_images, mtime_of, other_folders_note
 
 LAYOUT = "coco"
 ANNOTATIONS, PREFIX = "annotations", "instances_"
@@ -252,14 +252,9 @@ class CocoInstances:
             raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
         self.entries = self._table.finish()
         self._place_annotations()
-        self.ignored = add_unlisted(
-            self._folder,
-            "",
-            self.entries["path"],
-            self.problems,
-            f"is in no object of {self._path.name}; remove it, or add one",
-            follow_symlinks=follow_symlinks,
-        )
+        walk = FolderWalk(self._folder, follow_symlinks, self.problems)
+        advice = f"is in no object of {self._path.name}; remove it, or add one"
+        self.ignored = add_unlisted(walk, "", self.entries["path"], advice)
 
     def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
         return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
@@ -382,11 +377,9 @@ class JsonObjects:
     """
 
     def __init__(self, file: ArchiveFile, parts: tuple[str, ...]) -> None:
-        self._file = file
-        self._parts = parts
+        self._file, self._parts = file, parts
         self._text = ""  # a character for each byte from ``_start``, so that places are those in the file
-        self._start = 0
-        self._at = 0
+        self._start = self._at = 0
 
     def __iter__(self) -> Iterator[CocoObject]:
         for _ in self._items("{", "}"):

@@ -63,12 +63,20 @@ class ConvertedDataset(Source):
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         folder, manifest = self.members[split]
+        index = checked_index(folder, manifest)
+        entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
+        for column in ("key", "label", "length"):
+            entries[column] = index[column]
+        entries["offset"] = np.arange(len(index))
+        for each in manifest.columns.entries if manifest.columns else ():
+            lengths = checked_column(folder, manifest, each)
+            entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
         return Listing(
-            split=split,
-            layout=LAYOUT,
-            entries=_entries(folder, manifest),
-            labels=manifest.labels,
-            reader=RecordReader(folder, manifest.root),
+            split,
+            LAYOUT,
+            entries,
+            manifest.labels,
+            RecordReader(folder, manifest.root),
             archives=tuple(Archive(shard.name, shard.size, 0) for shard in manifest.shards),
             options={"dataset": {name: getattr(manifest, name) for name in _CUSTODY}},
             schema=manifest.schema,
@@ -89,22 +97,9 @@ class ConvertedDataset(Source):
         )
 
 
-def _entries(folder: Path, manifest: Manifest) -> Entries:
-    """Return a row per record; its offset is the record's number, its length that of image and columns."""
-    index = checked_index(folder, manifest)
-    entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
-    for column in ("key", "label", "length"):
-        entries[column] = index[column]
-    entries["offset"] = np.arange(len(index))
-    for each in manifest.columns.entries if manifest.columns else ():
-        lengths = checked_column(folder, manifest, each)
-        entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
-    return entries
-
-
 @dataclass
 class RecordReader(OpeningReader[Dataset]):
-    """Reader of the images and columns of a dataset, each checked against its checksum."""
+    """Reader of a dataset's images and columns, each checked; an entry's offset is its record's number."""
 
     folder: Path
     root: str

@@ -207,27 +207,18 @@ def _row_of(width: int) -> np.dtype[np.void] | None:
     return entry_dtype(1 + width - entry_dtype(1, 1).itemsize, 1)
 
 
-def add_unlisted(
-    root: Path,
-    place: str,
-    listed: npt.NDArray[np.bytes_],
-    problems: Problems,
-    advice: str,
-    *,
-    follow_symlinks: bool = False,
-) -> Counter[str]:
-    """Add the images below the folder ``place`` of ``root`` that are not among ``listed`` to the problems.
+def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
+    """Add the images in the folder ``place`` of the walk that are not among ``listed`` to its problems.
 
-    ``listed`` are paths below ``root``; ``advice`` is the problem of an image. Returns the files of
-    file managers and the hidden ones that were left out, by name.
+    ``listed`` are paths of the walk; ``advice`` is the problem of an image. Returns the files of file
+    managers and the hidden ones that were left out, by name.
     """
-    walk = FolderWalk(root, follow_symlinks, problems)
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):
         if is_image(file):
             table.append((f"{place}/{file.path}".lstrip("/").encode(),))
     for path in np.setdiff1d(table.finish()["path"], listed).tolist():
-        problems.add(SourceDamaged(advice, path=root / path.decode()))
+        walk.problems.add(SourceDamaged(advice, path=walk.top / path.decode()))
     return walk.ignored
 
 

@@ -185,7 +185,7 @@ class ListedImages:
     """
 
     def __init__(self, source: ListedSource) -> None:
-        self.problems = Problems()
+        self._source, self.problems = source, Problems()
         self.images: dict[str, SplitImages] = {}
         self.tables: dict[Path, ListedTable] = {}
         self.kinds: dict[str, CellKind] = {}
@@ -193,7 +193,6 @@ class ListedImages:
         self.space = LabelSpace.of(())
         self.labels = ListedClasses(needs_label=source.is_list)
         self.keeps_rows = bool(source.source_options.columns) or not source.is_list
-        self._source = source
 
     def split_images(self, split: str, table: Path, place: str = "") -> SplitImages:
         """Return the images of a split, which lie in the folder ``place``."""
@@ -525,14 +524,9 @@ class MetadataFolder(ListedSource):
             listed.setdefault(one.place, []).append(one.entries["path"])
         for one in found.images.values():
             if paths := listed.pop(one.place, []):
-                one.ignored = add_unlisted(
-                    self.root,
-                    one.place,
-                    np.concatenate(paths),
-                    found.problems,
-                    "has no row in the table; add one, or remove it",
-                    follow_symlinks=self.source_options.follow_symlinks,
-                )
+                walk = FolderWalk(self.root, self.source_options.follow_symlinks, found.problems)
+                advice = "has no row in the table; add one, or remove it"
+                one.ignored = add_unlisted(walk, one.place, np.concatenate(paths), advice)
 
     def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
         form, options = TableForm.of(file), self.source_options

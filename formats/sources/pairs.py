@@ -260,10 +260,8 @@ class _Matched:
     def __init__(
         self, folders: PairedSplit, labels: ListedClasses, problems: Problems, *, follow: bool
     ) -> None:
-        self.folders = folders
+        self.folders, self._problems, self._follow = folders, problems, follow
         self.ignored: Counter[str] = Counter()
-        self._problems = problems
-        self._follow = follow
         left = {name: self._by_stem(folder) for name, folder in folders.partners.items()}
         top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
         inside = [folder.relative_to(top) for folder in resolved if folder.is_relative_to(top)]

@@ -76,23 +76,19 @@ Plain: TypeAlias = (
 class Value:
     """The ``length`` bytes at ``offset`` of a file, read on demand.
 
-    ``piece`` is the number of bytes that are read at once. Not thread-safe.
+    ``piece`` is the least number of bytes that are read at once. Not thread-safe.
     """
 
     def __init__(self, read_at: ReadAt, offset: int, length: int, *, piece: int = _PIECE) -> None:
-        self.offset, self.length = offset, length
-        self._read_at, self._most = read_at, piece
+        self.offset, self.length, self.piece = offset, length, piece
+        self._read_at = read_at
         self._start, self._piece = 0, b""
-
-    def in_pieces_of(self, piece: int) -> Value:
-        """Return the same value, read in pieces of another size."""
-        return Value(self._read_at, self.offset, self.length, piece=piece)
 
     def read(self, start: int, length: int) -> bytes:
         """Return exactly these bytes. Raises ValueError if there are not as many; OSError."""
         at = start - self._start
         if at < 0 or at + length > len(self._piece):
-            wanted = min(max(length, self._most), self.length - start)
+            wanted = min(max(length, self.piece), self.length - start)
             if wanted < length:
                 raise ValueError("it is cut off")
             at, self._start, self._piece = 0, start, self._read_at(wanted, self.offset + start)

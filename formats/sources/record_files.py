@@ -29,7 +29,6 @@ from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
-    IMAGE_SUFFIXES,
     SPLIT_NAMES,
     SPLITS,
     ByteReader,
@@ -44,7 +43,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, wrapped
+from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
 
 MAX_LABEL = 99_999
 HEAD_BYTES = 64  # of an image, to know its kind
@@ -125,15 +124,12 @@ class RecordClasses:
         return LabelSpace.of(numbers.values(), words)
 
 
-_OTHER = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)
-
-
 def column_name(name: str) -> str:
     """Return the column's name for a name in a file: ``image/height`` becomes ``image.height``.
 
     Characters that no column may have become ``_``, and a reserved name gets one at its end.
     """
-    plain = _OTHER.sub("_", name.replace("/", "."))
+    plain = re.sub("[^A-Za-z0-9_.-]", "_", name.replace("/", "."))
     plain = f"_{plain}" if plain[:1] in ("", ".", "-") else plain
     return f"{plain}_" if plain.lower() in RESERVED else plain
 
@@ -292,78 +288,68 @@ def split_files(
         if not names.fullmatch(path.name):
             return None
         return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
-    search = _Search(FolderWalk(path, follow_symlinks), FolderWalk(path, follow_symlinks), split, names)
+    walk, probe = (
+        FolderWalk(path, follow_symlinks),
+        FolderWalk(path, follow_symlinks),
+    )  # the probe counts nothing
+
+    def matching(place: str) -> list[str]:
+        files = walk.files(place)
+        found = [f"{place}/{file.path}".lstrip("/") for file in files if names.fullmatch(file.path)]
+        if found and len(found) < len(files):
+            walk.ignored[OTHER_FILES] += len(files) - len(found)
+        return found
+
     for place in ("", _DATA):
-        if (path / place).is_dir() and (found := search.in_folder(place)):
+        if (path / place).is_dir() and (found := _of_split(probe, place, matching, split)):
             of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
-            return SplitFiles(path, of_split, search.walk.ignored, search.walk.problems)
+            return SplitFiles(path, of_split, walk.ignored, walk.problems)
     folders = (
         folder for folder in (path, *(path / name for name in (_DATA, *SPLIT_NAMES))) if folder.is_dir()
     )
     beside = (each for folder in folders for each in folder.iterdir())
     if any(each.is_symlink() and names.fullmatch(each.name) for each in beside):
-        search.walk.problems.raise_all()  # all that is there may be links
+        walk.problems.raise_all()  # all that is there may be links
     return None
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The search for files with such names; ``probe`` looks at folders, and counts nothing."""
+def _of_split(
+    walk: FolderWalk, place: str, matching: Callable[[str], list[str]], split: str | None
+) -> dict[str, list[str]]:
+    """Return the files of each split: of its folder, where each has some, and no folders, or of its name.
 
-    walk: FolderWalk
-    probe: FolderWalk
-    split: str | None
-    names: re.Pattern[str]
-
-    def in_folder(self, place: str) -> dict[str, list[str]]:
-        """Return the files of each split; none in a folder of class folders."""
-        folders = self.probe.folders(place)
-        if splits := [folder for folder in folders if folder.lower() in SPLIT_NAMES]:
-            return self._by_folder(place, splits)
-        files = self._matching(place)
-        if files and any(
-            file.path.lower().endswith(IMAGE_SUFFIXES)
-            for folder in folders
-            for file in self.probe.files(f"{place}/{folder}".lstrip("/"))
-        ):
-            return {}  # classes, and what lies beside them
-        return self._by_name(files)
-
-    def _by_folder(self, place: str, folders: Sequence[str]) -> dict[str, list[str]]:
-        """Return the files of each split's folder; none unless each of them has some, and no folders."""
-        found: dict[str, list[str]] = {}
+    There are none in a folder of class folders.
+    """
+    folders, found = walk.folders(place), dict[str, list[str]]()
+    if any(folder.lower() in SPLIT_NAMES for folder in folders):
         for folder in folders:
-            here, split = f"{place}/{folder}".lstrip("/"), SPLIT_NAMES[folder.lower()]
-            files = [] if self.probe.folders(here) else self._matching(here)
+            if (one := SPLIT_NAMES.get(folder.lower())) is None:
+                continue
+            here = f"{place}/{folder}".lstrip("/")
+            files = [] if walk.folders(here) else matching(here)
             if not files:
                 return {}
-            if split in found:
-                raise UsageError(
-                    f"holds two folders of {split}; move one of them away", path=self.walk.top / place
-                )
-            found[split] = files
+            if one in found:
+                raise UsageError(f"holds two folders of {one}; move one of them away", path=walk.top / place)
+            found[one] = files
         return found
-
-    def _by_name(self, files: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for file in files:
-            found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
-        without = found.pop("", [])
-        if without and found:
-            one = next(iter(found.values()))[0]
-            raise UsageError(
-                f"{one} is named after a split and {without[0]} is not; rename one of them, or give a "
-                "folder for each split",
-                path=self.walk.top,
-            )
-        return {self.split or "train": without} if without else found
-
-    def _matching(self, place: str) -> list[str]:
-        files = self.walk.files(place)
-        found = [f"{place}/{file.path}".lstrip("/") for file in files if self.names.fullmatch(file.path)]
-        if found and len(found) < len(files):
-            self.walk.ignored[OTHER_FILES] += len(files) - len(found)
-        return found
+    files = matching(place)
+    inner = (
+        (file for folder in folders for file in walk.files(f"{place}/{folder}".lstrip("/"))) if files else ()
+    )
+    if any(map(is_image, inner)):
+        return {}  # classes, and what lies beside them
+    for file in files:
+        found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
+    without = found.pop("", [])
+    if without and found:
+        one = next(iter(found.values()))[0]
+        raise UsageError(
+            f"{one} is named after a split and {without[0]} is not; rename one of them, or give a "
+            "folder for each split",
+            path=walk.top,
+        )
+    return {split or "train": without} if without else found
 
 
 @dataclass(frozen=True)
@@ -399,7 +385,7 @@ class RecordSource(Source):
         entries, shortfall = found.entries, self.files.missing(split)
         if len(found.classes.texts) and len(entries):  # numbers of texts, which differ between splits
             entries = entries.copy()
-            entries["label"] = self._classes.places(found.classes)[entries["label"]]
+            entries["label"] = self.classes.places(found.classes)[entries["label"]]
         problems, is_first = Problems(), split == self.splits[0]
         for each in (self.files.problems, found.problems) if is_first else (found.problems,):
             problems.merge(each)
@@ -407,7 +393,7 @@ class RecordSource(Source):
             split,
             self.LAYOUT,
             entries,
-            self.labels,
+            self.classes.space(),
             found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
             shortfall=shortfall,
@@ -423,13 +409,9 @@ class RecordSource(Source):
         """The contents of each split's files."""
         return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
 
-    @property
-    def labels(self) -> LabelSpace:
-        """The space of the labels in all splits. Raises LabelConflict if they disagree."""
-        return self._classes.space()
-
     @cached_property
-    def _classes(self) -> RecordClasses:
+    def classes(self) -> RecordClasses:
+        """The classes of all splits. Raises LabelConflict if they disagree."""
         classes = RecordClasses()
         for split, found in self.scanned.items():
             try:
@@ -453,9 +435,7 @@ class RecordContents(ABC):
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries; None for no boxes
 
     def __init__(self, top: Path) -> None:
-        self.top = top
-        self.problems = Problems()
-        self.classes = RecordClasses()
+        self.top, self.problems, self.classes = top, Problems(), RecordClasses()
         self._place = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 

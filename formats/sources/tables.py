@@ -110,8 +110,7 @@ class FileStatus:
     """
 
     def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
-        self._root = root
-        self._follow = follow_symlinks
+        self._root, self._follow = root, follow_symlinks
         self._folder = Descriptor(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         self._sound = ""  # the last folder without a link in its path
 
@@ -191,10 +190,8 @@ class Lines(Iterator[str]):
     """
 
     def __init__(self, file: ArchiveFile, limit: int = MAX_LINE_BYTES) -> None:
-        self.number = 0
-        self.offset = 0
-        self._end = file.end
-        self._limit = limit
+        self.number = self.offset = 0
+        self._end, self._limit = file.end, limit
         self._raw = _raw_lines(file, limit)
 
     def __next__(self) -> str:
@@ -316,9 +313,7 @@ class CellKind:
     """
 
     def __init__(self, header: str, choice: ColumnChoice | None = None, *, typed: bool) -> None:
-        self.header = header
-        self._choice = choice
-        self._typed = typed
+        self.header, self._choice, self._typed = header, choice, typed
         self._found: set[str] = set()
         self._has_empty = False
         self._classes: dict[str, None] = {}

@@ -66,7 +66,7 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
         if begun.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
             return None
     with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
-        first = next((key for key, _ in LmdbRecords(archive)), None)
+        first = next((key for key, _ in lmdb_records(archive)), None)
     if first is None:
         raise UsageError("is an LMDB without records; give one that was completely written", path=file)
     if first != KEYS and not _KEY.fullmatch(first):
@@ -101,7 +101,7 @@ class TensorpackLmdb(Source):
         with naming_source(self.path), foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:
             archive.expect_random_reads()
             contents = _Contents(self.path, self.source_options)
-            for key, value in LmdbRecords(archive):
+            for key, value in lmdb_records(archive):
                 contents.add(key, value)
         entries = contents.entries()
         expected, shortfall = contents.completeness(entries)
@@ -171,12 +171,17 @@ class _Contents:
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
+        is_pair = False
         if not self._options.given("image_column", "label_column"):
             try:
                 read_datapoint(first)
                 return
-            except ValueError:
-                if is_pair(first):
+            except ValueError:  # some bytes and an integer are meant for an image and its label
+                with suppress(ValueError):
+                    match decoded(first, most=_MOST_PARTS):
+                        case [ByteRange(), int()]:
+                            is_pair = True
+                if is_pair:
                     raise
         item = read_item(first)
         self.names = ItemNames.of(item, self._options)
@@ -259,15 +264,6 @@ def read_datapoint(value: Value) -> Datapoint:
     raise ValueError(f"it is {kind_of(found)}, not [image, label]")
 
 
-def is_pair(value: Value) -> bool:
-    """Whether a datapoint is some bytes and an integer, though perhaps no image with its label."""
-    with suppress(ValueError):
-        match decoded(value, most=_MOST_PARTS):
-            case [ByteRange(), int()]:
-                return True
-    return False
-
-
 def _image(item: object) -> ByteRange:
     match item:
         case ByteRange():
@@ -307,7 +303,7 @@ def read_keys(value: Value) -> npt.NDArray[np.int64]:
     """
     if value.length > _MOST_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
-    value = value.in_pieces_of(_PIECE_OF_KEYS)
+    value.piece = _PIECE_OF_KEYS
     left = value.length // DIGITS
 
     def number_of(item: object) -> int:
@@ -332,44 +328,45 @@ def read_item(value: Value) -> Any:
     found = decoded(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
     if not isinstance(found, list | tuple | dict) or not found:
         raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
-    return _Materials(value).of(found)
+    return _contents(value, found)
 
 
-class _Materials:
-    """The contents of located parts, bounded: a part may be there many times, and within itself."""
+def _contents(value: Value, located: Any) -> Any:
+    """Return the contents of located parts, bounded: a part may be there many times, and within itself."""
+    parts, left = _MOST_PARTS_OF_ITEM, 2 * value.length
 
-    def __init__(self, value: Value) -> None:
-        self._value = value
-        self._parts, self._bytes = _MOST_PARTS_OF_ITEM, 2 * value.length
+    def taken(place: ByteRange) -> bytes:
+        nonlocal left
+        left -= place.length
+        if left < 0:
+            raise ValueError("its components have more bytes than the whole record")
+        return value.bytes_of(place)
 
-    def of(self, item: Any, depth: int = 0) -> Any:
-        self._parts -= 1
-        if self._parts < 0 or depth > _MOST_DEPTH:
+    def of(item: Any, depth: int) -> Any:
+        nonlocal parts
+        parts -= 1
+        if parts < 0 or depth > _MOST_DEPTH:
             raise ValueError(
                 f"it has more than {_MOST_PARTS_OF_ITEM} parts, or more than {_MOST_DEPTH} levels"
             )
         match item:
             case ByteRange():
-                return self._taken(item)
+                return taken(item)
             case Text(start, length):
-                return self._taken(ByteRange(start, length)).decode()
+                return taken(ByteRange(start, length)).decode()
             case Array(dtype, shape, data):
-                array = np.frombuffer(self._taken(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
+                array = np.frombuffer(taken(data), np.dtype(dtype), math.prod(shape)).reshape(shape)
                 array = array.astype(array.dtype.newbyteorder("="), copy=False)
                 return array if shape else array[()]
             case dict():
-                return {name: self.of(each, depth + 1) for name, each in item.items()}
+                return {name: of(each, depth + 1) for name, each in item.items()}
             case list() | tuple():
-                return type(item)([self.of(each, depth + 1) for each in item])
+                return type(item)([of(each, depth + 1) for each in item])
             case None | bool() | int() | float():
                 return item
         raise ValueError(f"it holds {kind_of(item)}")
 
-    def _taken(self, place: ByteRange) -> bytes:
-        self._bytes -= place.length
-        if self._bytes < 0:
-            raise ValueError("its components have more bytes than the whole record")
-        return self._value.bytes_of(place)
+    return of(located, 0)
 
 
 @dataclass(frozen=True)
@@ -392,7 +389,11 @@ class ItemNames:
         if label is not None:
             label = chosen(parts, label, "--label-column")
         elif isinstance(first, dict) and "label" not in first:
-            label = usual_label(parts, lambda name: _integer(parts[name])) or None
+
+            def number(name: str) -> Any:
+                return int(parts[name]) if isinstance(parts[name], np.integer) else parts[name]
+
+            label = usual_label(parts, number) or None
         return cls(image, label, options.label_column is not None)
 
     def named(self, item: Any) -> Any:
@@ -419,10 +420,6 @@ def _parts_of(item: Any) -> dict[str, Any]:
 def _encoded(part: Any) -> Any:
     is_line = isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim == 1
     return part.tobytes() if is_line else part
-
-
-def _integer(part: Any) -> Any:
-    return int(part) if isinstance(part, np.integer) else part
 
 
 @dataclass
@@ -455,47 +452,40 @@ class ItemReader(TarReader):
         return self._last[1]
 
 
-class LmdbRecords:
-    """The keys of an open file in their order, each with its value. Iterable once.
+def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, Value]]:
+    """Yield the keys of an open file in their order, each with its value.
 
     Raises SourceDamaged if the file is truncated or damaged, and for named databases and duplicate keys.
     """
 
-    def __init__(self, file: ArchiveFile) -> None:
-        self._file = file
-        self._pages = LmdbPages(file.read_at, file.end, self._damaged)
-        self._pages_left = file.end // self._pages.size
+    def damaged(reason: str) -> SourceDamaged:
+        return SourceDamaged(f"the LMDB is damaged: {reason}; copy it again", path=file.path)
 
-    def __iter__(self) -> Iterator[tuple[bytes, Value]]:
-        meta, count, last, size = self._pages.meta, 0, b"", 0
-        for key, value in self._below(meta.root, meta.depth):
-            count, size = count + 1, size + value.length
-            if key <= last or size > self._file.end:
-                raise self._damaged("its keys are not in order, or its records share their bytes")
-            last = key
-            yield key, value
-        if count != meta.entries:
-            raise self._damaged(f"it has {count} records, but says that it has {meta.entries}")
-
-    def _below(self, number: int, depth: int) -> Iterator[tuple[bytes, Value]]:
-        """Yield the records of the subtree of ``depth`` levels that begins with this page."""
+    pages = LmdbPages(file.read_at, file.end, damaged)
+    left, count, last, size = file.end // pages.size, 0, b"", 0
+    waiting = [(pages.meta.root, pages.meta.depth)]
+    while waiting:
+        number, depth = waiting.pop()
         if depth < 1:
-            return
-        self._pages_left -= 1
-        if self._pages_left < 0:
-            raise self._damaged("its pages form a cycle")
+            continue
+        left -= 1
+        if left < 0:
+            raise damaged("its pages form a cycle")
         if depth > 1:
-            for _, child in self._pages.children(self._pages.branch(number)):
-                yield from self._below(child, depth - 1)
-            return
-        page = self._pages.leaf(number)
-        for node in self._pages.nodes(page):
-            start, length, _ = self._pages.value(page, node)
-            *_, key_start, key_end = node
-            yield page.data[key_start:key_end], Value(self._file.read_at, start, length)
-
-    def _damaged(self, reason: str) -> SourceDamaged:
-        return SourceDamaged(f"the LMDB is damaged: {reason}; copy it again", path=self._file.path)
+            below = [(child, depth - 1) for _, child in pages.children(pages.branch(number))]
+            waiting += reversed(below)
+            continue
+        page = pages.leaf(number)
+        for node in pages.nodes(page):
+            start, length, _ = pages.value(page, node)
+            key = page.data[node[-2] : node[-1]]
+            count, size = count + 1, size + length
+            if key <= last or size > file.end:
+                raise damaged("its keys are not in order, or its records share their bytes")
+            last = key
+            yield key, Value(file.read_at, start, length)
+    if count != pages.meta.entries:
+        raise damaged(f"it has {count} records, but says that it has {pages.meta.entries}")
 
 
 class TextReader(TarReader):

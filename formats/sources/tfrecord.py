@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -399,7 +399,7 @@ class TfRecord(RecordSource):
         found = self.scanned[split]
         if found.boxes is None:
             return None
-        names = [each.name for each in self.labels.classes]
+        names = [each.name for each in self.classes.space().classes]
         keys = found.entries["key"]
         rows = found.boxes[np.argsort(keys[found.boxes["row"]], kind="stable")].tolist()
         return (
@@ -432,12 +432,24 @@ class Dialect:
 
 
 def dialect_of(found: Features, options: SourceOptions) -> Dialect:
-    """Return the dialect of a record. Raises UsageError for features in the ``options`` that it lacks."""
+    """Return the dialect of a record: that of the official scripts for ImageNet, or of TensorFlow Datasets.
+
+    The official scripts have the synset beside the label, and count from 1. Other programs that have taken
+    their names count from 0 or from 1, which cannot be known: labels stay. Raises UsageError for features in
+    the ``options`` that it lacks.
+    """
 
     def value_of(name: str) -> object:
         return found[name].only_value(HEAD_BYTES)
 
-    known = _known(found)
+    def there(*names: str) -> str:
+        return next((name for name in names if name in found), "")
+
+    known = Dialect(there("image"), there("label"), "", there("file_name", "image/filename"))
+    if "image/encoded" in found:
+        label, boxes = there("image/class/label"), set(BOX_SIDES) <= found.keys()
+        synset = there("image/class/synset") if label else ""
+        known = Dialect("image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes)
     image, label = known.image, known.label
     if options.image_column is not None:
         image = chosen(found, options.image_column, "--image-column")
@@ -450,25 +462,6 @@ def dialect_of(found: Features, options: SourceOptions) -> Dialect:
     if label != known.label:
         known = replace(known, class_name="", first_label=0)
     return replace(known, image=image, label=label, may_be_text=options.label_column is not None)
-
-
-def _known(names: Collection[str]) -> Dialect:
-    """Return the dialect of the official scripts for ImageNet, or of TensorFlow Datasets.
-
-    The official scripts have the synset beside the label, and count from 1. Other programs that have taken
-    their names count from 0 or from 1, which cannot be known: labels stay.
-    """
-
-    def there(name: str) -> str:
-        return name if name in names else ""
-
-    if "image/encoded" in names:
-        label = there("image/class/label")
-        synset = there("image/class/synset") if label else ""
-        boxes = set(BOX_SIDES) <= set(names)
-        return Dialect("image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes)
-    file_name = there("file_name") or there("image/filename")
-    return Dialect(there("image"), there("label"), "", file_name)
 
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:

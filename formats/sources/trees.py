@@ -127,23 +127,22 @@ class FolderWalk:
 
     def is_left_out(self, file: FoundFile, place: str = "") -> bool:
         """Whether a file below ``place`` is no image by its name and first bytes; if so, it is counted."""
-        if is_image(file) or begins_as_image(self._head(f"{place}/{file.path}".lstrip("/"))):
+        if is_image(file):
             return False
-        self.ignored[NON_IMAGES] += 1
-        return True
-
-    def _head(self, place: str) -> bytes:
-        folder = os.open(self.top, _FOLDER)
+        path, folder = f"{place}/{file.path}".lstrip("/"), os.open(self.top, _FOLDER)
         try:
-            file = _opened_below(folder, os.fsencode(place), follow_symlinks=self.follow_symlinks)
+            fd = _opened_below(folder, os.fsencode(path), follow_symlinks=self.follow_symlinks)
         except OSError as error:
-            raise self._failed(error, self.top / place) from error
+            raise self._failed(error, self.top / path) from error
         finally:
             os.close(folder)
         try:
-            return os.read(file, _HEAD_BYTES)
+            is_other = not begins_as_image(os.read(fd, _HEAD_BYTES))
         finally:
-            os.close(file)
+            os.close(fd)
+        if is_other:
+            self.ignored[NON_IMAGES] += 1
+        return is_other
 
     def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
         """Return files, and the names of folders, by name; names to ignore are counted, odd ones problems."""

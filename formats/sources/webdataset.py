@@ -198,7 +198,15 @@ class ShardContents(RecordContents):
                 with foreign_file(place, "correct the shard", key=sample.stem):
                     label = self._label(sample, file)
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)
-                self._count(sample, place)
+                image = self._of.image_of(sample)
+                parts = frozenset(sample.parts.keys() - {image})
+                first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
+                self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
+                self._parts |= parts
+                if len(self._parts) > MAX_COLUMNS:
+                    raise SourceDamaged(
+                        f"has more parts than the {MAX_COLUMNS} that are possible", path=place
+                    )
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
         part, text = self._of.label, text_in(sample, self._of.label, archive)
@@ -213,15 +221,6 @@ class ShardContents(RecordContents):
         name = text_in(sample, CLASS_NAME, archive) if part == LABEL else None
         return self.classes.add(int(match[1]), name)
 
-    def _count(self, sample: ShardSample, place: str) -> None:
-        image = self._of.image_of(sample)
-        parts = frozenset(part for part in sample.parts if part != image)
-        first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
-        self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
-        self._parts |= parts
-        if len(self._parts) > MAX_COLUMNS:
-            raise SourceDamaged(f"has more parts than the {MAX_COLUMNS} that are possible", path=place)
-
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns and whether there are images; a sample that lacks a part is a problem."""
         has_images = any(image for image, _ in self._first_of)
@@ -234,17 +233,15 @@ class ShardContents(RecordContents):
                     f"lacks {', '.join(missing[:8])}, which other samples have{others}; add the missing parts"
                 )
                 self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
-        return Schema(_fields(self._parts - self._of.no_columns(self._parts))), has_images
+        fields = []
+        for part in sorted(self._parts - self._of.no_columns(self._parts)):
+            last = part.rpartition(".")[2]  # as WebDataset's own decoders
+            kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
+            fields.append(Field(column_name(part), kind))
+        return Schema(fields), has_images
 
     def reader(self) -> SampleReader:
         return SampleReader(self.top, self.schema, self._of)
-
-
-def _fields(extensions: set[str]) -> Iterator[Field]:
-    for extension in sorted(extensions):
-        last = extension.rpartition(".")[2]  # as WebDataset's own decoders
-        kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
-        yield Field(column_name(extension), kind)
 
 
 def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
