@@ -382,6 +382,7 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
         "measured": f"{images}, {speed.images / speed.seconds:,.0f}/s",
         "first batch": f"after {speed.first_batch:.2f} s",
         "between batches": f"p50 {speed.gap_p50 * 1e3:,.1f} ms, p99 {speed.gap_p99 * 1e3:,.1f} ms",
+        "decoder": speed.decoder,
         "worker, per image": ", ".join(stages),
         "workers waiting": f"{speed.idle:.1%} for work, {speed.blocked:.1%} for a free slot",
         "consumer waiting": f"{speed.starved:.1%} for a batch",

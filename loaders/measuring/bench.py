@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shardprep.formats.images.fast import decoder_name
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.loaders.batches.slots import SlotLayout
@@ -204,6 +205,7 @@ def measure(
             bytes_per_second=rate * stats.image_bytes,
             gap_p50=gap_p50,
             gap_p99=gap_p99,
+            decoder=decoder_name() if loader.transform else None,
             stages={name: spent / images for name, spent in stats.stages.items()},
             idle=sum(stats.waiting) / len(stats.waiting) / elapsed,
             blocked=stats.blocked / elapsed,
@@ -263,10 +265,11 @@ class LoaderSpeed:
 
     Rates are medians over windows of half a second or more; ``bytes_per_second`` is of encoded images.
     ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
-    batches. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of
-    the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1 if
-    the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes; of these ``main_cpu`` is
-    the consumer's. ``stats`` are the loader's for the measured time.
+    batches. ``decoder`` is the name and version of the decoder of JPEGs on this machine, None without a
+    transform. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares
+    of the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1
+    if the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes; of these ``main_cpu``
+    is the consumer's. ``stats`` are the loader's for the measured time.
     """
 
     images: int
@@ -278,6 +281,7 @@ class LoaderSpeed:
     bytes_per_second: float
     gap_p50: float
     gap_p99: float
+    decoder: str | None
     stages: dict[str, float]
     idle: float
     blocked: float

@@ -51,6 +51,7 @@ def speed_of(
         bytes_per_second=1e7,
         gap_p50=0.1,
         gap_p99=0.2,
+        decoder=None,
         stages={name: seconds / 1000 for name, seconds in stages.items()},
         idle=0.0,
         blocked=0.0,
