@@ -55,11 +55,6 @@ class Ready(NamedTuple):
     batches: int
 
 
-class _Underway(NamedTuple):
-    lease: Lease
-    sent: float
-
-
 Event = dict[str, Any]
 
 
@@ -88,11 +83,11 @@ class Trace:
         self._clock = clock
         self._read = clock.copy()
         self._free = [self.began] * len(clock)
-        self._underway: list[deque[_Underway]] = [deque() for _ in clock]
+        self._underway: list[deque[tuple[Lease, float]]] = [deque() for _ in clock]
 
     def leased(self, worker: int, lease: Lease) -> None:
         """Note that the lease was sent to the worker."""
-        self._underway[worker].append(_Underway(lease, perf_counter()))
+        self._underway[worker].append((lease, perf_counter()))
 
     def finished(self, worker: int, lease_id: int) -> None:
         """Note that the worker has finished the lease; earlier ones sent to it were finished elsewhere."""

@@ -215,6 +215,15 @@ class PassResources(Owned):
             found.close()
 
 
+class Kept:
+    """A ``value`` that a step keeps between passes; None before there is one."""
+
+    value: Any = None
+
+    def close(self) -> None:
+        self.value = None
+
+
 def _taken(idle: deque[Closeable]) -> Closeable | None:
     try:
         return idle.pop()

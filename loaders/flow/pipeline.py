@@ -18,7 +18,7 @@ from shardprep.loaders.batches.passes import FrameworkHint, ending
 from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
 from shardprep.loaders.flow.node import Length, Node, checked_int
 from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
-from shardprep.loaders.flow.prefetch import InProcess
+from shardprep.loaders.flow.prefetch import InProcess, has
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.flow.sources import FromParts
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
@@ -106,7 +106,7 @@ class FlowItems(NumberedItems):
 
     def elsewhere(self) -> NumberedItems | None:
         node = _alone(self.node)
-        return None if _has_processes(node) else FlowItems(node)
+        return None if has(node, ProcessMap | InProcess) else FlowItems(node)
 
 
 def _alone(node: Node) -> Node:
@@ -127,10 +127,6 @@ def _alone(node: Node) -> Node:
     if isinstance(node, Map | MapComponent):
         return replace(node, source=_alone(node.source))
     return node
-
-
-def _has_processes(node: Node) -> bool:
-    return isinstance(node, ProcessMap | InProcess) or any(map(_has_processes, node.sources))
 
 
 class Pipeline(FrameworkHint):

@@ -187,9 +187,9 @@ class InProcess(Step):
     never_change = True  # items are copies from the other process
 
     def __post_init__(self) -> None:
-        if _has(self.source, ProcessMap | InProcess):
+        if has(self.source, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
-        if _has(self.source, Cache):  # it would be lost with the process, in the middle of a pass
+        if has(self.source, Cache):  # it would be lost with the process, in the middle of a pass
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
 
     def run(self, now: PassContext) -> Iterator[Any]:
@@ -236,5 +236,6 @@ class InProcess(Step):
         return f"item {item['number']} of pass {item['pass']}, in_process()"
 
 
-def _has(node: Node, kind: type[Node] | UnionType) -> bool:
-    return isinstance(node, kind) or any(_has(source, kind) for source in node.sources)
+def has(node: Node, kind: type[Node] | UnionType) -> bool:
+    """Whether the node, or one that it draws from, is of this kind."""
+    return isinstance(node, kind) or any(has(source, kind) for source in node.sources)

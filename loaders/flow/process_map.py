@@ -40,7 +40,7 @@ from shardprep.loaders.flow.node import (
     checked_seconds,
     numbered,
 )
-from shardprep.loaders.flow.passes import Function, GroupMeter, PassContext, StepRandom
+from shardprep.loaders.flow.passes import Function, GroupMeter, Kept, PassContext, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -87,12 +87,13 @@ class EngineMeter:
 
     def read(self) -> GroupTimes:
         ended, current = self._ended, self._current
-        return ended if current is None else ended.plus(self._times(*current))
-
-    def _times(self, engine: Engine, before: EngineStats) -> GroupTimes:
-        stats, group = engine.stats().since(before), self._ended
+        if current is None:
+            return ended
+        stats = current[0].stats().since(current[1])
         starved = sum(stats.waiting) / len(stats.waiting)
-        return GroupTimes.of_engine(stats, group.name, group.width, self._names, self._rest, starved)
+        return ended.plus(
+            GroupTimes.of_engine(stats, ended.name, ended.width, self._names, self._rest, starved)
+        )
 
 
 # An item's position in the inputs, and its row.
@@ -121,7 +122,7 @@ class ItemGroups:
         pass_number: int,
         rows: int,
         least: int,
-        known: KnownForm,
+        known: Kept,
         never_change: bool,
     ) -> None:
         self._numbered = numbered
@@ -147,7 +148,7 @@ class ItemGroups:
             except Exception as error:  # raised after the items before it were sent
                 ended, failure = True, error
             if group.items:
-                yield group.request(self._known.form)
+                yield group.request(self._known.value)
             if failure is not None:
                 raise failure
 
@@ -353,7 +354,7 @@ class ProcessMap(Mapped):
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         least = ITEMS_PER_WORKER * self.processes
-        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least, KnownForm())) as received:
+        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least, Kept())) as received:
             for batch in received:
                 yield from self._values(batch)
                 del batch
@@ -378,7 +379,7 @@ class ProcessMap(Mapped):
 
         A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
         """
-        known = now.kept.shared(now.place(self), KnownForm)
+        known = now.kept.shared(now.place(self), Kept)
         with ending(self._received(now, None, size, size, known)) as received:
             enough = filter(partial(self._is_enough, least), received)
             yield from map(partial(self._batch, known), enough)
@@ -389,7 +390,7 @@ class ProcessMap(Mapped):
             restored(payload, partial(self._described, batch.items[row]))
         return len(batch.items) >= least
 
-    def _batch(self, known: KnownForm, batch: EngineBatch) -> Any:
+    def _batch(self, known: Kept, batch: EngineBatch) -> Any:
         """The batch that the workers have written, or the results stacked here.
 
         The workers get the form of stacked results for the next batches.
@@ -402,11 +403,11 @@ class ProcessMap(Mapped):
             restored(batch.result(row), partial(self._described, item))
             for row, item in enumerate(batch.items)
         ]
-        known.form = RowForm.of(rows[0])
+        known.value = RowForm.of(rows[0])
         return stack(rows)
 
     def _received(
-        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int, known: KnownForm
+        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int, known: Kept
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. Of a source that can fetch, keys are sent for them."""
         if self.source.can_fetch:
@@ -455,15 +456,6 @@ class ProcessMap(Mapped):
 
     def _described(self, item: Any) -> str:
         return f"item {item['number']} of pass {item['pass']}, at {self.label}"
-
-
-class KnownForm:
-    """The form of a step's results, kept between passes."""
-
-    form: RowForm | None = None
-
-    def close(self) -> None:
-        self.form = None
 
 
 def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -28,7 +29,7 @@ from shardprep.loaders.flow.node import (
     seed_of,
     within,
 )
-from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
+from shardprep.loaders.flow.passes import ErrorNote, Function, Kept, PassContext
 from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
 
@@ -139,26 +140,14 @@ class FromCallable(Node):
         items = self.function()
         if not isinstance(items, Iterable):
             raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
-        now.kept.shared(now.place(self), _LastIterator).replace(items, self.function.name)
-        yield from now.here.timed_draws(self.label, Passes(items).begin())
-
-
-class _LastIterator:
-    """The iterator that a function returned last, to detect that it is returned again, exhausted."""
-
-    def __init__(self) -> None:
-        self._items: Any = None
-
-    def replace(self, items: Iterable[Any], name: str) -> None:
-        if items is self._items:
+        last = now.kept.shared(now.place(self), Kept)  # to find one that is returned again, exhausted
+        if items is last.value:
             raise UsageError(
-                f"{name} returned the same iterator as in the pass before, but an iterator has only one "
-                "pass: return a new one each time"
+                f"{self.function.name} returned the same iterator as in the pass before, but an iterator has "
+                "only one pass: return a new one each time"
             )
-        self._items = items if isinstance(items, Iterator) else None
-
-    def close(self) -> None:
-        self._items = None
+        last.value = items if isinstance(items, Iterator) else None
+        yield from now.here.timed_draws(self.label, Passes(items).begin())
 
 
 @dataclass(frozen=True)
@@ -188,26 +177,16 @@ class FromFakeData(Fetched):
     def length(self) -> Length:
         return exact(len(self.data))
 
-    def fetch(self) -> FakeItems:
-        return FakeItems(self.data)
+    def fetch(self) -> PlainFetch:
+        return PlainFetch(partial(_fake_item, self.data))
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
         return within(numbers, self.length)
 
 
-@dataclass(frozen=True)
-class FakeItems:
-    """Makes items from their numbers; each takes the time that ``data`` sets."""
-
-    data: FakeData
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[int], tuple[Any, int]]]:
-        yield self._item
-
-    def _item(self, number: int) -> tuple[Any, int]:
-        (image,), labels = self.data.batch(number)
-        return image.obj if isinstance(image, memoryview) else image, labels.item()
+def _fake_item(data: FakeData, number: int) -> tuple[Any, int]:
+    (image,), labels = data.batch(number)
+    return image.obj if isinstance(image, memoryview) else image, labels.item()
 
 
 Labels = Mapping[str, int] | Sequence[int]
@@ -272,8 +251,8 @@ class FromFiles(Fetched):
     def length(self) -> Length:
         return exact(len(self.paths))
 
-    def fetch(self) -> FileFetch:
-        return FileFetch(self.folder)
+    def fetch(self) -> PlainFetch:
+        return PlainFetch(partial(_file_and_label, self.folder))
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[tuple[str, int]]:
         places = within(numbers, self.length)
@@ -305,15 +284,19 @@ def _endings(suffixes: Sequence[str] | None) -> tuple[str, ...]:
     return IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
 
 
-@dataclass(frozen=True)
-class FileFetch:
-    """Reads files by their paths. Picklable."""
+def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
+    return (folder / key[0]).read_bytes(), key[1]
 
-    folder: Path
+
+@dataclass(frozen=True)
+class PlainFetch:
+    """Makes items by a function of their keys, for which nothing has to be opened."""
+
+    item_of: Callable[[Any], Any]
 
     @contextmanager
-    def open(self) -> Iterator[Callable[[tuple[str, int]], tuple[bytes, int]]]:
-        yield lambda key: ((self.folder / key[0]).read_bytes(), key[1])
+    def open(self) -> Iterator[Callable[[Any], Any]]:
+        yield self.item_of
 
 
 @runtime_checkable

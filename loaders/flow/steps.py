@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +38,7 @@ from shardprep.loaders.flow.node import (
     numbered,
     within,
 )
-from shardprep.loaders.flow.passes import PassContext, map_with_notes
+from shardprep.loaders.flow.passes import Kept, PassContext, map_with_notes
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
 
@@ -180,39 +179,23 @@ class Cache(Step):
             raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        store = now.kept.shared(now.place(self), _Store)
-        yield from self._first(now, store) if store.items is None else map(read_only, store.items)
+        kept = now.kept.shared(now.place(self), Kept)
+        yield from self._first(now, kept) if kept.value is None else map(read_only, kept.value)
 
-    def _first(self, now: PassContext, store: _Store) -> Iterator[Any]:
-        kept: list[Any] = []
+    def _first(self, now: PassContext, kept: Kept) -> Iterator[Any]:
+        found: list[Any] = []
         length, never_change = self.source.length, self.source.never_change
 
         def keep(item: Any) -> Any:
-            kept.append(item if never_change else _copied(item))
-            if length.is_exact and len(kept) == length.items:
-                store.fill(kept)
-            return read_only(kept[-1])
+            found.append(item if never_change else _copied(item))
+            if length.is_exact and len(found) == length.items and kept.value is None:
+                kept.value = found
+            return read_only(found[-1])
 
         with ending(self.drawn(now)) as items:
             yield from map(keep, items)
-        store.fill(kept)
-
-
-class _Store:
-    """The items of the pass that was complete first; None before. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.items: list[Any] | None = None
-        self._lock = threading.Lock()
-
-    def fill(self, items: list[Any]) -> None:
-        with self._lock:
-            if self.items is None:
-                self.items = items
-
-    def close(self) -> None:
-        with self._lock:
-            self.items = None
+        if kept.value is None:
+            kept.value = found
 
 
 def read_only(item: Any) -> Any:

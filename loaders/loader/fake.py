@@ -96,22 +96,17 @@ Pixels = npt.NDArray[np.uint8]
 def fake_files(seed: int) -> list[memoryview]:
     """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
     rng = np.random.default_rng(seed)
-    photographs = _photographs()
+    folder = resources.files("shardprep.formats.data.photographs")
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jpg"))
+    files = [(folder / name).read_bytes() for name in names if name != "cmyk.jpg"]
+    photographs = [cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR) for file in files]
     count = PER_PHOTOGRAPH * len(photographs)
     sizes = np.exp(SPREAD * rng.standard_normal(count))
     pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
     return [
-        memoryview(_file(photographs[n % len(photographs)], area, rng))
+        memoryview(_file(photographs[n % len(photographs)], area, rng))  # type: ignore[arg-type]
         for n, area in enumerate(pixels.tolist())
     ]
-
-
-def _photographs() -> list[Pixels]:
-    """The photographs of the sample dataset, without the CMYK one."""
-    folder = resources.files("shardprep.formats.data.photographs")
-    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".jpg"))
-    files = [np.frombuffer((folder / name).read_bytes(), np.uint8) for name in names if name != "cmyk.jpg"]
-    return [cv2.imdecode(file, cv2.IMREAD_COLOR) for file in files]  # type: ignore[misc]
 
 
 def _file(photograph: Pixels, area: float, rng: np.random.Generator) -> bytes:
@@ -245,7 +240,8 @@ class FakeData(EpochLoader):
         """
         for step in steps:
             self._plan.split(0).places(step)  # checks the step
-            yield LoadedStep(step, self.batch(step), self._numbers(step), NONE_LEFT, NONE_LEFT)
+            numbers = np.arange(step * self._rows, (step + 1) * self._rows)
+            yield LoadedStep(step, self.batch(step), numbers, NONE_LEFT, NONE_LEFT)
 
     def batch(self, number: int) -> tuple[Any, Labels]:
         """Return the batch of this number, after the same delay."""
@@ -255,9 +251,6 @@ class FakeData(EpochLoader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(FakeData, self._batches, **self._options), ()
-
-    def _numbers(self, number: int) -> Records:
-        return np.arange(number * self._rows, (number + 1) * self._rows)
 
     def _record(self, number: int) -> tuple[Any, int]:
         """The image and label of a record, without the delay."""

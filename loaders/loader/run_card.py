@@ -16,7 +16,7 @@ from enum import Enum
 from importlib.metadata import version
 from itertools import zip_longest
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
-from shardprep.formats.shards.columns import ColumnEntry
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.order.epoch import EpochPlan
@@ -37,6 +36,9 @@ from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_
 from shardprep.loaders.transforms.cut import Cut
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from shardprep.loaders.transforms.views import Views
+
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.work import ShardWork
 
 MOST_LISTED = 4096
 WAYS = {"subset": "a subset of", "without": "to do without"}
@@ -95,7 +97,7 @@ class TransformCard:
     @classmethod
     def of(cls, transform: Transform, identity: str | None) -> Self:
         """Return the card of a transform."""
-        name = str(getattr(transform, "__name__", type(transform).__name__))
+        name = _title(transform)
         return cls(name, None, _arguments(transform)) if _is_own(transform) else cls(name, identity, None)
 
     def made(self) -> Transform:
@@ -114,7 +116,11 @@ class TransformCard:
     @property
     def is_random(self) -> bool:
         """Whether its results may depend on the seed."""
-        return self.arguments is None or _draws_numbers(self.name, self.arguments)
+        if self.arguments is None:
+            return True
+        made = _made(self.name, self.arguments)
+        within = made.each if isinstance(made, Views) else (made,)
+        return not all(isinstance(each, EvalTransform) for each in within)
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
@@ -132,13 +138,6 @@ class TransformCard:
             except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise ValueError(f"its {name} cannot be made: {error}") from error
         return cls(name, identity, arguments)
-
-
-def _draws_numbers(name: str, arguments: Any) -> bool:
-    """Whether a transform of these arguments draws numbers, or one within it."""
-    made = _made(name, arguments)
-    within = made.each if isinstance(made, Views) else (made,)
-    return not all(isinstance(each, EvalTransform) for each in within)
 
 
 def _is_own(value: object) -> bool:
@@ -241,7 +240,8 @@ class RunCard:
     def of(cls, plan: EpochPlan, **others: Any) -> Self:
         """Return the card of a run in the order of ``plan``, with the installed versions and other fields."""
         ordered = {name: getattr(plan, name) for name in PLANNED}
-        return cls(**ordered, versions=installed_versions(), **others)
+        versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
+        return cls(**ordered, versions=versions | {"decoder": checked_decoder().digest}, **others)
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of a Loader of this run, beside the path of the dataset.
@@ -312,12 +312,6 @@ class RunCard:
             return cls.from_json(value)
 
 
-def installed_versions() -> dict[str, str]:
-    """The versions that decide the pixels of a batch, and the digest of the decoder's pixels."""
-    versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
-    return versions | {"decoder": checked_decoder().digest}
-
-
 def decoder_of(state: Mapping[str, Any]) -> str | None:
     """Return the digest of the decoder in a state's card; None where an older release wrote it."""
     try:
@@ -331,22 +325,7 @@ DIGEST_BYTES = 16
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
-class RowWork(Protocol):
-    """Work of a loader on each record, as far as its batches depend on it."""
-
-    @property
-    def label_map(self) -> tuple[int, ...]: ...
-    @property
-    def skip_bad(self) -> bool: ...
-    @property
-    def columns(self) -> tuple[ColumnEntry, ...]: ...
-    @property
-    def with_image(self) -> bool: ...
-    @property
-    def transform(self) -> Transform | None: ...
-
-
-def loader_identity(plan: EpochPlan, work: RowWork, *, with_numbers: bool) -> dict[str, str]:
+def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> dict[str, str]:
     """The values that determine a loader's batches, by name."""
     found = {
         "dataset": plan.dataset,
