@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed
-from shardprep.loaders.flow import passes as user_function
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.process_map import GROUP_BYTES
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.sampling import torture_except
 
@@ -52,16 +49,6 @@ def test_lambdas_closures_and_any_values_go_both_ways() -> None:
     np.testing.assert_equal([x for x, _ in found[: len(values)]], values)
     np.testing.assert_equal(found[len(values) :], values[1:])
     assert [type(x) for x in found[len(values) :]] == [type(x) for x in values[1:]]
-
-
-@pytest.mark.torture
-def test_without_cloudpickle_a_lambda_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_function, "can_dump_by_value", lambda: False)
-
-    with pytest.raises(UsageError, match=r"pip install 'shardprep\[cloudpickle\]', define it"):
-        list(numbers(3).map(lambda x: x, processes=1))
-    with numbers(3).map(square, processes=1) as flow:
-        assert list(flow) == [0, 1, 4]
 
 
 @pytest.mark.torture
@@ -128,22 +115,6 @@ def test_a_killed_worker_loses_and_repeats_nothing_and_another_sees_the_item_as_
         assert list(flow) == list(range(40))
 
 
-@pytest.mark.torture
-def test_a_slow_source_is_not_waited_for_by_what_it_has_given() -> None:
-    def slow() -> Iterator[int]:
-        yield from range(3)
-        while not seen:
-            time.sleep(0.01)
-            yield -1
-
-    seen: list[int] = []
-    with Flow.from_callable(slow).map(square, processes=1) as flow:
-        for item in flow:
-            seen.append(item)
-
-    assert seen[:3] == [0, 1, 4]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", torture_except([4, 64], 4))
 def test_a_process_is_at_most_so_many_items_ahead(tmp_path: Path, ahead: int) -> None:
@@ -174,19 +145,6 @@ def test_a_forked_copy_of_a_flow_has_workers_of_its_own_and_so_has_a_pass_after_
             assert len(multiprocessing.active_children()) == 1
             flow.close()
             assert not multiprocessing.active_children()
-
-
-@pytest.mark.torture
-def test_large_results_take_memory_for_a_group_not_for_all_that_could_be_large() -> None:
-    """Results of any size pass through shared memory, and groups of them stay small."""
-    size = 6 << 20
-    with numbers(600).map(lambda x: np.full(size, x % 256, np.uint8), processes=1) as flow:
-        for number, array in enumerate(flow):
-            assert array[0] == array[-1] == number % 256
-            assert array.base is not None
-            del array
-        (engine,) = flow._kept._idle[(os.getpid(), (((), 1), 64))]
-        assert os.fstat(engine._dispatcher.ring._file.fileno()).st_blocks * 512 <= 9 * (GROUP_BYTES + size)
 
 
 def test_too_little_address_space_is_said_to_be_that() -> None:

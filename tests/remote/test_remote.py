@@ -265,22 +265,6 @@ def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
         assert sent.result(TIMEOUT_S).connections > 1
 
 
-@pytest.mark.torture
-def test_connections_that_break_lose_no_batch() -> None:
-    (expected,) = locally("middling_ones", Path())
-    with (
-        RemoteSource(ANY_PORT) as source,
-        Tunnel(source.endpoint, lasting=0.1) as tunnel,
-        serving(made_by("middling_ones", Path()), tunnel.endpoint) as (sent,),
-    ):
-        assert same(list(source), expected)
-        source.receipt().check(len(expected))
-        assert source.stats().rejected == 0
-        source.close()
-        with suppress(OperationError):  # it may be between two connections, and then finds no receiver
-            assert sent.result(TIMEOUT_S).connections > 1
-
-
 @pytest.mark.slow
 def test_a_slow_sender_alone_makes_nothing_twice(lmdb_shards: Path) -> None:
     with wired(lambda: slow_numbers(lmdb_shards), lease_seconds=0.001) as source:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,6 @@ def test_the_items_are_those_of_local_passes(name: str, senders: int) -> None:
         found = [list(source) for _ in range(2)]
 
     assert all(same(*each) for each in zip(found, locally(name, HERE, passes=2), strict=True))
-
-
-@pytest.mark.torture
-def test_two_processes_make_a_pass_together() -> None:
-    with (
-        RemoteSource(ANY_PORT) as source,
-        programs(2, "slowly_in_parts", HERE, source.endpoint) as senders,
-    ):
-        for sender in senders:
-            assert line_of(sender) == "ready"
-        found = [list(source) for _ in range(2)]
-        source.close()
-        sent = [json.loads(line_of(sender))["batches"] for sender in senders]
-
-    assert all(same(*each) for each in zip(found, locally("slowly_in_parts", HERE, passes=2), strict=True))
-    assert min(sent) > sum(sent) / 4
 
 
 @pytest.mark.torture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,22 +57,6 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
     told = json.loads(said)
     assert told["batches"] == len(served) > 0
     assert told["bytes"] >= sum(images.nbytes for images, _ in served)
-
-
-@pytest.mark.torture
-def test_ctrl_c_ends_it_at_once_and_gives_back_what_was_asked_for(lmdb_shards: Path) -> None:
-    with RemoteSource("tcp://127.0.0.1:*") as source:
-        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS) as process:
-            batches = iter(source)
-            first = next(batches)
-            process.send_signal(signal.SIGINT)
-            said, complained = process.communicate(timeout=60)
-        assert (process.returncode, said) == (130, "")
-        assert complained.startswith("prep: interrupted")
-        with serving(lmdb_shards, "--to", source.endpoint, *OPTIONS):
-            rest = list(batches)
-        source.receipt().check(204, left_out=4)
-    assert sum(len(labels) for _, labels in (first, *rest)) == 200  # in whole batches
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,6 @@ def refuse_strangely(item: int) -> None:
     raise Strange(f"strange {item}")
 
 
-def triangle(item: int) -> object:
-    return np.tri(item % 50, dtype=np.float32)
-
-
 @dataclass(frozen=True)
 class Once:
     """Do ``action`` on the first call, in any process."""
@@ -121,26 +117,6 @@ class Once:
         except FileExistsError:
             return None
         return self.action(item)
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Wait until a process writes to the pipe ``path``."""
-
-    path: Path
-
-    def __call__(self, item: int) -> None:
-        self.path.read_bytes()
-
-
-@dataclass(frozen=True)
-class Note:
-    """Leave a file named for the current process."""
-
-    folder: Path
-
-    def __call__(self, item: int) -> None:
-        (self.folder / str(os.getpid())).touch()
 
 
 @dataclass(frozen=True)

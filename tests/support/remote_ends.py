@@ -82,10 +82,6 @@ def large_ones(path: Path) -> Flow:
     return Flow.from_iterable(range(30)).map(large_row)
 
 
-def middling_ones(path: Path) -> Flow:
-    return Flow.from_iterable(range(100)).map(middling_row)
-
-
 def in_parts(path: Path) -> Flow:
     """70 items of unknown number, in 8 parts of different lengths; one is empty."""
     return Flow.from_parts(part_of, parts=8)
@@ -131,10 +127,6 @@ def large_row(number: int) -> Any:
     return np.full(LARGE, number)
 
 
-def middling_row(number: int) -> Any:
-    return np.full(LARGE // 25, number)
-
-
 def forty() -> range:
     return range(40)
 
@@ -155,7 +147,6 @@ SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
         odd_ones,
         slow_odd_ones,
         large_ones,
-        middling_ones,
         in_parts,
         slowly_in_parts,
         flows_in_parts,
@@ -236,15 +227,11 @@ def programs(senders: int, *words: object) -> Iterator[list[subprocess.Popen[str
 
 
 class Tunnel:
-    """A tunnel to an endpoint of this machine that passes on what ``treat(data, is_back)`` returns.
+    """A tunnel to an endpoint of this machine that passes on what ``treat(data, is_back)`` returns."""
 
-    Each connection is cut after ``lasting`` seconds.
-    """
-
-    def __init__(self, endpoint: str, *, lasting: float = TIMEOUT_S) -> None:
+    def __init__(self, endpoint: str) -> None:
         self.treat: Callable[[bytes, bool], bytes] = lambda data, is_back: data
         self._target = "127.0.0.1", int(endpoint.rpartition(":")[2])
-        self._lasting = lasting
         self._server = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._stop = threading.Event()
@@ -279,10 +266,10 @@ class Tunnel:
                         self._server.accept()[0] as one,
                         socket.create_connection(self._target) as other,
                     ):
-                        self._pass_on(one, other, time.monotonic() + self._lasting)
+                        self._pass_on(one, other)
 
-    def _pass_on(self, one: socket.socket, other: socket.socket, until: float) -> None:
-        while time.monotonic() < until and not self._stop.is_set():
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        while not self._stop.is_set():
             for ready in select.select([one, other], [], [], 0.05)[0]:
                 if not (data := ready.recv(100_000)):
                     return

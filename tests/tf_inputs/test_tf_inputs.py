@@ -126,21 +126,6 @@ def test_after_leaving_at_any_step_the_next_epoch_is_whole(make: Made, data: st.
         first(each, 1)
 
 
-@pytest.mark.torture
-@members(FED)
-@settings(max_examples=8, deadline=None)
-@given(steps=st.lists(st.integers(0, 5), max_size=3))
-def test_a_step_in_a_graph_may_leave_an_epoch_too(make: Made, steps: list[int]) -> None:
-    source = Numbered()
-    with made(make, source) as each:
-        step = stepping(each)
-        for count in steps:
-            assert numbers_of(until_the_end(step, count)) == source.numbers()[: count * 3]
-            each.reset()  # type: ignore[attr-defined]
-            assert_whole(source, until_the_end(step))
-        assert_whole(source, until_the_end(step))
-
-
 @members()
 def test_a_new_iteration_ends_the_one_before(make: Made) -> None:
     source = Numbered()

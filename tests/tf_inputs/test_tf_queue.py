@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Receipt, TrainTransform, TransformInput
+from shardprep.loaders import TrainTransform, TransformInput
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
@@ -104,15 +104,3 @@ def test_inputs_that_hold_nothing_back_count_too() -> None:
             assert (stats.capacity, stats.level, stats.batches) == (0, 0, 6)
             assert (stats.epochs, stats.starved) == (1, 1)
             assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
-
-
-@pytest.mark.parametrize("make", [QueueInput, staging_over_queue])
-def test_every_record_comes_exactly_once_over_ranks(make: Made, lmdb_shards: Path) -> None:
-    receipts, numbers = [], []
-    for rank in range(2):
-        with loader_on(lmdb_shards, rank=rank, world_size=2) as loader, make(loader) as each:
-            numbers += numbers_of([arrays(batch) for batch in each])
-            receipts.append(loader.receipt())
-
-    Receipt.merge(receipts).check(204)
-    assert sorted(numbers) == list(range(204))

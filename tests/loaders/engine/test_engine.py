@@ -25,7 +25,7 @@ from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, Items, WorkFailed
 from support import engine_workers
-from support.engine_workers import Note, Once, Uneven, Writing, layout
+from support.engine_workers import Once, Uneven, Writing, layout
 from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
@@ -37,12 +37,6 @@ HANG_TIMEOUT_S = 60  # after which a test fails
 
 def plans_of(total: int, batch: int) -> list[Items]:
     return [np.arange(first, min(first + batch, total)) for first in range(0, total, batch)]
-
-
-def assert_exact(batches: Sequence[EngineBatch], plans: Sequence[Items]) -> None:
-    assert [batch.number for batch in batches] == list(range(len(plans)))
-    for batch, plan in zip(batches, plans, strict=True):
-        assert_holds(batch, plan)
 
 
 def assert_holds(batch: EngineBatch, plan: Items) -> None:
@@ -101,38 +95,6 @@ def test_batches_are_exact_and_in_order_for_any_number_of_workers(
 ) -> None:
     with Engine(Writing(), layout(batch), workers=count, chunk=chunk, slots=3) as engine:
         check_all(engine, plans_of(total, batch))
-
-
-@pytest.mark.torture
-def test_a_slow_row_delays_its_own_batch_and_not_the_work_on_others(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    work = Writing({0: engine_workers.Gate(gate), 16: Note(tmp_path)})
-    with Engine(work, layout(4), workers=2, slots=12) as engine:
-        run = engine.run(plans_of(40, 4))
-        seen: list[EngineBatch] = []
-        reader = threading.Thread(target=lambda: seen.append(next(run)))
-        reader.start()
-        until(lambda: any(path.name.isdecimal() for path in tmp_path.iterdir()))
-        assert seen == []
-        gate.write_bytes(b"go")
-        reader.join(HANG_TIMEOUT_S)
-
-        assert seen[0].number == 0
-        assert_exact([*seen, *run], plans_of(40, 4))
-
-
-@pytest.mark.torture
-def test_payloads_keep_the_slot_that_they_lie_in() -> None:
-    work = Writing({-1: engine_workers.triangle})
-    with Engine(work, layout(4, spare=1 << 14), workers=1, slots=6) as engine:
-        run = engine.run(plans_of(400, 4))
-        held = [next(run).payloads[3] for _ in range(2)]
-        for _ in run:
-            pass
-
-    assert [payload.shape for payload in held if isinstance(payload, np.ndarray)] == [(3, 3), (7, 7)]
-    assert all((payload == np.tri(len(payload))).all() for payload in held if isinstance(payload, np.ndarray))
 
 
 @pytest.mark.parametrize(

@@ -159,17 +159,6 @@ def test_a_killed_sender_is_reported_and_another_one_starts_from_the_beginning(
         assert taken(receiver) == list(range(10))
 
 
-@pytest.mark.torture
-def test_close_works_while_the_receiver_waits_for_a_killed_sender(receiver: FrameReceiver) -> None:
-    with sender(receiver.endpoint, pause_at=1) as process:
-        epoch = iter(receiver)
-        next(epoch)
-        process.kill()
-        receiver.close()
-        with pytest.raises(UsageError, match="closed"):
-            next(epoch)
-
-
 def test_a_killed_receiver_raises_in_its_sender() -> None:
     with program(RECEIVER) as process:
         endpoint = line_of(process)

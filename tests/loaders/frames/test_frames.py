@@ -154,44 +154,6 @@ def test_a_frame_that_was_changed_anywhere_is_refused(data: st.DataObject) -> No
         unpacked(parts or [b""])
 
 
-numbers = st.integers() | st.sampled_from(
-    [0, 1, 2**31, 2**32, 2**62, 2**63, 2**64, 10**4000, -1, True, 1.0, 1e400]
-)
-json_values: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | numbers
-    | st.text(max_size=4)
-    | st.sampled_from([*DTYPES, "O", "|O", "<U4", "|V8", "<f16", "<M8[s]"]),
-    lambda values: (
-        st.lists(values, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(
-                ["dict", "tuple", "dtype", "shape", "bytes", "crc32c", "count", "of", "axes", "list", "x"]
-            ),
-            values,
-            max_size=4,
-        )
-    ),
-    max_leaves=12,
-)
-
-
-@pytest.mark.torture
-@given(
-    changes=st.dictionaries(st.sampled_from(["dtype", "shape", "bytes", "x"]), json_values), raw=st.binary()
-)
-@settings(max_examples=500, deadline=None)
-def test_an_array_that_is_described_otherwise_than_it_is_is_refused(
-    changes: dict[str, Any], raw: bytes
-) -> None:
-    raw = raw[: len(raw) // 4 * 4]
-    try:
-        array = unpacked(crafted(described(raw, **changes), raw))
-    except FrameDamaged:
-        return
-    assert array.tobytes() == raw
-
-
 RAW = bytes(range(16))
 LENGTHS = struct.pack("<2Q", 3, 5)
 

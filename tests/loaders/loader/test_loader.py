@@ -17,7 +17,6 @@ import pytest
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import ManifestDamaged, OperationError, ShardprepError, UsageError
 from shardprep.loaders import (
-    EvalTransform,
     GlobalShuffle,
     Loader,
     LocalShuffle,
@@ -93,24 +92,6 @@ def test_closing_in_the_middle_ends_the_iteration_with_an_error_and_its_batches_
         next(iter(loader))
     with open_dataset(lmdb_shards) as dataset:
         assert images == [dataset[int(n)].image for n in numbers]
-
-
-@pytest.mark.torture
-def test_loaders_on_the_same_shards_may_be_nested(lmdb_shards: Path) -> None:
-    with (
-        loader_on(
-            lmdb_shards, transform=Tagging(), shuffle=LocalShuffle(50), batch_size=60, workers=1
-        ) as train,
-        loader_on(lmdb_shards, transform=EvalTransform(8, resize=9), drop_last=False, workers=1) as validate,
-        loader_on(lmdb_shards, drop_last=False) as here,
-    ):
-        steps = 0
-        for _ in train:
-            steps += 1
-            assert_exactly_once(validate, epoch_of(validate))
-            assert_exactly_once(here, epoch_of(here))
-        assert steps == 3
-        train.receipt().check(204, left_out=24)
 
 
 @pytest.mark.slow

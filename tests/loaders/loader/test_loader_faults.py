@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,6 @@ from support.loader_workers import (
     nothing,
     reject,
 )
-from support.process_table import children
 from support.sampling import torture_except
 
 
@@ -171,23 +168,6 @@ def test_killed_workers_lose_and_repeat_nothing(
         assert loader.stats().restarts == kills
 
     assert_same(batches, whole)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.torture)])
-def test_kills_at_any_moment_lose_and_repeat_nothing(dataset: Dataset, whole: list[Kept], kills: int) -> None:
-    chance, left = random.Random(1), kills
-    with loader_on(dataset.path, transform=Tagging({"": nap}), slots=3) as loader:
-        while left:
-            loader.set_epoch(0)
-            batches = []
-            for batch in loader:
-                batches += epoch_of([batch])
-                if left and chance.random() < 0.3 and (workers := sorted(children())):
-                    os.kill(chance.choice(workers), signal.SIGKILL)
-                    left -= 1
-            assert_exactly_once(loader, batches)
-            assert_same(batches, whole)
 
 
 @pytest.mark.torture

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.loaders import Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Loader, LocalShuffle
 from support.loader_workers import Tagging
-from support.process_table import children, text_of
+from support.process_table import children
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.scripts import Start, scripts, session_of
@@ -228,27 +228,3 @@ except KeyboardInterrupt:
 loader.close()
 """
     assert outcome(start(script)) == (0, "")
-
-
-@pytest.mark.torture
-@LINUX
-def test_a_worker_takes_little_more_memory_than_the_ring(lmdb_shards: Path) -> None:
-    slots, batch = 4, 64
-    with Loader(
-        lmdb_shards,
-        batch_size=batch,
-        transform=TrainTransform(224),
-        shuffle=LocalShuffle(50),
-        workers=2,
-        slots=slots,
-    ) as loader:
-        for _ in range(3):
-            for _ in loader:
-                workers = children()
-                peaks = [
-                    text_of(Path(f"/proc/{pid}/status")).split("VmHWM:")[1].split()[0] for pid in workers
-                ]
-        ring = slots * batch * 224 * 224 * 3
-
-    assert len(peaks) == 2
-    assert max(int(peak) << 10 for peak in peaks) < ring + (150 << 20)

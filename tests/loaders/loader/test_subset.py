@@ -75,18 +75,6 @@ def written(path: Path, labels: list[int]) -> Path:
     return path
 
 
-@pytest.mark.torture
-def test_mixed_and_single_classes_cause_none(tmp_path: Path) -> None:
-    mixed = np.random.default_rng(0).integers(0, 20, 2000).tolist()
-    for name, labels in {
-        "mixed": mixed,
-        "turns": list(range(20)) * 50,
-        "one": [0] * 500,
-        "none": [-1] * 500,
-    }.items():
-        made(written(tmp_path / name, labels), shuffle=LocalShuffle(30))
-
-
 @pytest.mark.parametrize(
     "options",
     torture_except(

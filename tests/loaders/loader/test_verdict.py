@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from shardprep.loaders import Loader, LoaderStats
+from shardprep.loaders import LoaderStats
 from shardprep.loaders.loader.ahead import StorageCounts
 from shardprep.loaders.loader.stats import STEP
-from support.verdict_workers import Sleeping
-
-
-@pytest.mark.torture
-def test_with_one_worker_more_it_is_faster_as_the_verdict_said(lmdb_shards: Path) -> None:
-    """With a transform that needs one worker and a half for a consumer's step."""
-    usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(usable)[:2])  # the advice depends on the number of CPUs
-    try:
-        few, more = (median(rates(lmdb_shards, workers)) for workers in (1, 2))
-    finally:
-        os.sched_setaffinity(0, usable)
-
-    assert more > 1.1 * few
-
-
-def rates(path: Path, workers: int) -> Iterator[float]:
-    with Loader(path, batch_size=4, records=range(48), transform=Sleeping(0.004), workers=workers) as loader:
-        for _ in range(5):
-            before = loader.stats()
-            for _batch in loader:
-                time.sleep(0.011)
-            verdict = loader.stats().since(before).verdict
-            assert verdict is not None
-            yield verdict.rate
-
 
 SECONDS = st.just(0.0) | st.floats(1e-6, 1e4)
 

@@ -34,13 +34,11 @@ from shardprep.loaders.measuring.disk_files import (
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, paths_of
 from support.process_table import children, text_of
-from support.repository import ROOT
 
 FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)
 AT_START = np.zeros((8, 2), np.int64)
 needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs to mount")
-needs_fio = pytest.mark.skipif(not shutil.which("fio"), reason="needs fio")
 
 
 @pytest.fixture
@@ -366,27 +364,3 @@ def test_a_temporary_folder_is_removed_before_signals_take_effect(tmp_path: Path
         raise OperationError("something else")
 
     assert not list(tmp_path.iterdir())
-
-
-@needs_fio
-@pytest.mark.torture
-@pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
-@pytest.mark.parametrize(
-    ("at_random", "block", "depth"), [(False, 1 << 20, 1), (True, 110_000, 1), (True, 110_000, 16)]
-)
-def test_rates_are_those_of_fio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_random: bool, block: int, depth: int, cold: bool
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from disk_against_fio import Case, compare, of_best
-
-    path, data = tmp_path / "large", np.random.default_rng().bytes(1 << 24)
-    path.write_bytes(data * 16)
-    found: list[tuple[float, float]] = []
-
-    for _ in range(4):  # other work on the machine only slows a round down
-        found += compare(path, Case(at_random, block, depth, cold), 3)
-        if 0.65 < of_best(found) < 1.35:
-            break
-
-    assert 0.65 < of_best(found) < 1.35, found

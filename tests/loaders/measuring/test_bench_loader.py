@@ -15,14 +15,11 @@ from shardprep.loaders.measuring.bench import (
     Sweep,
     SweepRun,
     bench,
-    probe,
-    sweep,
 )
 from support.column_datasets import write_columns
 from support.datasets import converted, prep_here
 from support.disk_profiles import full_profile, names_in, paths_of, table
 from support.loaded import epoch_of
-from support.loader_speeds import DECODING, speed_of
 from support.repository import ROOT
 from support.verdict_workers import Sleeping
 
@@ -70,29 +67,6 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     assert "what limits it is not known" in found.disk.sentence
     assert "too short" in lines[1]
     assert "too short to tell which is fastest" in lines[2]
-
-
-@pytest.mark.torture
-def test_a_probe_that_is_too_short_says_nothing(dataset: Path) -> None:
-    transform = Sleeping(0.0)
-    make = partial(MOST, dataset, transform=transform)
-
-    found = probe(make, speed_of(DECODING), transform, seconds=0.0)
-
-    for run in found.runs:
-        if run.name in ("encoded", "again"):
-            assert (run.confirms, "the run is too short" in run.sentence) == (None, True)
-
-
-@pytest.mark.torture
-def test_a_sweep_finds_the_fastest(dataset: Path) -> None:
-    make = partial(Loader, dataset, batch_size=8, transform=Sleeping(0.015))
-
-    found = sweep(make, "workers", (1, 3), seconds=1)
-
-    assert [run.value for run in found.runs] == [1, 3]
-    assert found.fastest.value == 3
-    assert found.to_json()["fastest"] == 3
 
 
 @pytest.fixture(scope="module")

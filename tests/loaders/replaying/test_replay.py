@@ -10,29 +10,12 @@ import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import BadImage
-from shardprep.loaders import ColorJitter, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.transforms.decode import decode_rgb
 from support.column_datasets import write_columns
-from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on
+from support.loaded import assert_same, epoch_of, loader_on
 from support.loader_workers import Tagging, reject
 from support.sampling import torture_except
-
-
-@pytest.mark.torture
-def test_a_replay_is_what_workers_delivered_and_disturbs_no_iteration(lmdb_shards: Path) -> None:
-    colours = TrainTransform(24, color_jitter=ColorJitter(), lighting=0.1)
-    with crops_on(lmdb_shards, transform=colours, workers=2) as loader:
-        expected = epoch_of(loader)
-        loader.set_epoch(0)
-        found, replays = [], []
-        for step, batch in enumerate(loader):
-            found.append(kept(batch))
-            before = loader.state_dict(), loader.receipt(), loader.skipped
-            replays.append(loader.replay(0, step).batch)
-            assert (loader.state_dict(), loader.receipt(), loader.skipped) == before
-
-    assert_same(found, expected)
-    assert_same(replays, expected)
 
 
 def undeclared(record: Any, rng: np.random.Generator) -> Any:
