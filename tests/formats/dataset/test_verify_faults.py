@@ -1,12 +1,8 @@
 """Verification with system errors and signals: no errno is damage, and the exit code is always right."""
 
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -82,39 +78,6 @@ def test_a_finding_stays_when_the_disk_fails_afterwards(dataset: Path) -> None:
 
     assert (code, said[0]) == (1, f"damaged: {shard.name}: its SHA-256 differs from the manifest")
     assert said[1].startswith(f"unchecked: {shard.name}")
-
-
-def interrupted(dataset: Path, rng: random.Random) -> tuple[int, str]:
-    """The exit code and stderr when SIGINT is sent repeatedly."""
-    words = ["verify", str(dataset), "--level", rng.choice(["full", "records", "decode"]), "--workers", "2"]
-    with subprocess.Popen(
-        [*PREP, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        while (
-            Path(f"/proc/{process.pid}/status").read_text().split("SigCgt:")[1].split()[0][-1]
-            not in "2367abef"
-        ):
-            time.sleep(0.005)  # Python has not begun to catch SIGINT
-        time.sleep(rng.uniform(0.1, 1.0))
-        while process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            time.sleep(rng.uniform(0, 0.003))
-        complained = process.communicate(timeout=60)[1]
-    return process.returncode, complained
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.torture)])
-def test_ctrl_c_again_and_again_is_an_interruption(dataset: Path, times: int) -> None:
-    rng = random.Random(times)
-    ends = [interrupted(dataset, rng) for _ in range(times)]
-
-    # Done, or interrupted; at Python's exit the signal itself ends it, which a shell reports as 130, too.
-    assert {code for code, _ in ends} <= {0, 130, -signal.SIGINT}
-    assert {complained for _, complained in ends} <= {
-        "",
-        "prep: interrupted\n",
-    }
 
 
 CLOSED = [

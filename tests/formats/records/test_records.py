@@ -41,31 +41,23 @@ def test_the_text_never_changes() -> None:
 
 OTHER_TEXTS = {
     "no newline": b"1",
-    "two newlines": b"1\n\n",
     "carriage return": b"1\r\n",
     "space": b'{"a": 1}\n',
-    "space in front": b" 1\n",
     "unsorted keys": b'{"b":1,"a":2}\n',
     "duplicate keys": b'{"a":1,"a":1}\n',
     "needless escape": b'"\\u0061"\n',
-    "escape in capitals": b'"\\u00E9"\n',
-    "escaped slash": b'"\\/"\n',
     "no escape": '"é"\n'.encode(),
     "float with more digits": b"1.50\n",
-    "exponent in capitals": b"1E+30\n",
     "minus zero": b"-0\n",
     "NaN": b"NaN\n",
     "infinity": b"1e400\n",
-    "minus infinity": b"-Infinity\n",
     "5,000 digits": b"9" * 5000 + b"\n",
     "200,000 lists": b"[" * 200_000 + b"]" * 200_000 + b"\n",
     "byte order mark": b"\xef\xbb\xbf1\n",
     "UTF-16": '"a"\n'.encode("utf-16"),
-    "UTF-32": '"a"\n'.encode("utf-32-be"),
     "invalid UTF-8": b'"\xff"\n',
     "two values": b"1 2\n",
     "nothing": b"",
-    "newline": b"\n",
 }
 
 
