@@ -1,4 +1,4 @@
-"""Traces: the format that Perfetto reads, and that they contain all that a loader did."""
+"""What a run of an engine leaves behind: the course of its batches, and traces that Perfetto reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from shardprep.loaders import Loader
+from shardprep.loaders.engine import engine as module
+from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course
 from shardprep.loaders.measuring.progress_bar import tracing
 from support import loader_workers
 from support.loader_workers import Once, Tagging
@@ -53,3 +56,29 @@ def test_rows_that_a_dead_worker_held_appear_once(lmdb_shards: Path, tmp_path: P
     assert (tmp_path / "died").exists()
     assert set(rows.values()) == {10}
     assert_nested(events)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 500), st.integers(0, 9)), min_size=1, max_size=60)
+)
+def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[float, int, int]]) -> None:
+    course, clock = Course(), [100.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "perf_counter", lambda: clock[0])
+        for gap, rows, ready in batches:
+            clock[0] += gap
+            course.add(rows, ready=ready, waited=gap)
+    points = course.points()
+
+    assert len(points) <= MOST_BINS
+    assert sum(point.batches for point in points) == len(batches)
+    assert sum(point.rows for point in points) == sum(rows for _, rows, _ in batches)
+    assert sum(point.ready * point.batches for point in points) == pytest.approx(
+        sum(at for _, _, at in batches)
+    )
+    assert sum(point.waited for point in points) == pytest.approx(sum(gap for gap, _, _ in batches))
+    (width,) = {point.seconds for point in points}
+    assert (width / FIRST_WIDTH_S).is_integer()
+    assert [point.began for point in points] == [place * width for place in range(len(points))]
+    last = sum(gap for gap, _, _ in batches[1:])
+    assert points[-1].began <= last * (1 + 1e-9) + 1e-6

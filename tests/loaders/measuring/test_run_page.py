@@ -1,16 +1,17 @@
-"""The page of a run: what the stats, a benchmark, a disk's profile and a trace say, as pictures."""
+"""Stats as pictures: the page of a run, and the stages as a small chart in a notebook."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardprep.formats.errors import DataError
-from shardprep.loaders import EvalTransform, Loader
-from shardprep.loaders.loader.run_page import run_page
+from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
+from shardprep.loaders.loader.run_page import RunValues, run_page
 from shardprep.loaders.measuring import tracing
 from support.datasets import prep_here
 from support.disk_profiles import full_profile
@@ -96,3 +97,21 @@ def test_a_run_has_no_options_of_a_dataset_and_its_file_is_named(tmp_path: Path)
     assert "--seed is for a DATASET" in asked.stderr
     assert damaged.stderr.startswith("prep: stats.json: these are not the stats of")
     assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
+
+
+def drawn(source: FakeData | Flow) -> str:
+    for _ in source:
+        pass
+    page = source.stats()._repr_html_()
+    assert RunValues.of(json.loads(json.dumps(source.stats().to_dict()))).stages
+    return page
+
+
+def test_a_loaders_chart_marks_the_stage_that_limits_by_a_word() -> None:
+    with FakeData(20, batch_size=10, size=(8, 8), seconds=0.0005) as data:
+        page = drawn(data)
+
+    (limit,) = re.findall(r"<tr>(?:(?!</tr>).)*<b [^>]*>limits</b>(?:(?!</tr>).)*</tr>", page)
+    assert ">delay<" in limit
+    assert "delay limits, at" in page
+    assert "<script" not in page

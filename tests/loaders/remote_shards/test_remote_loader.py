@@ -1,4 +1,4 @@
-"""A Loader of a URL delivers what one of the local copy does, within the limit of its cache."""
+"""A Loader and a flow of a URL deliver what those of the local copy do, within the limit of a cache."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ import pytest
 from shardprep.formats import read_manifest
 from shardprep.formats.storage.downloads import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
-from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
-from support.cached_shards import bytes_in, limit_of
+from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
+from support.cached_shards import bytes_in, cached, limit_of
 from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on
 from support.loader_workers import Imported
 from support.sampling import torture_except
+from support.terminal_screen import Terminal
 from support.waiting import until
 
 HALF = LocalShuffle(30)
@@ -157,3 +159,77 @@ def worker_of(loader: Loader) -> int:
     dispatcher = loader.engine._dispatcher
     assert dispatcher is not None
     return next(iter(dispatcher._workers.values())).process.pid
+
+
+def test_shards_come_ahead_of_the_records_that_are_drawn(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    flow = Flow.from_dataset(bucket_url, cache=tmp_path / "c")
+    items = iter(flow)
+    first = next(items)
+    manifest = read_manifest(lmdb_shards)
+    until(lambda: len(cached(tmp_path / "c")) == len([*manifest.shards, *manifest.tables]))
+    asked = len(proxy.asked)
+
+    assert [first, *items] == list(Flow.from_dataset(lmdb_shards))
+    assert len(proxy.asked) == asked
+
+
+def test_a_resumed_pass_downloads_the_shards_that_are_left(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    manifest = read_manifest(lmdb_shards)
+    done = sum(shard.records for shard in manifest.shards[:-2])
+    local, remote = Flow.from_dataset(lmdb_shards), Flow.from_dataset(bucket_url, cache=tmp_path / "c")
+    items = iter(local)
+    for _ in range(done + 1):
+        next(items)
+    local.load_state_dict(local.state_dict())
+    remote.load_state_dict(local.state_dict())
+    expected = list(local)
+
+    assert list(remote) == expected
+    assert len(expected) == len(local) - done - 1
+    shards = {path for path, _ in proxy.asked if "shard-" in path}
+    assert len(shards) == 2
+
+
+def test_a_pass_that_ends_early_does_not_wait_for_shards_on_their_way(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    others = [shard.name for shard in read_manifest(lmdb_shards).shards[1:]]
+    proxy.fault = lambda path, count: "drip" if path.endswith(tuple(others)) else None
+    flow = Flow.from_dataset(bucket_url, cache=tmp_path / "c").take(1)
+    items = iter(flow)
+    next(items)
+    until(lambda: any(path.endswith(others[2]) for path, _ in proxy.asked))
+
+    began = monotonic()
+    assert not list(items)
+
+    assert monotonic() - began < 3
+    assert not any(thread.name == "shardprep-prefetch" for thread in threading.enumerate())
+    assert not list((tmp_path / "c/parts").iterdir())
+
+
+PROGRAM = """
+import sys
+from shardprep.loaders import EvalTransform, Loader
+from shardprep.loaders.measuring import watched
+
+url, cache = sys.argv[1:]
+with Loader(url, cache=cache, batch_size=10, shuffle=None, transform=EvalTransform(32), workers=0) as train:
+    for _ in watched(train, title="train"):
+        pass
+    print("then", train.stats().storage.shards)
+"""
+
+
+def test_the_first_batch_of_all_is_waited_for_with_its_downloads_shown(
+    lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    proxy.fault = lambda path, count: "stall" if "shard-" in path else None
+    terminal = Terminal(PROGRAM, bucket_url, tmp_path / "cache", columns=100)
+    terminal.until(r"0%\|.*storage .* 0 of \d+ shards begun")
+    terminal.process.kill()
+    terminal.end()
