@@ -58,10 +58,12 @@ def test_a_published_folder_of_splits_is_the_local_one(
     assert tree(tmp_path / "copy") == tree(local)
 
 
-@pytest.mark.parametrize("fault", torture_except(["500", "503", "cut", "flip"], "flip"))
-def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew(
-    local: Path, bucket: Path, url: str, proxy: Proxy, fault: str
+@pytest.mark.parametrize("opaque", [False, True], ids=["MD5", "read back"])
+@pytest.mark.parametrize("fault", torture_except(["500", "cut", "flip"], "flip"))
+def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew_whatever_the_etags_are(
+    local: Path, bucket: Path, url: str, proxy: Proxy, fault: str, opaque: bool
 ) -> None:
+    proxy.opaque = opaque
     proxy.sending = lambda path, count: fault if count == 1 else None
 
     published(local / "train", url)
