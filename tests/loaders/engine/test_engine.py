@@ -97,9 +97,7 @@ def test_batches_are_exact_and_in_order_for_any_number_of_workers(
         check_all(engine, plans_of(total, batch))
 
 
-@pytest.mark.parametrize(
-    "kills", [4, *(pytest.param(kills, marks=pytest.mark.torture) for kills in (12, 100))]
-)
+@pytest.mark.parametrize("kills", torture_except([4, 40], 4))
 def test_killed_workers_lose_and_repeat_nothing(kills: int) -> None:
     plans = plans_of(120 * kills + 600, 60)
     rng = np.random.default_rng(5)

@@ -23,7 +23,7 @@ OWN = {"engine", "instead", "made_here"}
 Make = Callable[[], Any]
 
 
-@pytest.fixture(params=["Loader", "FakeData", pytest.param("encoded FakeData", marks=pytest.mark.torture)])
+@pytest.fixture(params=["Loader", "FakeData"])
 def make(request: pytest.FixtureRequest, lmdb_shards: Path) -> Make:
     """Make a source of 8 batches of 20 records; the Loader's dataset has 204."""
     if request.param == "Loader":
@@ -37,7 +37,7 @@ def make(request: pytest.FixtureRequest, lmdb_shards: Path) -> Make:
             rank=0,
             world_size=1,
         )
-    return lambda: FakeData(8, batch_size=20, size=(8, 8), encoded="enc" in request.param, classes=4)
+    return lambda: FakeData(8, batch_size=20, size=(8, 8), classes=4)
 
 
 def public(thing: object) -> set[str]:
