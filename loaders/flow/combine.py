@@ -199,7 +199,8 @@ class Mix(Combined):
             raise UsageError(f"mix() needs weights where lengths are not exact; the lengths are {lengths}")
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        left, cost = self._left(), self.weights is None
+        cost = self.weights is None  # then the number of items that a flow has left is its weight
+        left = [n.length.items for n in self.nodes] if cost else weights_of(self.weights, len(self.nodes))
         word = words(now.bits(self, self.seed))
         passes = self.begun(now)
         with ended(passes):
@@ -209,12 +210,6 @@ class Mix(Combined):
                 left[n] = left[n] - cost if found else 0
                 if found:
                     yield found.pop()
-
-    def _left(self) -> list[int]:
-        """The weights for drawing the next flow."""
-        if self.weights is None:
-            return [node.length.items for node in self.nodes]
-        return weights_of(self.weights, len(self.nodes))
 
 
 @dataclass(frozen=True)

@@ -212,36 +212,18 @@ class Flow(FlowSources):
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function(function)
+        options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": seed}
         if processes:
-            return self._with(
-                ProcessMap(
-                    self.node,
-                    call,
-                    processes=processes,
-                    ordered=ordered,
-                    drop_none=drop_none,
-                    random=random,
-                    seed=seed,
-                    outputs=declared(outputs),
-                    is_single=isinstance(outputs, ArraySpec),
-                    deadline=deadline,
-                )
+            options |= {"processes": processes, "ordered": ordered, "deadline": deadline}
+            is_single = isinstance(outputs, ArraySpec)
+            return Flow(
+                ProcessMap(self.node, call, outputs=declared(outputs), is_single=is_single, **options)
             )
         if outputs is not None or deadline is not None:
             raise UsageError("outputs and deadline are for a map with processes; give their number")
         if threads:
-            return self._with(
-                ThreadMap(
-                    self.node,
-                    call,
-                    threads=threads,
-                    ordered=ordered,
-                    drop_none=drop_none,
-                    random=random,
-                    seed=seed,
-                )
-            )
-        return self._with(Map(self.node, call, drop_none=drop_none, random=random, seed=seed))
+            return Flow(ThreadMap(self.node, call, threads=threads, ordered=ordered, **options))
+        return Flow(Map(self.node, call, **options))
 
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
         """Apply a loader's transform, such as TrainTransform(224), to each (image, label).
@@ -274,18 +256,18 @@ class Flow(FlowSources):
         same kind. ``random`` and ``seed`` are as in :meth:`map`. Raises UsageError for items without the
         component.
         """
-        return self._with(MapComponent(self.node, Function(function), component, random=random, seed=seed))
+        return Flow(MapComponent(self.node, Function(function), component, random=random, seed=seed))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Flow:
         """The items for which ``predicate(item)`` is true. The length becomes an upper bound."""
-        return self._with(Filter(self.node, Function(predicate)))
+        return Flow(Filter(self.node, Function(predicate)))
 
     def select(self, *components: int | str) -> Flow:
         """These ``components`` of each item, in this order: numbers give a tuple, names a dict.
 
         Raises UsageError for a mixture of both, and in a pass for items without such a component.
         """
-        return self._with(Select(self.node, components))
+        return Flow(Select(self.node, components))
 
     # Steps on the order and number of items
 
@@ -297,7 +279,7 @@ class Flow(FlowSources):
         Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
         are shuffled. Otherwise about half a window of items is held in memory.
         """
-        return self._with(
+        return Flow(
             LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
         )
 
@@ -315,7 +297,7 @@ class Flow(FlowSources):
         Raises:
             UsageError: In a pass: items of a batch differ in form, shape or dtype.
         """
-        return self._with(Batch.of(self.node, size, remainder=remainder, as_list=as_list))
+        return Flow(Batch.of(self.node, size, remainder=remainder, as_list=as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
         """As :meth:`batch`, but each batch has items of equal shapes. A batch is yielded when it is full.
@@ -323,7 +305,7 @@ class Flow(FlowSources):
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
         them; kept batches come in the order of their first items.
         """
-        return self._with(BatchByShape(self.node, size, remainder))
+        return Flow(BatchByShape(self.node, size, remainder))
 
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.
@@ -337,7 +319,7 @@ class Flow(FlowSources):
 
     def unbatch(self) -> Flow:
         """The rows of each batch, as views of it. The mask of a padded batch stays a component."""
-        return self._with(Unbatch(self.node))
+        return Flow(Unbatch(self.node))
 
     def repeat(self, passes: int | None = None) -> Flow:
         """``passes`` passes in each pass; None repeats without end.
@@ -346,19 +328,19 @@ class Flow(FlowSources):
         infinite flow, and for a flow without items that is repeated without end.
         """
         number = None if passes is None else checked_int(passes, "the number of passes", least=0)
-        return self._with(Repeat(self.node, number))
+        return Flow(Repeat(self.node, number))
 
     def take(self, count: int) -> Flow:
         """The first ``count`` items of each pass."""
-        return self._with(Take(self.node, checked_int(count, "the number of items to take", least=0)))
+        return Flow(Take(self.node, checked_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
         """Each pass without its first ``count`` items. Items by number are not made to be skipped."""
-        return self._with(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
+        return Flow(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
         """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""
-        return self._with(Concat(self._nodes(others)))
+        return Flow(Concat(self._nodes(others)))
 
     def zip(self, *others: Flow) -> Flow:
         """One item of this flow and of each of ``others`` as one item, until one of the flows ends.
@@ -366,7 +348,7 @@ class Flow(FlowSources):
         Dicts are joined into one dict; any other items become one tuple; tuples and lists in it are
         flattened. Raises UsageError in a pass where two dicts have a name in common.
         """
-        return self._with(Zip(self._nodes(others)))
+        return Flow(Zip(self._nodes(others)))
 
     def mix(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """Interleave every item of this flow and of ``others`` at random; each flow's items stay in order.
@@ -380,14 +362,14 @@ class Flow(FlowSources):
         Raises:
             UsageError: Weights are not positive, or lengths not exact where there are no weights.
         """
-        return self._with(Mix(self._nodes(others), as_weights(weights), seed))
+        return Flow(Mix(self._nodes(others), as_weights(weights), seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """Items of flows that are drawn at random: this flow and ``others``, by ``weights`` or evenly.
 
         The pass ends when the flow that is drawn has no more items. Raises UsageError for negative weights.
         """
-        return self._with(Choose(self._nodes(others), as_weights(weights), seed))
+        return Flow(Choose(self._nodes(others), as_weights(weights), seed))
 
     # Steps on how a pass runs
 
@@ -397,11 +379,11 @@ class Flow(FlowSources):
         A pass that is closed early keeps nothing. Random steps before this one run only in the kept pass.
         Raises UsageError for an infinite flow.
         """
-        return self._with(Cache(self.node))
+        return Flow(Cache(self.node))
 
     def prefetch(self, items: int = 2) -> Flow:
         """Run all steps before this one in a thread, at most ``items`` items ahead."""
-        return self._with(Prefetch(self.node, checked_int(items, "the number of items to prefetch", least=1)))
+        return Flow(Prefetch(self.node, checked_int(items, "the number of items to prefetch", least=1)))
 
     def in_process(self, *, ahead: int = 64) -> Flow:
         """Run all steps before this one in another process, at most max(``ahead``, 4) items ahead.
@@ -409,16 +391,11 @@ class Flow(FlowSources):
         was closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
         closures need cloudpickle. Raises UsageError for steps with processes and for caches before this step.
         """
-        return self._with(
-            InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1))
-        )
+        return Flow(InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:
         """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""
-        return self._with(Print(self.node, checked_int(items, "the number of items to print", least=0)))
-
-    def _with(self, node: Node) -> Flow:
-        return Flow(node)
+        return Flow(Print(self.node, checked_int(items, "the number of items to print", least=0)))
 
     def _nodes(self, others: Sequence[Flow]) -> tuple[Node, ...]:
         if not all(isinstance(other, Flow) for other in others):

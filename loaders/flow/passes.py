@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from zlib import crc32
 
 import numpy as np
@@ -26,6 +26,9 @@ from shardprep.loaders.batches.pickling import (
 )
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
+
+if TYPE_CHECKING:
+    from shardprep.loaders.flow.node import Node
 
 NodePlace = tuple[tuple[int, ...], int]
 T = TypeVar("T")
@@ -55,13 +58,9 @@ class GroupMeter:
         """Return the items, with the seconds of drawing each counted for the stage."""
         return _TimedDraws(self.timed(stage, items.__next__), items)
 
-    def timed_wait(self, call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted as waiting for items."""
-        return _timed(self._waits, "starved", call)
-
-    def timed_block(self, call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted as waiting for the consumer."""
-        return _timed(self._waits, "blocked", call)
+    def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted as waiting for items, or for the consumer."""
+        return _timed(self._waits, kind, call)
 
     def restart(self) -> None:
         """Set the counters to 0."""
@@ -139,16 +138,6 @@ class PassMeter:
             self.main.restart()
         if rows is not None:
             self.items, self.rows = self.items + 1, self.rows + rows
-
-
-class NodePosition(Protocol):
-    """The attributes of a node that give its place in the flow."""
-
-    @property
-    def sources(self) -> tuple[Any, ...]: ...
-
-    @property
-    def height(self) -> int: ...
 
 
 class Closeable(Protocol):
@@ -260,7 +249,7 @@ class PassContext:
 
     def of(
         self,
-        node: NodePosition,
+        node: Node,
         source: int = 0,
         *,
         number: int | None = None,
@@ -279,19 +268,19 @@ class PassContext:
         """The counters of the thread that draws the node's items."""
         return self.group or self.meter.main
 
-    def place(self, node: NodePosition) -> NodePlace:
+    def place(self, node: Node) -> NodePlace:
         """The key that identifies the node within the flow."""
         return self.branch, node.height
 
-    def bits(self, node: NodePosition, seed: int, item: int = 0) -> np.random.Philox:
+    def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
         """The random stream of (seed, this pass, the item's number, this step), at its start."""
         return self.stream(node, seed).bits(self.number, item)
 
-    def rng(self, node: NodePosition, seed: int, item: int = 0) -> np.random.Generator:
+    def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
         """A generator over :meth:`bits`."""
         return np.random.Generator(self.bits(node, seed, item))
 
-    def stream(self, node: NodePosition, seed: int) -> StepRandom:
+    def stream(self, node: Node, seed: int) -> StepRandom:
         """The step's random streams, to send to another process."""
         return StepRandom(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
 

@@ -58,7 +58,7 @@ class Prefetch(InPlace):
             begin = partial(self.source.pick, there, numbers)
         drawing = _Drawer(begin, self.items, own)
         with closing(Threads(1, "prefetch", drawing.run, drawing.leave)) as thread:
-            wait = now.here.timed_wait(thread.next_of)
+            wait = now.here.waiting("starved", thread.next_of)
             while found := wait(drawing.found):
                 drawing.tokens.put(True)
                 yield found.pop()
@@ -91,7 +91,7 @@ class _Drawer:
         self.found.put([])
 
     def _draw(self, items: Iterator[Any]) -> None:
-        wait = self._meter.timed_block(self.tokens.get)
+        wait = self._meter.waiting("blocked", self.tokens.get)
         while wait() and not self._is_left:
             found = list(islice(items, 1))
             if not found:

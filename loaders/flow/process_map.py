@@ -142,22 +142,46 @@ class ItemGroups:
     def __iter__(self) -> Iterator[BatchRequest]:
         ended = False
         while not ended:
-            group, failure = _Group(self._pass), None
+            places: list[tuple[int, int, int, int]] = []
+            inputs: list[tuple[int, PickledValue]] = []
+            failure = None
             try:
-                ended = self._fill(group)
+                ended = self._fill(places, inputs)
             except Exception as error:  # raised after the items before it were sent
                 ended, failure = True, error
-            if group.items:
-                yield group.request(self._known.value)
+            if places:
+                items = np.zeros(len(places), ITEM)
+                for column, values in zip(ITEM.fields or (), zip(*places, strict=True), strict=False):
+                    items[column] = values
+                end = _aligned(sum(places[-1][2:]))
+                yield BatchRequest(items, tuple(inputs)).with_rows(
+                    self._known.value, at=end, room=INPUT_BYTES
+                )
             if failure is not None:
                 raise failure
 
-    def _fill(self, group: _Group) -> bool:
-        """Add items to the group. Returns whether there are no more items."""
-        size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+    def _fill(self, places: list[tuple[int, int, int, int]], inputs: list[tuple[int, PickledValue]]) -> bool:
+        """Add the items of a group, and where they lie. Returns whether there are no more items."""
+        size, full_at, end = self._size(), perf_counter() + GROUP_TIMEOUT_S, 0
         for item, number in self._numbered:
-            group.add(number, item, copied=not self._never_change)
-            if len(group.items) >= size or (size < self._rows and group.is_enough(full_at)):
+            try:
+                piece = PickledValue.of(item, copied=not self._never_change)
+            except Exception as error:
+                raise UsageError(
+                    f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
+                    "in the function, from values that can be sent"
+                ) from error
+            if end + piece.size > INPUT_BYTES:
+                raise UsageError(
+                    f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
+                    f"the limit of {INPUT_BYTES / 2**30:.0f} GiB. Read its data in the function"
+                )
+            places.append((self._pass, number, end, piece.size))
+            inputs.append((end, piece))
+            end = _aligned(end + piece.size)
+            if len(places) >= size or (
+                size < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
+            ):
                 return False
         return True
 
@@ -171,38 +195,8 @@ class ItemGroups:
         return size
 
 
-class _Group:
-    def __init__(self, pass_number: int) -> None:
-        self.items: list[tuple[int, int, int, int]] = []
-        self._inputs: list[tuple[int, PickledValue]] = []
-        self._pass = pass_number
-        self._end = 0
-
-    def add(self, number: int, item: object, *, copied: bool) -> None:
-        try:
-            piece = PickledValue.of(item, copied=copied)
-        except Exception as error:
-            raise UsageError(
-                f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it in "
-                "the function, from values that can be sent"
-            ) from error
-        if self._end + piece.size > INPUT_BYTES:
-            raise UsageError(
-                f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
-                f"the limit of {INPUT_BYTES / 2**30:.0f} GiB. Read its data in the function"
-            )
-        self.items.append((self._pass, number, self._end, piece.size))
-        self._inputs.append((self._end, piece))
-        self._end += -(-piece.size // ALIGNMENT) * ALIGNMENT
-
-    def is_enough(self, full_at: float) -> bool:
-        return self._end >= GROUP_BYTES or perf_counter() >= full_at
-
-    def request(self, form: RowForm | None) -> BatchRequest:
-        items = np.zeros(len(self.items), ITEM)
-        for column, values in zip(ITEM.fields or (), zip(*self.items, strict=True), strict=False):
-            items[column] = values
-        return BatchRequest(items, tuple(self._inputs)).with_rows(form, at=self._end, room=INPUT_BYTES)
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class ThreadMap(Mapped):
         items, places = numbered(self, now, numbers)
         tasks, shared = SimpleQueue[Task | None](), FinishedTasks()
         threads = Threads(self.threads, "map", partial(_serve, tasks), partial(_leave, tasks, self.threads))
-        wait = now.here.timed_wait(threads.next_of)
+        wait = now.here.waiting("starved", threads.next_of)
         own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> FinishedTasks:

@@ -165,17 +165,6 @@ class Subset:
         return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
 
     @property
-    def has_labels_at_hand(self) -> bool:
-        """Whether :attr:`labels` are in memory, and those of the places; not so of a large collection."""
-        return isinstance(self.dataset.index, np.ndarray) and self.weights is None
-
-    @property
-    def ordered_labels(self) -> npt.NDArray[np.int32]:
-        """The labels of the places in an order: without those whose gaps close."""
-        closes = self.omission is not None and self.omission.closes
-        return np.delete(self.labels, self.omission.positions) if closes and self.omission else self.labels
-
-    @property
     def labels(self) -> npt.NDArray[np.int32]:
         """The labels in the index, by place."""
         labels: npt.NDArray[np.int32] = self.dataset.index["label"]
@@ -325,11 +314,15 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
     if window >= records:
         return
     if subset.dataset.class_sorted:
-        classes = len(np.unique(subset.ordered_labels))
+        labels, omission = subset.labels, plan.omission
+        left = np.delete(labels, omission.positions) if omission and omission.closes else labels
+        classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
         instead = "convert it to shards" if in_place else "convert without --order key"
         warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
-    elif subset.has_labels_at_hand and (few := sampled_mixing(plan, subset.labels, window)):
+    elif not isinstance(subset.dataset.index, np.ndarray) or subset.weights is not None:
+        return  # the labels of a large collection, or those of the places, are not in memory
+    elif few := sampled_mixing(plan, subset.labels, window):
         warn_of_few_classes(
             few.found,
             few.expected,

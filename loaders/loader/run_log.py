@@ -19,12 +19,12 @@ from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import naming_file
+from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard, is_state
 from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
-from shardprep.loaders.order.receipt import Receipt, Tally, natural
+from shardprep.loaders.order.receipt import Receipt, Tally
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
@@ -129,15 +129,8 @@ class LogEntry:
         if "card" not in value:
             raise DataError("is a state without a card, as those of older releases")
         try:
-            receipt = Receipt.from_json(value["receipt"])
-            part = cls(
-                RunCard.from_json(value["card"]),
-                receipt,
-                natural(value["start"]),
-                natural(value["place"]),
-                natural(value.get("origin", 0)),
-                checked_ranges(value.get("passed", []), MAX_RECORDS),
-            )
+            passed = checked_ranges(value.get("passed", []), MAX_RECORDS)
+            part = cls(**built_fields(cls, {"origin": 0} | value, without=("passed",)), passed=passed)
         except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
             if isinstance(error, UnknownVersion):
                 raise
@@ -499,9 +492,10 @@ def _statement(
     if without:
         said.append(f"left out on purpose: {count_of(len(without), 'record')}, {_some(without)}")
     for epoch in epochs:
+        places = ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in epoch.skipped_places)
         found = [
             f"{count_of(epoch.left_out, 'record')} after the last full batch" if epoch.left_out else "",
-            f"places {_ranges(epoch.skipped_places)} skipped on purpose" if epoch.skipped_places else "",
+            f"places {places} skipped on purpose" if places else "",
             f"{count_of(len(epoch.bad), 'bad record')} skipped, {_some(epoch.bad)}" if epoch.bad else "",
         ]
         if but := [one for one in found if one]:
@@ -514,10 +508,6 @@ def _statement(
 def _some(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else ""
     return ", ".join(map(printable, keys[:MOST_KEYS])) + more
-
-
-def _ranges(ranges: Ranges) -> str:
-    return ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in ranges)
 
 
 def _spans(numbers: Iterable[int]) -> str:
