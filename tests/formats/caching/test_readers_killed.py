@@ -46,46 +46,45 @@ def test_readers_that_are_killed_leave_no_wrong_file_and_keep_the_limit(
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
 
-FILLED = """
-import sys
+PRELUDE = """
+import os, sys
+from contextlib import suppress
 from pathlib import Path
-from shardprep.formats import NoSpace, read_manifest
+from shardprep.formats import NoSpace, open_dataset, read_manifest
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.downloads import CacheTooSmall
 from shardprep.formats.storage.store import Location
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
 
 path, disk = map(Path, sys.argv[1:])
+url, cache, others = path.as_uri(), disk / "cache", disk / "others"
+
+def fill():
+    with others.open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+"""
+FILLED = """
 shards = read_manifest(path).shards
-with FileCache(disk / "cache", None, Location.parse(path.as_uri()), patience_s=0.5) as cache:
-    with cache.hold(shards[:1]):
-        with (disk / "others").open("wb", buffering=0) as others:
-            try:
-                while others.write(bytes(4096)):
-                    pass
-            except OSError:
-                pass
+with FileCache(cache, None, Location.parse(url), patience_s=0.5) as files:
+    with files.hold(shards[:1]):
+        fill()
         try:
-            cache.hold(shards[1:2])
+            files.hold(shards[1:2])
         except CacheTooSmall as error:
             print("too small:", error)
         except NoSpace as error:
             print(error)
-    (disk / "others").unlink()
-    with cache.hold(shards[1:2]):
+    others.unlink()
+    with files.hold(shards[1:2]):
         print("held")
 """
 BOUNDED = """
-import sys
-from pathlib import Path
-from shardprep.formats import open_dataset
-from shardprep.loaders import Loader, LocalShuffle
-
-path, disk = map(Path, sys.argv[1:])
 made = {"batch_size": 5, "shuffle": LocalShuffle(20), "workers": 2, "with_numbers": True}
 with (
     Loader(path, **made) as local,
-    open_dataset(path.as_uri(), cache=disk / "cache") as idle,
-    Loader(path.as_uri(), cache=disk / "cache", **made) as remote,
+    open_dataset(url, cache=cache) as idle,
+    Loader(url, cache=cache, **made) as remote,
 ):
     first = [idle[number].key for number in range(len(idle))]
     for _ in range(4):
@@ -95,42 +94,21 @@ with (
     print("trained")
 """
 FULL = """
-import os, sys
-from pathlib import Path
-from shardprep.formats import NoSpace, open_dataset
-from shardprep.loaders import Loader
-
-path, disk = map(Path, sys.argv[1:])
-
-def fill():
-    with (disk / "others").open("ab", buffering=0) as others:
-        try:
-            while others.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
-
 fill()
 try:
-    open_dataset(path.as_uri(), cache=disk / "cache")
+    open_dataset(url, cache=cache)
 except NoSpace as error:
     print(error)
-(disk / "others").unlink()
-with Loader(path.as_uri(), cache=disk / "cache", batch_size=5, workers=0) as loader:
+others.unlink()
+with Loader(url, cache=cache, batch_size=5, workers=0) as loader:
     count = sum(1 for _ in loader)
     fill()
     assert os.statvfs(disk).f_bavail == 0
     print(count == sum(1 for _ in loader))
 """
 SMALL = """
-import sys
-from pathlib import Path
-from shardprep.formats.storage.downloads import CacheTooSmall
-from shardprep.loaders import GlobalShuffle, Loader
-
-path, disk = map(Path, sys.argv[1:])
 try:
-    Loader(path.as_uri(), cache=disk / "cache", batch_size=8, shuffle=GlobalShuffle())
+    Loader(url, cache=cache, batch_size=8, shuffle=GlobalShuffle())
 except CacheTooSmall as error:
     print(error)
 """
@@ -142,7 +120,19 @@ def on_small_disk(program: str, size: int, dataset: Path, disk: Path) -> str:
         pytest.skip("needs leave to mount")
     disk.mkdir()
     script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec "$2" -c "$3" "$4" "$5"'
-    command = ["unshare", "-m", "sh", "-c", script, "sh", str(size), sys.executable, program, dataset, disk]
+    command = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        str(size),
+        sys.executable,
+        PRELUDE + program,
+        dataset,
+        disk,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -17,6 +17,7 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
 from support.image_files import JPEG
+from support.saved_items import are_same
 
 CLASSES = ("cat", "dog", "eel")
 JSON = st.recursive(
@@ -104,13 +105,6 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-def equal(one: object, other: object) -> bool:
-    if isinstance(other, np.ndarray):
-        assert isinstance(one, np.ndarray)
-        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
-    return type(one) is type(other) and one == other
-
-
 def test_every_value_comes_back_with_its_record(dataset: Path) -> None:
     with open_dataset(dataset) as opened:
         assert opened.schema == EVERY_KIND
@@ -121,7 +115,7 @@ def test_every_value_comes_back_with_its_record(dataset: Path) -> None:
             assert (record.label, record.image) == (number % 2, JPEG)
             assert tuple(record.columns) == EVERY_KIND.names
             for name, value in expected.items():
-                assert equal(record[name], value), name
+                assert are_same(record[name], value), name
 
 
 def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:

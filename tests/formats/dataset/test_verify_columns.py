@@ -81,16 +81,12 @@ def test_files_swapped_between_columns_are_found_under_a_right_root(dataset: Pat
 @pytest.mark.slow
 def test_swapped_rows_and_values_name_their_records_under_a_right_root(dataset: Path) -> None:
     for name in ("age", "vector"):
-        with_rows(dataset, f"column-{name}.npy", swap_first_two)
+        with_rows(dataset, f"column-{name}.npy", lambda rows: rows[[1, 0, *range(2, len(rows))]])
     keys = [key.decode() for key in np.load(dataset / "index.npy")["key"][:2]]
 
     named = {(f.file, f.key) for f in found(dataset, "records")}
 
     assert named == {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys}
-
-
-def swap_first_two(rows: np.ndarray) -> np.ndarray:
-    return rows[[1, 0, *range(2, len(rows))]]
 
 
 @pytest.mark.slow
@@ -117,7 +113,7 @@ def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
 
 
 def test_a_table_of_other_lengths_is_found_under_a_right_root(dataset: Path) -> None:
-    with_rows(dataset, "column-sound.npy", far_too_long)
+    with_rows(dataset, "column-sound.npy", lambda rows: rows["length"].__setitem__(1, 1 << 27))
 
     (finding,) = found(dataset)
 
@@ -127,20 +123,12 @@ def test_a_table_of_other_lengths_is_found_under_a_right_root(dataset: Path) -> 
 
 @pytest.mark.torture
 def test_a_length_that_is_not_the_values_is_found(dataset: Path) -> None:
-    with_rows(dataset, "column-sound.npy", one_byte_more)
+    with_rows(dataset, "column-sound.npy", lambda rows: rows["length"].__setitem__(1, rows["length"][1] + 1))
 
     (finding,) = found(dataset, "records")
 
     assert finding.file == of_column(dataset, "sound").name
     assert "differs from the table" in finding.problem
-
-
-def far_too_long(rows: np.ndarray) -> None:
-    rows["length"][1] = 1 << 27
-
-
-def one_byte_more(rows: np.ndarray) -> None:
-    rows["length"][1] += 1
 
 
 @pytest.mark.torture

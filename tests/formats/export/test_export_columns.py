@@ -169,15 +169,14 @@ def test_arrays_of_every_sort_are_exported(to: str, tmp_path: Path, monkeypatch:
 
     export(tmp_path / "dataset", tmp_path / "out", to=to, workers=0)
 
-    found = array_reader(to)(tmp_path / "out")
+    reader = {
+        "webdataset": arrays_in_tar,
+        "mds": arrays_in_mds,
+        "tfrecord": arrays_in_tfrecord,
+        "folders": arrays_in_folders,
+    }.get(to, arrays_in_parquet)
+    found = reader(tmp_path / "out")
     assert found == (AS_LISTS | {"flag": int(True)} if to in ("mds", "tfrecord") else AS_LISTS)
-
-
-def array_reader(to: str) -> Any:
-    return {
-        "webdataset": arrays_in_tar, "mds": arrays_in_mds, "tfrecord": arrays_in_tfrecord,
-        "parquet": arrays_in_parquet, "croissant": arrays_in_parquet, "folders": arrays_in_folders,
-    }[to]  # fmt: skip
 
 
 def arrays_in_tar(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from shardprep.formats.sources.tar import (
     walk,
 )
 from support.datasets import prep_here
+from support.file_changes import CHANGES
 from support.source_builders import BLOCK, DEVKIT, TRAIN, VAL, Miniature, header, headers_in, tar_of
 
 END = bytes(2 * BLOCK)
@@ -261,30 +261,13 @@ def test_val_without_labels_is_an_error_that_says_what_to_add(mini_tars: Path) -
         recognise(mini_tars).listing("val")
 
 
-def touch(path: Path) -> None:
-    os.utime(path, ns=(1, 1))
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(bytes(BLOCK))
-
-
-def exchange(path: Path) -> None:
-    status = path.stat()
-    copy = path.with_name("copy")
-    copy.write_bytes(path.read_bytes())
-    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
-    copy.replace(path)
-
-
-@pytest.mark.parametrize("change", [touch, grow, exchange, Path.unlink])
+@pytest.mark.parametrize("change", ["touched", "grown", "a copy", "gone"])
 def test_an_archive_that_changes_while_it_is_read_or_since_it_was_listed_is_an_error(
-    change: Callable[[Path], None], mini_tars: Path
+    change: str, mini_tars: Path
 ) -> None:
     listing = recognise(mini_tars).listing("train")
     with pytest.raises(SourceDamaged, match="changed while it was read"), listing.reader:
-        change(mini_tars / TRAIN)
+        CHANGES[change](mini_tars / TRAIN)
     with pytest.raises((SourceDamaged, FileNotFoundError)), listing.reader:
         pass
 
