@@ -361,7 +361,7 @@ def print_report(dataset: Path | str, found: LoaderBench, *, explain: bool) -> N
         say(quality.sentence)
     if found.disk:
         say(found.disk.sentence)
-    say(found.sentence)
+    say(found.speed.sentence)
 
 
 def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:

@@ -36,27 +36,28 @@ def leaves_of(signature: Any, batch: Any) -> list[Any]:
     The signature decides what is a leaf, so that a list of bytes is one part. Raises UsageError where the
     forms differ.
     """
-    return list(_leaves(signature, batch))
+    return [part for _, _, part in _walked(signature, batch)]
 
 
-def _leaves(signature: Any, batch: Any) -> Iterator[Any]:
+def _walked(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield each leaf: the name in its innermost dict, "" outside of one, its spec, and its part."""
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
                 f"a batch should be a dict of {sorted(signature)}, but is {_form(batch)}; fix it or the "
                 "signature"
             )
-        for name, part in signature.items():
-            yield from _leaves(part, batch[name])
+        for inner, spec in signature.items():
+            yield from _walked(spec, batch[inner], str(inner))
     elif isinstance(signature, tuple | list):
         if not isinstance(batch, tuple | list) or len(batch) != len(signature):
             raise UsageError(
                 f"a batch should have {len(signature)} parts, but is {_form(batch)}; fix it or the signature"
             )
-        for part, value in zip(signature, batch, strict=True):
-            yield from _leaves(part, value)
+        for spec, part in zip(signature, batch, strict=True):
+            yield from _walked(spec, part, name)
     else:
-        yield batch
+        yield name, signature, batch
 
 
 def _form(batch: Any) -> str:
@@ -147,15 +148,6 @@ def _spec_of(part: Any) -> Any:
         kind = type(part).__name__
         raise UsageError(f"a part of the first batch is {kind}, not an array; give a signature")
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
-
-
-def names_of(signature: Any, name: str = "") -> list[str]:
-    """The name of each leaf of a signature in the innermost dict that it is in, "" outside of one."""
-    if isinstance(signature, Mapping):
-        return [found for inner, part in signature.items() for found in names_of(part, str(inner))]
-    if isinstance(signature, tuple | list):
-        return [found for part in signature for found in names_of(part, name)]
-    return [name]
 
 
 def flat(signature: Any) -> list[Any]:
@@ -310,9 +302,8 @@ def arrays_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
 
 
 def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, zero_copy: bool) -> Leaves:
-    parts, specs = leaves_of(element_spec, batch), flat(element_spec)
     made = []
-    for part, spec, name in zip(parts, specs, names_of(element_spec), strict=True):
+    for name, spec, part in list(_walked(element_spec, batch)):
         try:
             made.append(convert(part, spec, zero_copy=zero_copy))
         except UsageError as error:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.frameworks.tensors import Leaves, tf
+from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, flat, tensors_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
@@ -346,8 +346,9 @@ class PulledPasses(Owned):
     Beginning a pass ends the one before. Thread-safe.
     """
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes, element_spec: Any) -> None:
         self._passes = passes
+        self._element_spec = element_spec
         self._failures: deque[SourceFailure] = deque(maxlen=2)
         self._changed = threading.Condition()
         self._number = 0
@@ -403,11 +404,16 @@ class PulledPasses(Owned):
         with self._reporting():
             return self.begin()
 
-    def next_for_tensorflow(self, number: int, made_of: Callable[[Any], Any]) -> Any:
-        """Return ``made_of`` of the next batch, None at the end, with errors for :func:`original_errors`."""
+    def next_for_tensorflow(self, number: Any) -> list[Any]:
+        """Return the next element, its status first, with errors for :func:`original_errors`."""
         with self._reporting():
-            batch = self.next(number)
-            return None if batch is None else made_of(batch)
+            batch = self.next(int(number))
+            if batch is None:
+                status, leaves = Status.END, empty_tensors(flat(self._element_spec))
+            else:
+                zero_copy = self._passes.batches_never_change
+                status, leaves = Status.BATCH, tensors_of(self._element_spec, batch, zero_copy=zero_copy)
+            return [tf.constant(int(status), tf.uint8), *leaves]
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -19,7 +19,6 @@ from shardprep.loaders.frameworks.tensors import (
     Leaves,
     arrays_of,
     capacity_of,
-    empty_tensors,
     flat,
     leaves_of,
     renamed,
@@ -35,6 +34,7 @@ from shardprep.loaders.frameworks.tf_graph import (
     Status,
     TensorQueue,
     batch_of_element,
+    shaped,
     weak,
 )
 from shardprep.loaders.frameworks.tf_stats import InputStats, Occupancy
@@ -72,32 +72,22 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
 
 def _pulled(source: Passes, element_spec: Any) -> Any:
     """Return a dataset of one element that begins a pass, flat-mapped to the batches of the pass."""
-    specs, passes = flat(element_spec), PulledPasses(source)
-    make = partial(tensors_of, element_spec, zero_copy=source.batches_never_change)
-    begin_pass, next_batch = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
-
-    def begin(_: Any) -> Any:
-        return begin_pass()
-
-    def pull(number: Any) -> list[Any]:
-        tensors = next_batch(int(number), make)
-        return [tf.constant(tensors is not None), *(empty_tensors(specs) if tensors is None else tensors)]
+    specs, passes = flat(element_spec), PulledPasses(source, element_spec)
+    begin_pass, pull = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
 
     def pulled(number: Any) -> Any:
-        more, *leaves = tf.py_function(pull, [number], [tf.bool, *(spec.dtype for spec in specs)])
-        more.set_shape([])
-        return more, *leaves
+        status, *leaves = tf.py_function(pull, [number], [tf.uint8, *(spec.dtype for spec in specs)])
+        status.set_shape([])
+        return status, *leaves
 
     def batch_of(_: Any, *leaves: Any) -> Any:
-        for leaf, spec in zip(leaves, specs, strict=True):
-            leaf.set_shape(spec.shape)
-        return renamed(element_spec, list(leaves))
+        return renamed(element_spec, shaped(leaves, specs))
 
     def batches(number: Any) -> Any:
         counter = tf.data.Dataset.counter().map(lambda _: pulled(number))
-        return counter.take_while(lambda more, *_: more).map(batch_of)
+        return counter.take_while(lambda status, *_: status == int(Status.BATCH)).map(batch_of)
 
-    started = tf.data.Dataset.from_tensors(0).map(lambda x: tf.numpy_function(begin, [x], tf.int64))
+    started = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(begin_pass, [], tf.int64))
     started.shardprep_passes = passes  # datasets that are made from this one keep it alive
     passes.closed_with(started)
     return started.flat_map(batches)
@@ -334,7 +324,7 @@ class FeedInput(DirectInput):
     def __init__(self, source: Source, *, signature: Any = None) -> None:
         passes = Passes(source)
         super().__init__(passes, signature_of(passes, signature))
-        self._pulled = PulledPasses(passes)
+        self._pulled = PulledPasses(passes, self.element_spec)
         self._finalizer = self._pulled.closed_with(self)
         self._number: int | None = None  # the number of the pass that a graph dequeues from
         self._placeholders: list[Any] | None = None
@@ -364,13 +354,10 @@ class FeedInput(DirectInput):
         if self._number is None:
             self._number = self._pulled.begin_for_tensorflow()
         number, self._number = self._number, None
-        tensors = self._pulled.next_for_tensorflow(
-            number, partial(tensors_of, self.element_spec, zero_copy=self._passes.batches_never_change)
-        )
-        if tensors is None:
-            return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(self.specs)]
-        self._number = number
-        return [tf.constant(int(Status.BATCH), tf.uint8), *tensors]
+        element = self._pulled.next_for_tensorflow(number)
+        if int(element[0]) == Status.BATCH:
+            self._number = number
+        return element
 
     def state_or_none(self) -> Any:
         return self._passes.state()

@@ -8,6 +8,7 @@ import re
 import stat
 import struct
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -178,10 +179,9 @@ def _parsed(data: bytes, path: Path) -> dict[str, bytes]:
 
 
 def _is_key(text: bytes) -> bool:
-    try:
+    with suppress(ValueError, KeyError, struct.error):
         return len(z85.decode(text)) == KEY_BYTES
-    except (ValueError, KeyError, struct.error):
-        return False
+    return False
 
 
 def _check_owner(
@@ -258,12 +258,9 @@ def host_of(endpoint: str) -> str:
 
 def _tcp_problem(endpoint: str) -> str:
     host = host_of(endpoint)
-    try:
-        is_loopback = host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if is_loopback:
-        return ""
+    with suppress(ValueError):
+        if host == "localhost" or ip_address(host).is_loopback:
+            return ""
     return (
         "other machines reach it, so it needs keys (keys=, or --key and --receiver), which prep keygen makes on each "
         "machine; without keys, use 127.0.0.1, or insecure=True (--insecure-plaintext) on a network that is secure"

@@ -125,7 +125,7 @@ class RemoteStats:
 
 @dataclass
 class Sender:
-    """An admitted sender: its HELLO, the user of its key, and the counts of its messages."""
+    """An admitted sender: its HELLO, the user of its key, and the counts of its fresh batches."""
 
     hello: Hello
     user: str
@@ -133,12 +133,6 @@ class Sender:
     bytes: int = 0
     joined: float = field(default_factory=monotonic)
     last: float = field(default_factory=monotonic)
-
-    def sent(self, size: int) -> None:
-        """Count a batch that was missing."""
-        self.batches += 1
-        self.bytes += size
-        self.last = monotonic()
 
 
 LATE_HELLO_TIMEOUT_S = 0.5  # for which close() reads the HELLOs that have arrived
@@ -228,23 +222,29 @@ class Reception(Owned):
             self._check_senders()
 
     def close(self) -> None:
-        if self.sends_done:
-            for address in (*self.senders, *self._late_peers()):
-                self._send_note(address, FrameKind.DONE)
-        self._socket.close(linger_ms=LINGER_MS)
-
-    def _late_peers(self) -> Iterator[bytes]:
-        """Yield the peers with a HELLO that has not been read yet."""
-        until = monotonic() + LATE_HELLO_TIMEOUT_S
+        until = monotonic() + LATE_HELLO_TIMEOUT_S if self.sends_done else 0.0
+        for address in self.senders if self.sends_done else ():
+            self._send_note(address, FrameKind.DONE)
         while monotonic() < until and (message := self._socket.receive()):
             if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
                 with suppress(FrameDamaged):
                     if read_head(message.parts[0]).kind == FrameKind.HELLO:
-                        yield message.peer
+                        self._send_note(message.peer, FrameKind.DONE)
+        self._socket.close(linger_ms=LINGER_MS)
 
     def stats(self) -> RemoteStats:
         return RemoteStats(
-            senders=tuple(self._report(*known) for known in list(self.senders.items())),
+            senders=tuple(
+                SenderReport(
+                    sender.hello.name,
+                    self._auth.name_of(sender.user),
+                    sender.batches,
+                    sender.bytes,
+                    sender.batches / max(sender.last - sender.joined, 1e-9) if sender.batches else 0.0,
+                    self._ledger.held(address),
+                )
+                for address, sender in list(self.senders.items())
+            ),
             refused=tuple(self._refused),
             not_admitted=self._auth.refused,
             batches=self._batches,
@@ -253,17 +253,6 @@ class Reception(Owned):
             stale=self._stale,
             leases_given_again=self._ledger.leases_given_again,
             waited=self._waited,
-        )
-
-    def _report(self, address: bytes, sender: Sender) -> SenderReport:
-        seconds = max(sender.last - sender.joined, 1e-9)
-        return SenderReport(
-            sender.hello.name,
-            self._auth.name_of(sender.user),
-            sender.batches,
-            sender.bytes,
-            sender.batches / seconds if sender.batches else 0.0,
-            self._ledger.held(address),
         )
 
     # Received messages
@@ -352,7 +341,9 @@ class Reception(Owned):
             raise FrameDamaged("a batch is of records that do not exist")
         arrival = self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited)
         if arrival is Arrival.FRESH:
-            sender.sent(sum(len(part) for part in message.parts[1:]))
+            sender.batches += 1
+            sender.bytes += sum(len(part) for part in message.parts[1:])
+            sender.last = monotonic()
         self._repeated += arrival is Arrival.REPEATED
         self._stale += arrival is Arrival.STALE
 

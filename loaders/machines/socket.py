@@ -66,18 +66,16 @@ class Message(NamedTuple):
     @property
     def connection(self) -> int:
         """The number that :meth:`FrameSocket.events` returns for the connection, -1 where it is not known."""
-        try:
+        with suppress(zmq.ZMQError):
             return int(self.parts[0].get(zmq.SRCFD))
-        except zmq.ZMQError:
-            return -1
+        return -1
 
     @property
     def user(self) -> str:
         """The user that the socket's :class:`Security` admitted the peer as, "" without one."""
-        try:
+        with suppress(zmq.ZMQError):
             return str(self.parts[0].get("User-Id"))
-        except zmq.ZMQError:
-            return ""
+        return ""
 
 
 class Security(Protocol):

@@ -37,7 +37,6 @@ MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
 RECORDS_BYTES = 64 << 20  # of records that are read before they are transformed
 DISK_BOUND_SHARE = 0.7  # of the disk's rate; a loader that reads with at least this is limited by the disk
 
-SECONDS = 2.0
 PROBE_SHARE = 0.25  # the time of each probe as a share of the measurement's
 FASTER = 1.25  # the least ratio of rates that counts as faster
 EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # expected ratios that a probe confirms; those between it does not
@@ -100,11 +99,6 @@ class LoaderBench:
     probes: Probes | None
     disk: AgainstDisk | None
     shuffle_quality: ShuffleQuality | None = None
-
-    @property
-    def sentence(self) -> str:
-        """The stage that limits, or that the run was too short to tell, as a sentence."""
-        return self.speed.sentence
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types; docs/reference/bench-loader.md lists the keys."""
@@ -422,9 +416,7 @@ class Probes:
         return {"limit": self.limit, "confirmed": self.confirmed, "runs": list(map(asdict, self.runs))}
 
 
-def probe(
-    make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float = SECONDS
-) -> Probes:
+def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
     """Check the verdict of ``speed`` in a few runs of ``seconds`` each.
 
     ``make`` must make the loader that was measured, with ``transform``, and another one if it is given

@@ -186,11 +186,10 @@ class _Screen:
     @property
     def size(self) -> os.terminal_size:
         """Columns and rows now; the user may change them at any time."""
-        try:
+        with suppress(OSError, ValueError):
             size = os.get_terminal_size(self.terminal.fileno())
-        except (OSError, ValueError):
-            return FALLBACK
-        return size if size.columns and size.lines else FALLBACK
+            return size if size.columns and size.lines else FALLBACK
+        return FALLBACK
 
     def put(self, block: object, lines: Sequence[str]) -> None:
         """Show these lines instead of those that the block had before."""
@@ -377,10 +376,9 @@ def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
     are removed when the epoch ends, is left, or fails. A notebook shows one line of it, with the rate of the
     last second; elsewhere nothing is shown. It takes some microseconds per batch.
     """
-    try:
+    total = None
+    with suppress(TypeError):  # of an unknown length
         total = len(loader)  # type: ignore[arg-type]
-    except TypeError:  # of an unknown length
-        total = None
     with LoaderBar(loader, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
         yield from bar.over(batches)
 

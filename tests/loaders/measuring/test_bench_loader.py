@@ -70,8 +70,10 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
         None,
         None,
     )
-    assert found.sentence.startswith("The run is too short to tell what limits it: ")
-    assert found.sentence.endswith("fewer than 5 batches of 22; measure longer, or make batches smaller.")
+    assert found.speed.sentence.startswith("The run is too short to tell what limits it: ")
+    assert found.speed.sentence.endswith(
+        "fewer than 5 batches of 22; measure longer, or make batches smaller."
+    )
     assert found.disk is not None
     assert "what limits it is not known" in found.disk.sentence
     assert "too short" in lines[1]
