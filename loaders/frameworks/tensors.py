@@ -20,7 +20,7 @@ from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.batches.stack import JsonValues
+from shardprep.loaders.batches.stack import NUMBERS, JsonValues
 
 try:
     import tensorflow as tf
@@ -161,10 +161,12 @@ def renamed(signature: Any, values: list[Any]) -> Any:
     return _mapped(lambda _: next(remaining), signature)
 
 
-def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -> int:
+def capacity_of(
+    passes: Passes, capacity: int | str | None, element_spec: Any, *, may_wait: bool = True
+) -> int:
     """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1.
 
-    That size is the source's, the signature's, or that of the first batch.
+    That size is the source's, the signature's, or, where it may wait for one, that of the first batch.
     """
     if capacity is None:
         return DEFAULT_CAPACITY
@@ -172,6 +174,8 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any) -
         size = getattr(passes.source, "batch_bytes", None)
         if size is None:
             size = fixed_bytes(element_spec)
+        if size is None and not may_wait:
+            raise UsageError("a capacity in bytes needs a signature of fixed size; give a number of batches")
         if size is None:
             size = sum(map(_nbytes, leaves_of(element_spec, _first_batch(passes))))
         return max(1, byte_count(capacity, of="a capacity") // max(1, int(size)))
@@ -198,15 +202,13 @@ def _nbytes(part: Any) -> int:
 
 Leaves = list[Any]
 
-PLAIN_KINDS = "biufc"
-
 
 def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
     """Return an eager tensor of a batch's part. Raises UsageError where the part does not match ``spec``."""
     if tf.is_tensor(part):
         return _checked(part, spec)
     array = array_of(part, spec, zero_copy=zero_copy)
-    if array.dtype.kind in PLAIN_KINDS:
+    if array.dtype.kind in NUMBERS:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     return tf.constant(array, spec.dtype)
 
@@ -277,7 +279,7 @@ def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
 
 def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArray[Any]:
     flags = array.flags
-    if array.dtype.kind not in PLAIN_KINDS:
+    if array.dtype.kind not in NUMBERS:
         return array
     is_as_needed = flags.c_contiguous and flags.writeable and array.dtype.isnative
     if zero_copy and is_as_needed and array.ctypes.data % ALIGNMENT == 0:

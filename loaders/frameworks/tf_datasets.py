@@ -11,23 +11,8 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.passes import Passes
-from shardprep.loaders.frameworks.tensors import (
-    capacity_of,
-    empty_tensors,
-    fixed_bytes,
-    flat,
-    renamed,
-    signature_of,
-    tf,
-)
-from shardprep.loaders.frameworks.tf_graph import (
-    Status,
-    batch_of_element,
-    batch_or_end,
-    end_epoch,
-    raw_session,
-    weak,
-)
+from shardprep.loaders.frameworks.tensors import capacity_of, empty_tensors, flat, renamed, signature_of, tf
+from shardprep.loaders.frameworks.tf_graph import Status, batch_of_element, batch_or_end, raw_session, weak
 from shardprep.loaders.frameworks.tf_inputs import DirectInput, FeederInput, fed_queue
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.frames import FrameReceiver
@@ -130,7 +115,7 @@ class TensorInput(DirectInput):
         if self._length is None:
             return self._make()
         status = tf.numpy_function(weak(self._status), [], tf.uint8)
-        with tf.control_dependencies([batch_or_end(status, end_epoch)]):
+        with tf.control_dependencies([batch_or_end(status)]):
             return tf.nest.map_structure(tf.identity, self._make())
 
     def _status(self) -> Any:
@@ -207,11 +192,7 @@ class ZMQInput(FeederInput):
         try:
             passes = Passes(receiver)
             element_spec = signature_of(passes, signature)
-            if isinstance(capacity, str) and fixed_bytes(element_spec) is None:
-                raise UsageError(
-                    "a capacity in bytes needs a signature of fixed size; give a number of batches"
-                )
-            room = capacity_of(passes, capacity, element_spec)
+            room = capacity_of(passes, capacity, element_spec, may_wait=False)
             queue, feeder = fed_queue(passes, element_spec, room, on_close=receiver.close)
         except BaseException:
             receiver.close()

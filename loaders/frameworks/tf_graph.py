@@ -104,7 +104,12 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def batch_or_end(status: Any, ended: Callable[[int], None]) -> Any:
+def end_epoch(status: int) -> None:
+    """Raise StopIteration, where no element but the end of an epoch can follow the batches."""
+    raise StopIteration
+
+
+def batch_or_end(status: Any, ended: Callable[[int], None] = end_epoch) -> Any:
     """Return a tensor for a control dependency: True where ``status`` is that of a batch.
 
     Otherwise the graph calls ``ended(status)``, which raises; TensorFlow turns StopIteration into
@@ -129,11 +134,6 @@ def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     for tensor, spec in zip(tensors, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(tensors)
-
-
-def end_epoch(status: int) -> None:
-    """Raise StopIteration, where no element but the end of an epoch can follow the batches."""
-    raise StopIteration
 
 
 def batch_of_element(

@@ -85,7 +85,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
 
     def batches(number: Any) -> Any:
         counter = tf.data.Dataset.counter().map(lambda _: pulled(number))
-        return counter.take_while(lambda status, *_: status == int(Status.BATCH)).map(batch_of)
+        return counter.take_while(lambda status, *_: tf.equal(status, int(Status.BATCH))).map(batch_of)
 
     started = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(begin_pass, [], tf.int64))
     started.shardprep_passes = passes  # datasets that are made from this one keep it alive

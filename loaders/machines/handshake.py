@@ -45,8 +45,7 @@ class ReceiverAuth(Owned):
         self._secret = load_secret(keys.secret) if keys else None
         self._names: dict[str, str] = {}
         self._allowed: frozenset[bytes] = frozenset()
-        self._lock = threading.Lock()
-        self._refused = 0
+        self._refused = [0, 0]  # peers: by their handshake, and by the thread that authenticates
         self._is_counted = False
         self._connected = 0
         self._failure: BaseException | None = None
@@ -55,7 +54,7 @@ class ReceiverAuth(Owned):
     @property
     def refused(self) -> int:
         """The number of refused peers. Some are counted only when the connected ones have left."""
-        return self._refused
+        return sum(self._refused)
 
     def reload(self) -> None:
         """Read the allow-list again. Raises where it cannot be used; the old one stays then.
@@ -93,13 +92,13 @@ class ReceiverAuth(Owned):
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._connected += 1  # until it is disconnected; _admit() has counted it
+            self._connected += 1  # until it is disconnected; _user_of() has counted it
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            self._refuse()
+            self._refused[0] += 1
             self._is_counted = True  # the next event is that it disconnects
         elif event == zmq.EVENT_DISCONNECTED:
             if not self._is_counted and not self._connected:
-                self._refuse()  # another protocol, for which libzmq reports no other event
+                self._refused[0] += 1  # another protocol, for which libzmq reports no other event
             elif not self._is_counted:
                 self._connected -= 1
             self._is_counted = False
@@ -149,12 +148,8 @@ class ReceiverAuth(Owned):
             public = z85.encode(credentials[0])
             if public in self._allowed:
                 return fingerprint(public)
-        self._refuse()
+        self._refused[1] += 1
         return None
-
-    def _refuse(self) -> None:
-        with self._lock:
-            self._refused += 1
 
 
 # ZeroMQ's greeting, the first 64 bytes of a connection
@@ -284,9 +279,8 @@ class SenderAuth:
 
     def _other_mechanism(self) -> OperationError:
         if self._keys:
-            return self._wrong_receiver(
-                "the receiver there has no keys, so it cannot prove its identity; give it keys"
-            )
+            problem = "the receiver there has no keys, so it cannot prove its identity; give it keys"
+            return self._wrong_receiver(problem)
         return NotAdmitted(
             f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the receiver's "
             "allow-list and give it here as keys= (--key and --receiver)"

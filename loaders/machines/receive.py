@@ -21,6 +21,7 @@ from shardprep.formats.runtime.sizes import count_of
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.engine.messages import reported
+from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import (
     DEFAULT_LIMIT,
     PIECE,
@@ -44,18 +45,6 @@ from shardprep.loaders.machines.socket import (
     Receiver,
     bytes_of_limit,
     endpoints_of,
-)
-from shardprep.loaders.machines.wire import (
-    UNKNOWN,
-    VERSION,
-    Facts,
-    Hello,
-    SourceTerms,
-    StepRef,
-    Welcome,
-    pack_lease,
-    read_delivery,
-    text_in,
 )
 from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.order.receipt import Receipt, Tally, natural
@@ -127,7 +116,7 @@ class RemoteStats:
 class Sender:
     """An admitted sender: its HELLO, the user of its key, and the counts of its fresh batches."""
 
-    hello: Hello
+    hello: wire.Hello
     user: str
     batches: int = 0
     bytes: int = 0
@@ -156,9 +145,9 @@ class Reception(Owned):
         ahead: int,
         lease_seconds: float,
         limit: int,
-        expected: Facts | None = None,
+        expected: wire.Facts | None = None,
     ) -> None:
-        self.terms: SourceTerms | None = None
+        self.terms: wire.SourceTerms | None = None
         self.senders: dict[bytes, Sender] = {}
         self._expected = expected or {}  # of every sender, also of the first
         self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
@@ -282,10 +271,10 @@ class Reception(Owned):
                 self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:
-        if head.number != VERSION:
-            self._drop(message.peer, f"it uses version {head.number} of the protocol, not {VERSION}")
+        if head.number != wire.VERSION:
+            self._drop(message.peer, f"it uses version {head.number} of the protocol, not {wire.VERSION}")
             return
-        hello = Hello.read(head)
+        hello = wire.Hello.read(head)
         if message.peer in self.senders:
             raise FrameDamaged("a sender sends HELLO twice")
         for address, sender in list(self.senders.items()):
@@ -298,9 +287,9 @@ class Reception(Owned):
         self.terms = self.terms or hello.terms
         self._limit_steps()
         self._ledger.join(message.peer, wants=hello.wants, now=self._waited)
-        self._socket.send(Welcome(self._session, self._limit).pack(), peer=message.peer)
+        self._socket.send(wire.Welcome(self._session, self._limit).pack(), peer=message.peer)
 
-    def _refusal_reason(self, hello: Hello) -> str:
+    def _refusal_reason(self, hello: wire.Hello) -> str:
         """Return why a sender is refused, "" where it is not."""
         if len(self.senders) >= MAX_SENDERS:
             return f"there are {MAX_SENDERS} senders already"
@@ -313,7 +302,7 @@ class Reception(Owned):
         if terms := self.terms:
             self._ledger.in_any_order = terms.picks or terms.parts > 1
             self._ledger.steps = self.steps.in_parts(terms.parts)
-            if self.steps.total is None and terms.steps != UNKNOWN:
+            if self.steps.total is None and terms.steps != wire.UNKNOWN:
                 self.steps.total = terms.steps
 
     def _handle_admitted(self, message: Message, sender: Sender, head: Head) -> None:
@@ -325,18 +314,20 @@ class Reception(Owned):
         elif head.kind == FrameKind.STOP:
             self._forget(address)
         elif head.kind == FrameKind.END:
-            self._ledger.end(address, *self._step_of(StepRef.read(head)))
+            self._ledger.end(address, *self._step_of(wire.StepRef.read(head)))
         elif head.kind == FrameKind.ERROR:
-            self._ledger.fail(address, *self._step_of(StepRef.read(head)), text_in(head.description, "text"))
+            self._ledger.fail(
+                address, *self._step_of(wire.StepRef.read(head)), wire.text_in(head.description, "text")
+            )
             self._send_note(address, FrameKind.DONE)
             self._forget(address)
         else:
             raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
 
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
-        work, made = read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
+        work, made = wire.read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
         numbers = np.concatenate(made[2:])
-        most = sender.hello.terms.records if sender.hello.terms.records != UNKNOWN else np.inf
+        most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else np.inf
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
             raise FrameDamaged("a batch is of records that do not exist")
         arrival = self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited)
@@ -347,7 +338,7 @@ class Reception(Owned):
         self._repeated += arrival is Arrival.REPEATED
         self._stale += arrival is Arrival.STALE
 
-    def _step_of(self, work: StepRef) -> tuple[int, int, int]:
+    def _step_of(self, work: wire.StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for another session."""
         if work.session != self._session:
             raise FrameDamaged("a frame is of another session")
@@ -357,7 +348,7 @@ class Reception(Owned):
 
     def _grant(self) -> None:
         for address, lease in list(self._ledger.grant(self._waited)):
-            if not self._socket.send(pack_lease(self._session, lease), peer=address):
+            if not self._socket.send(wire.pack_lease(self._session, lease), peer=address):
                 self._forget(address)
 
     def _check_senders(self) -> None:
@@ -420,7 +411,7 @@ class Position:
         return Position(self.pass_number, step, tuple(taken), receipt)
 
 
-def position_from_json(state: object) -> tuple[Position, SourceTerms | None]:
+def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None]:
     """Return what :meth:`RemoteSource.state_dict` has: the position, and the terms where known.
 
     Raises UsageError.
@@ -435,7 +426,7 @@ def position_from_json(state: object) -> tuple[Position, SourceTerms | None]:
             natural(state.get("step")),
             tuple(map(natural, taken if isinstance(taken, list) else [None])),
             None if receipt is None else Receipt.from_json(receipt),
-        ), None if terms is None else SourceTerms.from_json(terms)
+        ), None if terms is None else wire.SourceTerms.from_json(terms)
     except (DataError, UnknownVersion, UsageError, ValueError) as error:
         raise UsageError(f"not the state of a RemoteSource: {error}") from error
 
@@ -585,7 +576,7 @@ class RemoteSource(FrameworkHint, Receiver):
             with suppress(UsageError), self._exclusive.use():
                 self._reception.receive_all()
         terms = self._reception.terms
-        if terms is None or terms.steps == UNKNOWN:
+        if terms is None or terms.steps == wire.UNKNOWN:
             reason = "no sender has connected yet" if terms is None else "the senders do not know it either"
             raise TypeError(f"the length of a pass is not known: {reason}")
         return terms.steps

@@ -21,22 +21,13 @@ from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import PendingNumbers
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.run_card import digest_of
+from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note
 from shardprep.loaders.machines.frames import ReceiverLink, error_text, process_name
 from shardprep.loaders.machines.handshake import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.keys import SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, StepLease
 from shardprep.loaders.machines.socket import MAX_NAME, Message
-from shardprep.loaders.machines.wire import (
-    UNKNOWN,
-    Hello,
-    SourceTerms,
-    StepRef,
-    Welcome,
-    pack_delivery,
-    read_lease,
-    text_in,
-)
 from shardprep.loaders.order.epoch import LoadedStep
 
 ERROR_REPORT_TIMEOUT_S = 2.0  # for which the sender waits until the receiver has acknowledged an error
@@ -111,7 +102,7 @@ class ServedSource:
     way between iterators; the source itself stays open.
     """
 
-    terms: SourceTerms
+    terms: wire.SourceTerms
     max_in_flight: int
     make: Callable[[int, Iterable[int]], Iterator[Made]]
     close: Callable[[], None] = lambda: None
@@ -138,16 +129,16 @@ def _served_loader(loader: EpochLoader, identity: str | None) -> ServedSource:
         raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
     own = loader.identity if identity is None else {"identity": identity}
     facts = own | {"dataset": state["dataset"]}
-    terms = SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
+    terms = wire.SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
     return ServedSource(terms, min(MAX_IN_FLIGHT, loader.most_held - 1), loader.steps)
 
 
 def _served_flow(flow: Flow, identity: str | None) -> ServedSource:
     """The items of a Flow, each a batch; its receipts count them."""
     facts = {"identity": digest_of(flow) if identity is None else identity}
-    items = flow.length.items if flow.parts == 1 and flow.length.is_exact else UNKNOWN
-    picks = flow.can_pick and items != UNKNOWN
-    terms = SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
+    items = flow.length.items if flow.parts == 1 and flow.length.is_exact else wire.UNKNOWN
+    picks = flow.can_pick and items != wire.UNKNOWN
+    terms = wire.SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
     most = MAX_IN_FLIGHT if flow.batches_never_change else 0
     parts = OpenParts(flow)
     return ServedSource(terms, most, partial(_picked, flow) if picks else parts.items, parts.close)
@@ -233,7 +224,7 @@ class _Link(ReceiverLink):
         endpoint: str,
         keys: SenderKeys | None,
         work: ServedSource,
-        hello: Hello,
+        hello: wire.Hello,
         began: float,
         stats: SenderStats,
         report: Callable[[SenderStats], None] | None,
@@ -247,11 +238,11 @@ class _Link(ReceiverLink):
         super().__init__(
             endpoint, max_note_bytes=MAX_NOTE_BYTES, max_reconnect_ms=MAX_RECONNECT_MS, security=self._auth
         )
-        self._welcome = Welcome(session=0, limit=0)
+        self._welcome = wire.Welcome(session=0, limit=0)
         self._is_admitted = self._has_sent_hello = self._is_probed = False
         self._refusal = ""
-        self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
-        self._drawn: deque[StepRef] = deque()  # the steps that are being made
+        self._leased: deque[wire.StepRef] = deque()  # the leased steps, all of one pass
+        self._drawn: deque[wire.StepRef] = deque()  # the steps that are being made
         self._last_lease = 0
         self._sending: deque[zmq.MessageTracker] = deque()
 
@@ -330,7 +321,7 @@ class _Link(ReceiverLink):
 
     def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step; its memory may still be in use. Raises UsageError."""
-        parts = pack_delivery(self._drawn[0], made)
+        parts = wire.pack_delivery(self._drawn[0], made)
         size = self._checked_size(parts, self._welcome.limit)
         with suppress(zmq.Again):  # disconnected; the event follows
             self._sending.append(self._socket.send_tracked(parts))
@@ -395,15 +386,15 @@ class _Link(ReceiverLink):
 
     def _handle(self, message: Message, head: Head) -> None:
         if head.kind == FrameKind.WELCOME:
-            self._welcome, self._is_admitted = Welcome.read(head), True
+            self._welcome, self._is_admitted = wire.Welcome.read(head), True
         elif head.kind == FrameKind.LEASE:
-            self._add_lease(read_lease(head))
+            self._add_lease(wire.read_lease(head))
         elif head.kind == FrameKind.CREDIT:
             self._is_probed = True
         elif head.kind == FrameKind.DONE:
             self.is_done = True
         elif head.kind == FrameKind.STOP:
-            self._refusal = text_in(head.description, "text")
+            self._refusal = wire.text_in(head.description, "text")
 
     def _add_lease(self, lease: StepLease) -> None:
         """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
@@ -411,7 +402,7 @@ class _Link(ReceiverLink):
         Steps far beyond its request are left out; the receiver leases them again once the rest is made.
         """
         terms = self._hello.terms
-        if terms.steps != UNKNOWN and lease.stop > terms.steps:
+        if terms.steps != wire.UNKNOWN and lease.stop > terms.steps:
             raise FrameDamaged(f"a lease ends at step {lease.stop} of {terms.steps}")
         if self._leased and self._leased[-1].pass_number != lease.pass_number:
             self._leased.clear()
@@ -419,7 +410,7 @@ class _Link(ReceiverLink):
         most = MOST_HELD * self._hello.wants - len(held)
         for step in range(lease.start, min(lease.stop, lease.start + most)):
             if (lease.pass_number, step) not in held:
-                self._leased.append(StepRef(self._welcome.session, lease.id, lease.pass_number, step))
+                self._leased.append(wire.StepRef(self._welcome.session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
 
 
@@ -476,7 +467,7 @@ def serve(
             "characters"
         )
     with closing(served(source, identity)) as work:
-        hello = Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
+        hello = wire.Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
         hello.pack()  # raises before a connection is opened
         began, stats, is_done = monotonic(), SenderStats(), False
         while not is_done:

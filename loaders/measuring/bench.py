@@ -525,14 +525,11 @@ def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -
         cv2.setNumThreads(threads)
 
 
-ITEM = item_dtype(32)
-
-
 @dataclass(frozen=True)
 class NullWork:
     """Work that does not write to its rows."""
 
-    item_dtype: np.dtype[Any] = ITEM
+    item_dtype: np.dtype[Any]
     stages: tuple[str, ...] = ()
 
     @contextmanager
@@ -542,8 +539,8 @@ class NullWork:
 
 def hand_over_rate(layout: SlotLayout, *, workers: int, slots: int, seconds: float) -> float:
     """Images per second of full batches of this layout that are delivered without any work."""
-    items = np.zeros(layout.rows, ITEM)
-    with Engine(NullWork(), layout, workers=workers, slots=slots) as engine:
+    items = np.zeros(layout.rows, item_dtype(32))
+    with Engine(NullWork(items.dtype), layout, workers=workers, slots=slots) as engine:
         batches = engine.run(itertools.repeat(items))
         with closing(batches):  # type: ignore[type-var]
             return rate_of(batches, lambda batch: len(batch.items), seconds=seconds)

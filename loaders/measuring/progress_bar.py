@@ -402,8 +402,8 @@ class LoaderBar(Owned, Iterator[Any]):
         self._batches: Iterator[Any] = iter(())
         self._next = perf_counter() + WINDOW_S
         self._waits_since: float | None = None
-        self._changed = threading.Condition()
-        self._is_closed = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if self._status and self._status.may_move_alone:
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
@@ -429,13 +429,12 @@ class LoaderBar(Owned, Iterator[Any]):
 
     def _wait(self, since: float | None) -> None:
         """Note since when a batch is waited for; None: it is not. Then the thread is within no drawing."""
-        with self._changed:
+        with self._lock:
             self._waits_since = since
 
     def _draw(self) -> None:
-        with self._changed:
-            while not self._is_closed:
-                self._changed.wait(WAIT_S)
+        while not self._closed.wait(WAIT_S):
+            with self._lock:
                 if self._waits_since is not None and perf_counter() - self._waits_since >= WAIT_S:
                     self._measure()
 
@@ -449,9 +448,7 @@ class LoaderBar(Owned, Iterator[Any]):
 
     def __exit__(self, *exc: object) -> None:
         if self._thread and self.made_here:
-            with self._changed:
-                self._is_closed = True
-                self._changed.notify_all()
+            self._closed.set()
             self._thread.join()
         if self._status is not None:
             self._status.close()
