@@ -200,7 +200,8 @@ class Request:
         part: tuple[int, int] | None = None,
     ) -> Request:
         """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
-        if (url := os.fspath(output)).partition(":/")[0] in SCHEMES:
+        scheme, mark, _ = (url := os.fspath(output)).partition(":/")
+        if mark and scheme in SCHEMES:
             raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
         return cls(
             path_or_place(source),

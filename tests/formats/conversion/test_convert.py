@@ -141,6 +141,17 @@ class StopAfter(NoProgress):
             raise KeyboardInterrupt
 
 
+def test_a_folder_may_have_the_name_of_a_scheme_and_a_url_is_none(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert converted(archives, Path("s3"), split="test").records
+    for url in ("s3://bucket/test", Path("s3://bucket/test")):
+        with pytest.raises(UsageError, match="is a URL"):
+            convert(archives, url, split="test", workers=0)
+
+
 def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, tmp_path: Path) -> None:
     interrupted(archives, tmp_path / "out/val", split="val")
     plan_options, restart = PlanOptions(shard_size=60_000, seed=5), ConvertOptions(restart=True)
