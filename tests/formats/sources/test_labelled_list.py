@@ -60,40 +60,20 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "no line end": ("list.txt", b"a b\n" + b"x" * (3 << 20), r"line 2: has more than 65536 bytes"),
     "a zero byte": ("list.txt", b"dog\0.jpg dog\n", r"line 1: names no file"),
     "the root itself": ("list.txt", b"./ dog\n", r"line 1: names no file"),
-    "another folder": (
-        "list.txt",
-        b"/etc/passwd dog\n",
-        r"line 1: '/etc/passwd' is not below .*--root",
-    ),
+    "another folder": ("list.txt", b"/etc/passwd dog\n", r"line 1: '/etc/passwd' is not below .*--root"),
     "a folder above": ("list.txt", b"dog.jpg dog\n../x.jpg dog\n", r"line 2: '\.\./x\.jpg' may lead out"),
     "a long path": ("list.txt", b"x" * 1025 + b" dog", r"line 1: has a path of more than 1024 bytes"),
     "mixed labels": ("list.txt", b"dog.jpg 1\ncat/1.jpg cat", r"line 2: has the label 'cat', but the first"),
-    "a large label": (
-        "list.txt",
-        b"dog.jpg 100000",
-        r"line 1: has the label 100000, but the largest is 99999",
-    ),
+    "a large label": ("list.txt", b"dog.jpg 100000", r"line 1: has the label 100000, but .* 99999"),
     "a long label": ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
     "an empty label": ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has a label of 0 characters"),
-    "no columns": (
-        "list.csv",
-        b"a,b\ndog.jpg,dog\n",
-        r"line 1: has none of the usual columns; .*--path-column",
-    ),
+    "no columns": ("list.csv", b"a,b\ndog.jpg,dog\n", r"line 1: has none of the usual .*--path-column"),
     "a huge number": ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
     "no JSON": ("list.jsonl", b"{", r"line 1: "),
     "half a character": ("list.jsonl", rb'{"path": "\ud800", "label": 1}', r"line 1: "),
     "half a label": ("list.jsonl", rb'{"path": "dog.jpg", "label": "\ud800"}', r"line 1: "),
-    "a label that is true": (
-        "list.jsonl",
-        b'{"path": "x", "label": true}',
-        r"line 1: has a label that is neither text nor a whole",
-    ),
-    "twice": (
-        "list.txt",
-        b"cat/1.jpg a\ndog.jpg a\n\ndog.jpg a\n",
-        r"dog\.jpg: lines 2 and 4 have the same record",
-    ),
+    "a label that is true": ("list.jsonl", b'{"path": "x", "label": true}', r"line 1: .* neither text nor"),
+    "twice": ("list.txt", b"a.jpg a\ndog.jpg a\n\ndog.jpg a\n", r"dog\.jpg: lines 2 and 4 have the same"),
     "a folder": ("list.txt", b"cat dog\n", r"root/cat: is not a file"),
 }
 
@@ -189,16 +169,11 @@ def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
         assert found["columns"] == {"caption": "text", "id": "int"}
     assert (one.returncode, repaired.returncode) == (0, 0), one.stderr + repaired.stderr
     rows = {row["path"]: row for row in TABLE}
-    for place, split in (
-        ("out/train", "train"),
-        ("out/val", "validation"),
-        ("out/test", "test"),
-        ("one", "val"),
-    ):
+    for place, split in {"out/train": "tra", "out/val": "val", "out/test": "tes", "one": "val"}.items():
         with open_dataset(tmp_path / place) as opened:
             names = [each.name for each in opened.manifest.labels.classes]
             assert names == ["bird", "cat", "dog"]
-            expected = {path for path, row in rows.items() if row["split"].lower().startswith(split[:3])}
+            expected = {path for path, row in rows.items() if row["split"].lower().startswith(split)}
             assert {record.key for record in opened} == expected
             for record in opened:
                 row = rows[record.key]
@@ -209,24 +184,14 @@ def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
 @pytest.mark.parametrize(
     ("name", "text", "columns", "match"),
     [
-        (
-            "a.csv",
-            "path,label,split\ndog.jpg,1,dev\n",
-            (),
-            r"line 2: has the split 'dev', an unknown split name \(known are train",
-        ),
+        ("a.csv", "path,label,split\ndog.jpg,1,dev\n", (), r"line 2: has the split 'dev', .*known are train"),
         ("a.csv", "path,label,split\ndog.jpg,1,\n", (), r"line 2: has the split ''"),
         ("a.jsonl", '{"path": "dog.jpg", "label": 1, "split": 3}', (), r"line 1: has the split '3'"),
         ("a.csv", "path,label\ndog.jpg,1\n", ("x:int",), r"no column 'x'; its columns are: path, label"),
         ("a.csv", "dog.jpg,1\n", ("x:int",), r"line 1: has none of the usual columns"),
         ("a.csv", "path,label,x,x\ndog.jpg,1,2,3\n", ("x:int",), r"has the column 'x' twice"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("x:int",), r"dog\.jpg: the column x: "),
-        (
-            "a.jsonl",
-            '{"path": "a", "label": 1, "x": 1}\n{"path": "b", "label": 1}',
-            ("x:int",),
-            "line 2: .*no 'x'",
-        ),
+        ("a.jsonl", '{"path":"a","label":1,"x":1}\n{"path":"b","label":1}', ("x:int",), "line 2: .*no 'x'"),
         ("a.txt", "dog.jpg 1\n", ("x:int",), r"needs named columns"),
         ("a.csv", "path,label,x\ndog.jpg,1,a\n", ("label:text=x",), "reserved"),
     ],
@@ -235,13 +200,9 @@ def test_a_column_that_cannot_be_taken_is_an_error(
     name: str, text: str, columns: tuple[str, ...], match: str, pictures: Path, tmp_path: Path
 ) -> None:
     write(tmp_path / name, text.encode())
+    options = SourceOptions(root=pictures, columns=columns)
     with pytest.raises(ShardprepError, match=match):
-        convert(
-            tmp_path / name,
-            tmp_path / "out",
-            source_options=SourceOptions(root=pictures, columns=columns),
-            workers=0,
-        )
+        convert(tmp_path / name, tmp_path / "out", source_options=options, workers=0)
 
 
 def test_files_of_a_list_that_are_no_images_are_left_out_on_request(pictures: Path, tmp_path: Path) -> None:

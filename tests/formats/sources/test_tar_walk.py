@@ -88,10 +88,7 @@ UNDERSTOOD = {
         header("g", 13, b"g") + padded(record("comment=a")) + header("a") + END,
         Member("a", 3 * BLOCK, 0),
     ),
-    "a prefix of ustar": (
-        tar_of({LONG: b""}, style=tarfile.USTAR_FORMAT),
-        Member(LONG, BLOCK, 0),
-    ),
+    "a prefix of ustar": (tar_of({LONG: b""}, style=tarfile.USTAR_FORMAT), Member(LONG, BLOCK, 0)),
 }
 
 
