@@ -385,8 +385,12 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         began = perf_counter()
         result = run.results.get()
         got = perf_counter()
+        if result is None and dispatcher.error:
+            raise dispatcher.error
+        if result is None and dispatcher.ended:
+            raise OperationError(f"the {self._owner} was closed while it ran")
         if result is None:
-            raise self._why_ended(dispatcher)
+            raise UsageError(f"another iteration of this {self._owner} has begun; end one first, or make two")
         leased, memory = result
         if leased.failure:
             raise self._error_of(leased, leased.failure)
@@ -404,13 +408,6 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         if (trace := self._trace) is not None:
             trace.received(wait, run.results.qsize())
         return batch
-
-    def _why_ended(self, dispatcher: Dispatcher) -> BaseException:
-        if dispatcher.error:
-            return dispatcher.error
-        if dispatcher.ended:
-            return OperationError(f"the {self._owner} was closed while it ran")
-        return UsageError(f"another iteration of this {self._owner} has begun; end one first, or make two")
 
     def _error_of(self, leased: LeasedBatch, failure: RowFailure) -> BaseException:
         item = leased.items[failure.row]

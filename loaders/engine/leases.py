@@ -125,7 +125,8 @@ class Leases:
         batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written, filled)
         self._opened += 1
         self._batches[batch.number] = batch
-        rows = lease_rows(len(items), workers=len(self._held), chunk=self._chunk)
+        share = -(-len(items) // len(self._held))  # of a worker, or half: a fast worker can take a third
+        rows = max(1, min(self._chunk, share if share <= 8 else -(-share // 2)))
         for first in range(0, len(items), rows):
             part = items[first : first + rows]
             self._waiting.append(Lease(next(self._ids), self.run, batch.number, batch.slot, first, part))
@@ -236,12 +237,6 @@ class Leases:
 def _row_of_batch(lease: Lease, row: int) -> int:
     """The row's number in its batch; what happens after the last row of a lease counts as that row's."""
     return lease.first + min(row, len(lease.items) - 1)
-
-
-def lease_rows(rows: int, *, workers: int, chunk: int) -> int:
-    """Rows of a lease: a worker's share of the batch, or half, so that a fast worker can take a third."""
-    share = -(-rows // workers)
-    return max(1, min(chunk, share if share <= 8 else -(-share // 2)))
 
 
 _LEASE = struct.Struct("<QQII")

@@ -37,25 +37,6 @@ class FlowPlace:
     items: int = 0
 
 
-def place_from(node: Node, state: object, transforms: list[dict[str, Any]], transform: Resumed) -> FlowPlace:
-    """Return the place of a state. Raises UsageError for a value that is no state, or another flow's."""
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
-    if not isinstance(structure := state.get("flow"), list):
-        raise UsageError("not the state of a flow: it has no list of steps")
-    for lines in zip_longest(structure_of(node), structure):
-        if lines[0] != lines[1]:
-            here, there = ("no step" if line is None else str(line)[:200] for line in lines)
-            raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
-    refuse_another(state.get("transforms", transforms), transforms, transform)  # older states have none
-    try:
-        place = FlowPlace(natural(state.get("pass")), natural(state.get("items")))
-    except ValueError as error:
-        raise UsageError(f"not the state of a flow: {error}") from error
-    check_place(node, place)
-    return place
-
-
 def check_place(node: Node, place: FlowPlace) -> None:
     """Raise UsageError where a pass cannot begin at this place."""
     if place.items and not node.can_pick:
@@ -290,8 +271,22 @@ class Pipeline(FrameworkHint):
         are compared, the last unless ``transform`` is ``"changed"``; other functions and contents are not.
         Raises UsageError for the state of another flow; nothing is changed then.
         """
-        self._next = place_from(self.node, state, self._transforms, transform)
-        self._current = self._next, PassMeter()
+        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+            raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
+        if not isinstance(structure := state.get("flow"), list):
+            raise UsageError("not the state of a flow: it has no list of steps")
+        for lines in zip_longest(structure_of(self.node), structure):
+            if lines[0] != lines[1]:
+                here, there = ("no step" if line is None else str(line)[:200] for line in lines)
+                raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
+        known = state.get("transforms", self._transforms)  # older states have none
+        refuse_another(known, self._transforms, transform)
+        try:
+            place = FlowPlace(natural(state.get("pass")), natural(state.get("items")))
+        except ValueError as error:
+            raise UsageError(f"not the state of a flow: {error}") from error
+        check_place(self.node, place)
+        self._next, self._current = place, (place, PassMeter())
 
     @property
     def length(self) -> Length:

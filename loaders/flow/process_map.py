@@ -227,18 +227,14 @@ def raised(error: BaseException) -> AsObject:
 def restored(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
     if isinstance(payload, PackedError):
-        raise _continued(unpack(payload.packed, where()))
+        error = unpack(payload.packed, where())
+        if not isinstance(error, StopIteration):
+            raise error
+        stopped = RuntimeError("the function raised StopIteration")  # a generator cannot raise the other
+        for note in error.__notes__:
+            stopped.add_note(note)
+        raise stopped
     return bytes(payload) if isinstance(payload, memoryview) else payload
-
-
-def _continued(error: BaseException) -> BaseException:
-    """Return the error; a StopIteration becomes a RuntimeError, because a generator cannot raise it."""
-    if not isinstance(error, StopIteration):
-        return error
-    stopped = RuntimeError("the function raised StopIteration")
-    for note in error.__notes__:
-        stopped.add_note(note)
-    return stopped
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,10 @@ class FromFiles(Fetched):
 
         Labels are those given, or the places of the class folders in sorted order.
         """
-        top, endings = user_path(folder).resolve(), _endings(suffixes)
+        if isinstance(suffixes, str):
+            raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
+        endings = IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
+        top = user_path(folder).resolve()
         if not top.is_dir():
             raise UsageError("is not a folder", path=folder)
         walk = FolderWalk(top)
@@ -276,12 +279,6 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
     if len(labels) != len(paths):
         raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)
     return tuple(checked_int(label, "a label", least=-1) for label in labels)
-
-
-def _endings(suffixes: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(suffixes, str):
-        raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
-    return IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
 
 
 def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:

@@ -11,7 +11,6 @@ from itertools import chain, count, islice, repeat
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.loaders.batches.passes import ending
@@ -264,7 +263,9 @@ def _lines(part: Any, depth: int) -> Iterator[str]:
 def _line(part: Any) -> str:
     kind = type(part).__name__
     if isinstance(part, np.ndarray):
-        return f"{kind} {part.dtype} {list(part.shape)}{_range(part)}"
+        has_range = part.size and part.dtype.kind in "biuf"
+        bounds = f", {part.min()} to {part.max()}" if has_range else ""  # NaN where the array has one
+        return f"{kind} {part.dtype} {list(part.shape)}{bounds}"
     if isinstance(part, Mapping | tuple | list):
         return f"{kind} of {len(part):,}"
     if isinstance(part, str):
@@ -272,13 +273,6 @@ def _line(part: Any) -> str:
     if isinstance(part, bytes | bytearray | memoryview):
         return f"{kind} of {memoryview(part).nbytes:,} bytes"
     return kind
-
-
-def _range(array: npt.NDArray[Any]) -> str:
-    """Minimum and maximum; NaN where the array has one."""
-    if array.size == 0 or array.dtype.kind not in "biuf":
-        return ""
-    return f", {array.min()} to {array.max()}"
 
 
 @dataclass(frozen=True)

@@ -343,13 +343,6 @@ class ShardFiles:
         """Return the files of these shards, one shard after the other."""
         return [files[shard] for shard in shards for files in self._kinds]
 
-    def least(self, uses: Sequence[ShardUses]) -> int:
-        """Return the bytes that epochs like these need at once, with one shard more that is on its way."""
-        if not self._kinds:
-            return 0
-        peak = max(each.peak(self.sizes) for each in uses)
-        return min(self.total, peak + int(self.sizes.max(initial=0)))
-
 
 ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for those that are used next
 
@@ -380,7 +373,9 @@ class ShardFeed(LocalShards, Owned):
         room = self._cache.room_bytes
         if self._files.total + kept <= room:
             return
-        least = kept + self._files.least([self._uses(0), self._uses(1)])
+        sizes = self._files.sizes
+        peak = max(self._uses(epoch).peak(sizes) for epoch in (0, 1)) if self._files.per_shard else 0
+        least = kept + min(self._files.total, peak + int(sizes.max(initial=0)))  # one more is on its way
         if least > room:
             is_full = room < self._cache.limit_bytes
             has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"

@@ -207,7 +207,12 @@ class FakeData(EpochLoader):
         )
         rng = np.random.default_rng(seed)
         self._labels = rng.integers(0, classes, 2 * batch_size)
-        self._pool: Any = fake_files(seed) if encoded else _noise(rng, (2 * batch_size, *self._shape))
+        self._pool: Any = fake_files(seed) if encoded else None
+        if not encoded:
+            noise = aligned(2 * batch_size * math.prod(self._shape))
+            noise[:] = np.frombuffer(rng.bytes(noise.size), np.uint8)
+            noise.flags.writeable = False
+            self._pool = noise.reshape(-1, *self._shape)
         self._meter = Meter()
         self._lock = threading.Lock()
 
@@ -363,10 +368,3 @@ class FakeData(EpochLoader):
     def close(self) -> None:
         """End the iterations; delivered batches stay valid. Idempotent."""
         self._closed = True
-
-
-def _noise(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    memory = aligned(math.prod(shape))
-    memory[:] = np.frombuffer(rng.bytes(memory.size), np.uint8)
-    memory.flags.writeable = False
-    return memory.reshape(shape)

@@ -187,7 +187,9 @@ def first_parting(
                 rows = {"pixels": row}
             if rows:
                 kind = min(rows, key=lambda kind: rows[kind])  # the record before what is made of it
-                return Parting(epoch, step, rows[kind], kind, _at(rows[kind], both), found[kind])
+                row = rows[kind]
+                first, second = (int(own[row]) if row < len(own) else None for own in both)
+                return Parting(epoch, step, row, kind, (first, second), found[kind])
             step_done()
     return None
 
@@ -235,11 +237,6 @@ def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> 
     labels = one.labels[some[:common]] != other.labels[others[:common]]
     if (labels & ~records).any():
         yield "labels", int((labels & ~records).argmax())
-
-
-def _at(row: int, both: tuple[Records, Records]) -> tuple[int | None, int | None]:
-    one, other = (int(numbers[row]) if row < len(numbers) else None for numbers in both)
-    return one, other
 
 
 DIGEST_BYTES = 16

@@ -180,14 +180,12 @@ class Verdict:
     unit: str = "images"
 
     def __str__(self) -> str:
-        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{self._after()}."
-
-    def _after(self) -> str:
+        after = f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
         if not self.next_limit:
-            return "; what would limit next is unknown"
-        if not math.isfinite(self.next_rate):
-            return ""
-        return f"; next would be {self.next_limit} at {self.next_rate:,.0f} {self.unit}/s"
+            after = "; what would limit next is unknown"
+        elif not math.isfinite(self.next_rate):
+            after = ""
+        return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{after}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values and the sentence; a ``next_rate`` that is inf is None."""
@@ -360,9 +358,6 @@ class LoaderStats(EngineStats, ShownStats):
 
 WINDOW_S = 0.5  # of one rate, so that the median ignores short delays
 
-Arrival = tuple[float, int]
-"""A time, and the amount that came then."""
-
 
 class Arrivals:
     """Arrival times and amounts of ``items``, which are drawn and dropped at once.
@@ -407,27 +402,17 @@ class Arrivals:
 
     @property
     def rate(self) -> float:
-        """Amount per second: the median over windows."""
-        arrivals = zip(self._times, self._amounts, strict=True)
-        return float(np.median(window_rates(arrivals, min(WINDOW_S, self.seconds))))
+        """Amount per second: the median over windows, each from one arrival to another, without the rest."""
+        width, since, amount, rates = min(WINDOW_S, self.seconds), self.first, 0, []
+        for at, count in zip(self._times[1:], self._amounts[1:], strict=True):
+            amount += count
+            if at - since >= width:
+                rates.append(amount / (at - since))
+                since, amount = at, 0
+        return float(np.median(rates))
 
     @property
     def gaps(self) -> tuple[float, float]:
         """Seconds between two arrivals: the median and the 99th percentile."""
         p50, p99 = np.percentile(np.diff(self._times), (50, 99)).tolist()
         return p50, p99
-
-
-def window_rates(arrivals: Iterable[Arrival], width: float) -> list[float]:
-    """Amount per second in windows of at least ``width`` seconds, each from one arrival to another.
-
-    A shorter rest at the end is not counted.
-    """
-    later = iter(arrivals)
-    rates, (since, _), amount = [], next(later), 0
-    for at, count in later:
-        amount += count
-        if at - since >= width:
-            rates.append(amount / (at - since))
-            since, amount = at, 0
-    return rates

@@ -317,7 +317,8 @@ class FoundResults(DeclaredResults):
         else:
             results = [batch.result(row) for row in range(len(batch.items)) if row not in batch.skipped]
             if form is None and results:
-                self._form = _common_form(results)
+                form = None if isinstance(results[0], list) else RowForm.of(results[0])
+                self._form = form if form and all(map(form.arrays_of, results)) else None
             found = gathered(results)
         return list(found) if isinstance(found, tuple) else [found]
 
@@ -364,9 +365,3 @@ def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
 def without(skipped: Sequence[int], arrays: Iterable[Any]) -> list[Any]:
     """Return the arrays without these rows."""
     return [np.delete(array, skipped, axis=0) if len(skipped) else array for array in arrays]
-
-
-def _common_form(results: Sequence[Any]) -> RowForm | None:
-    """The form that all results have; None if they differ."""
-    form = None if isinstance(results[0], list) else RowForm.of(results[0])
-    return form if form and all(form.arrays_of(result) for result in results) else None
