@@ -23,10 +23,11 @@ from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.stack import NUMBERS, JsonValues
 
 try:
-    import tensorflow as tf
+    import tensorflow
 except ModuleNotFoundError as error:
     raise MissingExtra.of("shardprep.loaders.tf_inputs", "TensorFlow", "tensorflow") from error
 
+tf: Any = tensorflow
 DEFAULT_CAPACITY = 2
 
 
@@ -311,19 +312,3 @@ def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, zero_
         except UsageError as error:
             raise UsageError(f"{name}: {error.message}" if name else error.message) from error
     return made
-
-
-__all__ = [
-    "Leaves",
-    "arrays_of",
-    "capacity_of",
-    "empty_arrays",
-    "empty_tensors",
-    "fixed_bytes",
-    "flat",
-    "leaves_of",
-    "renamed",
-    "signature_of",
-    "tensors_of",
-    "tf",
-]

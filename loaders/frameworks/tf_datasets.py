@@ -12,6 +12,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.frameworks.tensors import capacity_of, empty_tensors, flat, renamed, signature_of, tf
+from shardprep.loaders.frameworks.tf_feeding import check
 from shardprep.loaders.frameworks.tf_graph import Status, batch_of_element, batch_or_end, raw_session, weak
 from shardprep.loaders.frameworks.tf_inputs import DirectInput, FeederInput, fed_queue
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -35,13 +36,13 @@ class DatasetInput(DirectInput):
         self._endless: Any = None  # the iterator that a graph draws from
 
     def __iter__(self) -> Iterator[Any]:
-        self._check_open()
+        check(self._closed)
         if self._in_session:
             raise UsageError("this input belongs to a v1 graph: call dequeue() there, and start(session)")
         return self._epoch(iter(self._dataset))
 
     def _dequeue_in_graph(self) -> Any:
-        self._check_open()
+        check(self._closed)
         if self._endless is None:
             make = tf.compat.v1.data.make_initializable_iterator if self._in_session else iter
             with nullcontext() if self._in_session else tf.init_scope():
@@ -96,7 +97,7 @@ class TensorInput(DirectInput):
         self._left = length  # batches of the epoch that a graph is in
 
     def __iter__(self) -> Iterator[Any]:
-        self._check_open()
+        check(self._closed)
         calls = repeat(None) if self._length is None else repeat(None, self._length)
         return self._epoch(self._make() for _ in calls)  # a StopIteration of its own is an error
 
@@ -111,7 +112,7 @@ class TensorInput(DirectInput):
         return self._length
 
     def _dequeue_in_graph(self) -> Any:
-        self._check_open()
+        check(self._closed)
         if self._length is None:
             return self._make()
         status = tf.numpy_function(weak(self._status), [], tf.uint8)

@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice, takewhile
+from itertools import islice
 from multiprocessing.util import Finalize
 from time import perf_counter
 from typing import Any
@@ -394,10 +394,6 @@ class PulledPasses(Owned):
                 self._changed.notify_all()
         check(self._closed, number == self._number)
         return batch
-
-    def batches(self, number: int) -> Iterator[Any]:
-        """Return the batches of that pass, without a reference to those that were taken."""
-        return takewhile(lambda batch: batch is not None, map(self.next, itertools.repeat(number)))
 
     def begin_for_tensorflow(self) -> int:
         """As :meth:`begin`, with errors for :func:`original_errors`."""

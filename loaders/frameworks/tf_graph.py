@@ -392,19 +392,18 @@ class StagingAreas(Sink):
             raise SinkClosed from error
         with self._changed:  # not while another thread empties
             for area, part in zip_longest(self._areas, parts):
-                self._put_part(area, part, token)
-
-    def _put_part(self, area: _Area, part: Leaves | None, token: Any) -> None:
-        if self._closed:
-            raise SinkClosed
-        if part is not None:
-            area.stage(part)
-        try:
-            area.tokens.enqueue(token)
-        except tf.errors.OpError as error:  # a garbage collection in this thread has closed it meanwhile
-            if part is not None:
-                area.unstage()
-            raise SinkClosed from error
+                if self._closed:
+                    raise SinkClosed
+                if part is not None:
+                    area.stage(part)
+                try:
+                    area.tokens.enqueue(token)
+                except (
+                    tf.errors.OpError
+                ) as error:  # a garbage collection in this thread has closed it meanwhile
+                    if part is not None:
+                        area.unstage()
+                    raise SinkClosed from error
 
     def level(self) -> int:
         with tf.init_scope():  # a garbage collection may call this while a graph is being built

@@ -201,25 +201,19 @@ class DirectInput(Input):
         self._closed = False
 
     def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while held := self._next_of(batches):
-            yield held.pop()  # a reference in this frame would hold the slot during the next wait
-        self._occupancy.epoch()
-
-    def _next_of(self, batches: Iterator[Any]) -> list[Any]:
-        """Return a list with the next batch, for the caller to empty; an empty list at the end."""
-        self._check_open()
-        began = perf_counter()
-        with original_errors():
-            held = list(islice(batches, 1))
-        self._check_open()
-        if held:
+        while True:
+            check(self._closed)
+            began = perf_counter()
+            with original_errors():
+                held = list(islice(batches, 1))
+            check(self._closed)
+            if not held:
+                break
             took = perf_counter() - began
             self._occupancy.taken(waited=took)
             self._occupancy.drew(took, 0.0)
-        return held
-
-    def _check_open(self) -> None:
-        check(self._closed)
+            yield held.pop()  # a reference in this frame would hold the slot during the next wait
+        self._occupancy.epoch()
 
     def stats(self) -> InputStats:
         return self._occupancy.read(type(self).__name__, source=self._passes.source)
@@ -334,8 +328,8 @@ class FeedInput(DirectInput):
     def __iter__(self) -> Iterator[Any]:
         if self._placeholders is None and not tf.executing_eagerly():
             raise UsageError("inputs are iterated in eager code; within a tf.function call dequeue()")
-        batches = self._pulled.batches(self._pulled.begin())
-        return self._epoch(self._fed(batch) for batch in batches)
+        batches = map(self._pulled.next, itertools.repeat(self._pulled.begin()))
+        return self._epoch(map(self._fed, itertools.takewhile(lambda batch: batch is not None, batches)))
 
     def _fed(self, batch: Any) -> Any:
         convert = tensors_of if self._placeholders is None else arrays_of

@@ -181,18 +181,6 @@ class InputStats(ShownStats):
         return f"{shares}; {self.verdict}" if self.verdict else shares
 
 
-def of_source(source: object) -> dict[str, Any]:
-    """The fields ``source``, ``loader`` or ``upstream``, whichever the stats of this source fill."""
-    stats = getattr(source, "stats", None)
-    found = stats() if callable(stats) else None
-    if isinstance(found, InputStats):
-        return {"source": found}
-    if isinstance(found, LoaderStats):
-        return {"loader": found}
-    verdict = getattr(found, "verdict", None)
-    return {"upstream": verdict} if isinstance(verdict, Verdict) else {}
-
-
 class Occupancy:
     """Counts for :class:`InputStats`. Thread-safe."""
 
@@ -250,12 +238,19 @@ class Occupancy:
 
     def read(self, name: str, *, capacity: int = 0, level: int = 0, source: object = None) -> InputStats:
         """Return the stats of the input ``name``, which draws from ``source``."""
-        inner = of_source(source)
+        stats = getattr(source, "stats", None)
+        inner = stats() if callable(stats) else None
         with self._lock:
             found = self._totals | {"elapsed": self._elapsed_now()}
             unseen = self._unseen
         found |= {mean: found[mean] / max(1, found[count]) for mean, count in MEANS.items()}
-        return InputStats(name, capacity, level, unseen=unseen, **found, **inner)
+        if isinstance(inner, InputStats):
+            found["source"] = inner
+        elif isinstance(inner, LoaderStats):
+            found["loader"] = inner
+        elif isinstance(verdict := getattr(inner, "verdict", None), Verdict):
+            found["upstream"] = verdict
+        return InputStats(name, capacity, level, unseen=unseen, **found)
 
 
 def occupancy_of(stats: InputStats) -> dict[str, float]:

@@ -306,11 +306,19 @@ class Ledger(Generic[T]):
         while granted:
             granted = False
             for peer, window in self._active_windows():
-                if lease := self._lease_for(peer, window, now):
-                    granted = True
-                    if self.in_any_order:
-                        self._windows[peer] = self._windows.pop(peer)  # the last in turn
-                    yield peer, lease
+                most = min(LEASE_STEPS, window.size - len(window.steps))
+                if not (steps := self.steps.assign(most, below=self._end_of_window, peer=peer)):
+                    continue
+                lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
+                self._next_id += 1
+                self._leases[lease.id] = peer, lease
+                if not window.steps:
+                    window.last_arrival = now
+                window.steps.extend((lease.id, step) for step in steps)
+                granted = True
+                if self.in_any_order:
+                    self._windows[peer] = self._windows.pop(peer)  # the last in turn
+                yield peer, lease
 
     def arrive(
         self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float
@@ -373,19 +381,6 @@ class Ledger(Generic[T]):
     def _active_windows(self) -> list[tuple[bytes, SenderWindow]]:
         active = [(peer, window) for peer, window in self._windows.items() if not window.is_suspended]
         return active if self.in_any_order else active[:1]
-
-    def _lease_for(self, peer: bytes, window: SenderWindow, now: float) -> StepLease | None:
-        most = min(LEASE_STEPS, window.size - len(window.steps))
-        steps = self.steps.assign(most, below=self._end_of_window, peer=peer)
-        if not steps:
-            return None
-        lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
-        self._next_id += 1
-        self._leases[lease.id] = peer, lease
-        if not window.steps:
-            window.last_arrival = now
-        window.steps.extend((lease.id, step) for step in steps)
-        return lease
 
     @property
     def _end_of_window(self) -> int:

@@ -112,36 +112,25 @@ def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
     """Return the source as a ServedSource. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
-    if isinstance(source, EpochLoader):
-        return _served_loader(source, identity)
-    if isinstance(source, Flow):
-        return _served_flow(source, identity)
-    raise UsageError(
-        f"a Loader or a Flow can be served, not a {type(source).__name__}; Flow.from_callable takes a function "
-        "that returns any iterable"
-    )
-
-
-def _served_loader(loader: EpochLoader, identity: str | None) -> ServedSource:
-    """The batches of a Loader; its receipts count its records."""
-    state = loader.state_dict()
-    if state["world_size"] != 1:
-        raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
-    own = loader.identity if identity is None else {"identity": identity}
-    facts = own | {"dataset": state["dataset"]}
-    terms = wire.SourceTerms(facts, loader.batches_per_epoch, len(loader.records), picks=True)
-    return ServedSource(terms, min(MAX_IN_FLIGHT, loader.most_held - 1), loader.steps)
-
-
-def _served_flow(flow: Flow, identity: str | None) -> ServedSource:
-    """The items of a Flow, each a batch; its receipts count them."""
-    facts = {"identity": digest_of(flow) if identity is None else identity}
-    items = flow.length.items if flow.parts == 1 and flow.length.is_exact else wire.UNKNOWN
-    picks = flow.can_pick and items != wire.UNKNOWN
-    terms = wire.SourceTerms(facts, items, items, picks=picks, parts=flow.parts)
-    most = MAX_IN_FLIGHT if flow.batches_never_change else 0
-    parts = OpenParts(flow)
-    return ServedSource(terms, most, partial(_picked, flow) if picks else parts.items, parts.close)
+    if isinstance(source, EpochLoader):  # the receipts count its records
+        state = source.state_dict()
+        if state["world_size"] != 1:
+            raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
+        own = source.identity if identity is None else {"identity": identity}
+        facts = own | {"dataset": state["dataset"]}
+        terms = wire.SourceTerms(facts, source.batches_per_epoch, len(source.records), picks=True)
+        return ServedSource(terms, min(MAX_IN_FLIGHT, source.most_held - 1), source.steps)
+    if not isinstance(source, Flow):
+        raise UsageError(
+            f"a Loader or a Flow can be served, not a {type(source).__name__}; Flow.from_callable takes a function "
+            "that returns any iterable"
+        )
+    items = source.length.items if source.parts == 1 and source.length.is_exact else wire.UNKNOWN
+    picks = source.can_pick and items != wire.UNKNOWN  # each item is a batch, and the receipts count them
+    facts = {"identity": digest_of(source) if identity is None else identity}
+    terms = wire.SourceTerms(facts, items, items, picks=picks, parts=source.parts)
+    most, parts = MAX_IN_FLIGHT if source.batches_never_change else 0, OpenParts(source)
+    return ServedSource(terms, most, partial(_picked, source) if picks else parts.items, parts.close)
 
 
 def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:

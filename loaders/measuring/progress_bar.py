@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
@@ -53,47 +53,17 @@ class Watchable(Protocol):
     def stats(self) -> Stats: ...
 
 
-class LastMinute:
-    """Stats at several times of the last minute. ``rates`` has the rate between each two of them."""
-
-    def __init__(self, now: float, stats: Stats) -> None:
-        self._stats = deque([(now, stats)])
-        self.rates: deque[float] = deque(maxlen=round(KEPT_S))
-
-    def add(self, now: float, stats: Stats) -> None:
-        """Add the stats of now, and forget those that are older than a minute, except the newest of these."""
-        verdict = stats.since(self._stats[-1][1]).verdict
-        self.rates.append(verdict.rate if verdict else 0.0)
-        self._stats.append((now, stats))
-        while len(self._stats) > 2 and self._stats[1][0] <= now - KEPT_S:
-            self._stats.popleft()
-
-    @property
-    def stats(self) -> Stats:
-        """The counts of the last minute."""
-        return self._stats[-1][1].since(self._stats[0][1])
-
-    @property
-    def seconds(self) -> float:
-        """How long the counted time is; a minute at most, and a little."""
-        return self._stats[-1][0] - self._stats[0][0]
-
-
 LEVELS = "▁▂▃▄▅▆▇█"
 LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
 
 
-def rate_line(minute: LastMinute, width: int, *, sparkline: bool) -> str:
-    """Return the rate of the last minute, its course and the stage that limits, as far as they fit.
-
-    Empty before anything is known.
-    """
-    verdict = minute.stats.verdict
-    if verdict is None:
-        return ""
+def rate_line(
+    verdict: Verdict, seconds: float, rates: Collection[float], width: int, *, sparkline: bool
+) -> str:
+    """Return the rate over so many seconds, its course and the stage that limits, as far as they fit."""
     rate = f"{verdict.rate:,.0f} {verdict.unit}/s"
-    over, limits = f" over {minute.seconds:.0f} s", f", {verdict.limit} limits"
-    course = f" {curve(minute.rates, 12)}" if sparkline and len(minute.rates) > 1 else ""
+    over, limits = f" over {seconds:.0f} s", f", {verdict.limit} limits"
+    course = f" {curve(rates, 12)}" if sparkline and len(rates) > 1 else ""
     texts = (rate + over + course + limits, rate + course + limits, rate + limits)
     return longest(texts, width) or rate
 
@@ -263,17 +233,15 @@ ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
 class StatusLines(Owned):
     """Lines on a terminal: how far the epoch is, rate and limit, the stages, the queue, and the downloads.
 
-    ``may_move_alone`` is whether :meth:`measured` may be called by another thread, while a batch is waited
-    for. Thread-safe.
+    Rate, limit and stages are those of the last minute. Thread-safe.
     """
-
-    may_move_alone = True
 
     def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)
         self._total, self._title = total, printable(title)
         self._count, self._began = 0, perf_counter()
-        self._minute = LastMinute(self._began, loader.stats())
+        self._kept = deque([(self._began, loader.stats())])  # of the last minute, and the newest before it
+        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between each two of these
         self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
         self._screen = _Screen.current()
         self._screen.put(self, ())
@@ -291,7 +259,11 @@ class StatusLines(Owned):
     def measured(self, stats: Stats) -> None:
         """Draw the lines with these stats."""
         with self._lock:
-            self._minute.add(perf_counter(), stats)
+            now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
+            self._rates.append(verdict.rate if verdict else 0.0)
+            self._kept.append((now, stats))
+            while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
+                self._kept.popleft()
             if self._engine is not None:
                 self._levels.append(self._engine.ready)
             self._draw()
@@ -308,35 +280,34 @@ class StatusLines(Owned):
 
     def _lines(self) -> list[str]:
         width, sparkline = self._screen.size.columns - 1, self._screen.is_unicode
-        known, room = self._minute.stats, width - 2
-        parts = [rate_line(self._minute, room, sparkline=sparkline), stages_line(known.loads, room)]
+        (began, first), (now, last), room = self._kept[0], self._kept[-1], width - 2
+        known, seconds, parts = last.since(first), now - began, []
+        if verdict := known.verdict:
+            parts.append(rate_line(verdict, seconds, self._rates, room, sparkline=sparkline))
+        parts.append(stages_line(known.loads, room))
         if self._levels and self._engine.slots:
             waiting = known.loads[-1].starved if known.loads else 0.0
             levels = list(self._levels)
             parts.append(queue_line(levels, self._engine.slots, waiting, room, sparkline=sparkline))
         storage = getattr(known, "storage", None)
         if storage is not None and storage.shards.missing:
-            rate = storage.received_bytes / max(self._minute.seconds, WINDOW_S)
+            rate = storage.received_bytes / max(seconds, WINDOW_S)
             parts.append(storage_line(storage.shards, rate, room, sparkline=sparkline))
-        return [self._bar(width), *(f"  {part}" for part in parts if part)]
-
-    def _bar(self, width: int) -> str:
-        known = KNOWN if width >= NARROW_WIDTH else NARROW
-        return tqdm.format_meter(
+        shape = KNOWN if width >= NARROW_WIDTH else NARROW
+        bar = tqdm.format_meter(
             self._count,
             self._total,  # type: ignore[arg-type]  # of an unknown length it is None
             perf_counter() - self._began,
             ncols=width,
             prefix=self._title,
-            ascii=not self._screen.is_unicode,
-            bar_format=ENDLESS if self._total is None else known,
+            ascii=not sparkline,
+            bar_format=ENDLESS if self._total is None else shape,
         )
+        return [bar, *(f"  {part}" for part in parts if part)]
 
 
 class StatusBar(Owned):
     """A bar of one line, which a notebook shows below the cell."""
-
-    may_move_alone = False  # a notebook shows what another thread draws below another cell
 
     def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
         self._before = loader.stats()
@@ -405,7 +376,8 @@ class LoaderBar(Owned, Iterator[Any]):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._status and self._status.may_move_alone:
+        # a notebook would show what another thread draws below another cell
+        if isinstance(self._status, StatusLines):
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
             with starting_thread():
                 self._thread.start()
