@@ -36,8 +36,9 @@ class WritableFolder(RemoteFolder):
     def _local(self, folder: Path) -> ObjectStore:
         from obstore.store import LocalStore  # start-up time, and the package is an extra
 
+        folder.mkdir(parents=True, exist_ok=True)  # errors of obstore lack the path
         with translated(self.place):
-            return LocalStore(folder, mkdir=True, automatic_cleanup=True)
+            return LocalStore(folder, automatic_cleanup=True)
 
     def _config(self) -> Any:
         # not every store with the interface of S3 knows the request that deletes many files
