@@ -53,7 +53,7 @@ def refuse_other_shape(output: Path, split: str | None) -> None:
 
     ``output`` is to be a folder of splits if ``split`` is None. A file in its place is refused, too.
     """
-    if output.exists() and not output.is_dir():
+    if os.path.lexists(output) and not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
     if split is None:
         if _is_dataset(output):
@@ -125,7 +125,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
             raise UsageError(
                 "lies in the source, where the next run would find it; choose another output", path=output
             )
-    if not output.exists():
+    if not os.path.lexists(output):
         return
     if not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)

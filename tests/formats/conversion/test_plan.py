@@ -353,3 +353,11 @@ def test_a_folder_of_splits_and_a_file_are_no_outputs(
         convert(photos, tmp_path / "out", split="val", workers=0)
 
     assert tree(tmp_path) == before
+
+
+def test_a_link_to_nothing_is_no_output(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("nowhere")
+
+    for split in ("val", None):
+        with pytest.raises(UsageError, match="out: is not a folder; choose another output"):
+            convert(photos, tmp_path / "out", split=split, workers=0)
