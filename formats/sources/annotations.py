@@ -35,7 +35,6 @@ from shardprep.formats.sources.trees import files_below, refuse_links
 VAL_IMAGES = 50_000
 FIRST_VAL = "ILSVRC2012_val_00000001"
 FIRST_VAL_ID, FIRST_VAL_LABEL = 490, 65  # n01751748, sea snake: distinguishes ids from labels
-
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
 
@@ -161,60 +160,39 @@ _IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
 
 @dataclass(frozen=True)
 class AnnotationFiles:
-    """The files that were found; each is read at its first use, which raises DataError and OSError."""
+    """The files in a folder, if any; each is read at its first use, which raises DataError and OSError."""
 
-    devkit_path: Path | None = None
-    synset_mapping: Path | None = None
-    val_solution: Path | None = None
-    caffe_val: Path | None = None
-    image_sets: Path | None = None
+    folder: Path | None
 
-    @classmethod
-    def beside(cls, folder: Path) -> AnnotationFiles:
-        """Return the files in this folder."""
-
-        def first(*names: str) -> Path | None:
-            return next((folder / name for name in names if (folder / name).exists()), None)
-
-        caffe = folder / "val.txt"
-        is_caffe = False
-        if caffe.is_file():  # other datasets have a file of that name, too
-            with caffe.open("rb") as file:
-                line = file.readline(4096).decode(errors="replace").strip()
-                is_caffe = _CAFFE_LINE.fullmatch(line) is not None
-        return cls(
-            first(*FORMS),
-            first("LOC_synset_mapping.txt"),
-            first("LOC_val_solution.csv"),
-            caffe if is_caffe else None,
-            first("ILSVRC/ImageSets/CLS-LOC"),
-        )
+    def path(self, *names: str) -> Path | None:
+        """Return the path of the first file of these names that is there."""
+        paths = [self.folder / name for name in names] if self.folder else []
+        return next((path for path in paths if path.exists()), None)
 
     @cached_property
     def devkit(self) -> Devkit | None:
-        return read_devkit(self.devkit_path) if self.devkit_path else None
+        path = self.path(*FORMS)
+        return read_devkit(path) if path else None
 
     @cached_property
     def space(self) -> LabelSpace | None:
         """The devkit's classes, or Kaggle's. Raises LabelConflict if both exist and differ."""
         mapped: dict[str, str] = {}
-        if path := self.synset_mapping:  # a wnid, a space and its words per line
+        if path := self.path("LOC_synset_mapping.txt"):  # a wnid, a space and its words per line
             with foreign_file(path, _ADVICE):
                 pairs = [line.partition(" ") for line in text_lines(read_small_file(path), path) if line]
                 mapped = {wnid: words.strip() for wnid, _, words in pairs}
-                if len(mapped) < len(pairs) or not all(
-                    0 < len(text) <= MAX_WORDS for text in mapped.values()
-                ):
-                    raise ValueError(
-                        f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
-                    )
+                lengths = map(len, mapped.values())
+                if len(mapped) < len(pairs) or not all(0 < length <= MAX_WORDS for length in lengths):
+                    odd = f"has a line without words, a line of more than {MAX_WORDS} characters, or a class twice"
+                    raise ValueError(odd)
         if self.devkit is None:
             return LabelSpace.of(mapped, mapped) if mapped else None
         differing = sorted(self.devkit.classes.label_of.keys() ^ mapped.keys()) if mapped else []
         if differing:
             raise LabelConflict(
                 f"the devkit has different classes: {differing[0]} is in only one of them; remove one",
-                path=self.synset_mapping,
+                path=path,
             )
         return self.devkit.classes
 
@@ -223,10 +201,13 @@ class AnnotationFiles:
         found: list[Authority] = []
         if self.devkit:
             found.append(devkit_authority(self.devkit, space))
-        if self.val_solution:
-            found.append(kaggle_authority(self.val_solution, space))
-        if self.caffe_val:
-            found.append(caffe_authority(self.caffe_val, space))
+        if path := self.path("LOC_val_solution.csv"):
+            found.append(kaggle_authority(path, space))
+        if (path := self.path("val.txt")) and path.is_file():
+            with path.open("rb") as file:
+                line = file.readline(4096).decode(errors="replace").strip()
+            if _CAFFE_LINE.fullmatch(line):  # other datasets have a file of that name, too
+                found.append(caffe_authority(path, space))
         for one in found:
             check_sentinel(space, len(one.labels), one.labels.get(FIRST_VAL), one.name)
         return GroundTruth(tuple(found), space)
@@ -249,7 +230,7 @@ class AnnotationFiles:
 
     def _listed(self, split: str) -> Counter[str]:
         """Count the lines of Kaggle's list by the text before the first slash, in train the class."""
-        path = self.image_sets / _IMAGE_SETS[split] if self.image_sets else None
+        path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{_IMAGE_SETS[split]}")
         if path is None or not path.is_file():
             return Counter()
         lines = BytesIO(read_small_file(path))

@@ -29,13 +29,11 @@ MAX_INFLATED_BYTES = 16 << 20  # the 1,860 synsets of the official one take abou
 MAX_FIELDS = 1 << 8  # of a struct; the official one has 8
 MAX_VALUES = 1 << 17  # of all fields of all rows
 MAX_DIMENSIONS = 32
-
 _BYTE_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
 _MATRIX, _COMPRESSED = 14, 15  # table 1-1, data types
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16"}
 _STRUCT, _CHAR, _NUMERIC = 2, 4, range(6, 16)  # table 1-3, array types
-
 Value = str | int | float | None
 
 
@@ -147,7 +145,6 @@ FORMS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC201
 META = "data/meta.mat"
 GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official one has 2.5 MB packed
-
 _WNID = re.compile(r"n\d{8}", re.ASCII)
 _ID = re.compile(r"\d{1,9}", re.ASCII)
 

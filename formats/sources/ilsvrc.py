@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -73,18 +73,27 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class IlsvrcSource(Source):
-    """A source with annotation files beside its images.
+    """A source with annotation files beside its images; ``places`` has the archive or folder of each split.
 
     ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from;
     ``check_md5`` reads every archive whole when a split of it is listed.
     """
 
     layout: str
-    annotation_files: AnnotationFiles
+    places: Mapping[str, Any]
     beside: Path | None = None
     url: str = ""
     check_md5: bool = False
-    official_packing: bool = False
+    official_packing: ClassVar[bool] = False
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(split for split in SPLITS if split in self.places)
+
+    @cached_property
+    def annotation_files(self) -> AnnotationFiles:
+        """The files beside the images."""
+        return AnnotationFiles(self.beside)
 
     @cached_property
     @abstractmethod
@@ -109,7 +118,7 @@ class IlsvrcSource(Source):
             check_entries(found.entries, self.labels)
         expected = self.expected(split)
         differs = expected is not None and expected != len(found.entries)
-        devkit = self.annotation_files.devkit_path
+        devkit = self.annotation_files.path(*FORMS)
         return replace(
             found,
             archives=(*found.archives, *([self.archive(devkit)] if devkit and devkit.is_file() else [])),
@@ -198,7 +207,7 @@ def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | No
         split: [p for name in names for p in sorted(folder.glob(name))] for split, names in ARCHIVES.items()
     }
     paths = {split: paths[0] for split, paths in globbed.items() if paths}
-    return _source(paths, folder, check_md5) if paths else None
+    return OfficialTars(places=paths, beside=folder, check_md5=check_md5) if paths else None
 
 
 def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
@@ -206,7 +215,8 @@ def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
     with ArchiveFile(path) as archive:
         first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
-    return _source(dict.fromkeys(splits, path), path.parent, check_md5) if splits else None
+    paths = dict.fromkeys(splits, path)
+    return OfficialTars(places=paths, beside=path.parent, check_md5=check_md5) if paths else None
 
 
 def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
@@ -231,48 +241,31 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     copied = CopiedFiles(
         file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
     )
-    source = _source(paths, copied.folder, check_md5)
-    return replace(source, copied=copied, url=place.url)
-
-
-def _source(paths: Mapping[str, Path | RemoteFile], folder: Path, check_md5: bool) -> OfficialTars:
-    return OfficialTars(
-        layout="official-tars",
-        paths=paths,
-        annotation_files=AnnotationFiles.beside(folder),
-        beside=folder,
-        check_md5=check_md5,
-        official_packing=True,
-    )
+    return OfficialTars(places=paths, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialTars(IlsvrcSource):
-    """A source of archives; ``paths`` has the archive of each split.
+    """A source of archives; for those in object storage, ``copied`` are the small files beside them."""
 
-    For archives in object storage, ``copied`` are the small files beside them.
-    """
-
-    paths: Mapping[str, Path | RemoteFile]
+    layout: str = "official-tars"
+    places: Mapping[str, Path | RemoteFile]
     copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.paths)
+    official_packing = True
 
     @cached_property
     def labels(self) -> LabelSpace:
         if self.annotation_files.space is not None:
             return self.annotation_files.space
         wnids: set[str] = set()
-        if "train" in self.paths:
-            with _opened(self.paths["train"]) as archive:
+        if "train" in self.places:
+            with _opened(self.places["train"]) as archive:
                 wnids = {wnid for wnid, _ in _members(archive, "train")}
         return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
 
     def known_by(self, split: str) -> Mapping[str, Any]:
         truth = self.ground_truth(flat=True).authorities if split == "val" else ()
-        path = self.paths[split]
+        path = self.places[split]
         place: dict[str, Any]
         if isinstance(path, RemoteFile):
             place = {"archive": path.url, "size": path.stored.size, "e_tag": path.stored.e_tag}
@@ -288,7 +281,7 @@ class OfficialTars(IlsvrcSource):
         }
 
     def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
-        path = self.paths[split]
+        path = self.places[split]
         with _opened(path) as archive:
             entries = self._listed(archive, split, problems) if known is None else known
         reader: ByteReader
@@ -408,32 +401,19 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
         )
     if not names:
         return None
-    annotations, locations = AnnotationFiles(), {split: ""}
-    return Tree(
-        layout="class-folders",
-        annotation_files=annotations,
-        root=path,
-        locations=locations,
-        source_options=options,
-    )
+    return Tree(layout="class-folders", places={split: ""}, root=path, source_options=options)
 
 
 def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md5: bool) -> Tree | None:
     """Return the source of a folder with ``train``, ``val`` or ``test`` in it, else None."""
-    locations = split_folders(root)
-    if not locations:
+    places = split_folders(root)
+    if not places:
         return None
-    walk, test = FolderWalk(root, options.follow_symlinks), locations.get("test")
+    walk, test = FolderWalk(root, options.follow_symlinks), places.get("test")
     if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
-        locations["test"] = f"{test}/test"  # the official archive has a folder test in it
+        places["test"] = f"{test}/test"  # the official archive has a folder test in it
     return Tree(
-        layout=layout,
-        annotation_files=AnnotationFiles.beside(beside),
-        beside=beside,
-        check_md5=check_md5,
-        root=root,
-        locations=locations,
-        source_options=options,
+        layout=layout, places=places, root=root, source_options=options, beside=beside, check_md5=check_md5
     )
 
 
@@ -453,24 +433,20 @@ def _with_splits(folder: Path, depth: int) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(IlsvrcSource):
-    """A source in folders; ``locations`` has the folder of each split, relative to ``root``."""
+    """A source in folders, which are relative to ``root``."""
 
+    places: Mapping[str, str]
     root: Path
-    locations: Mapping[str, str]
     source_options: SourceOptions
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.locations)
-
-    @property
     def folders(self) -> tuple[Path, ...]:
-        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.locations.values())
+        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.places.values())
         if not self.source_options.follow_symlinks:
             return tuple(tops)
         places = (
             self.root / place / name
-            for split, place in self.locations.items()
+            for split, place in self.places.items()
             for name in ("", *self.classes[split])
         )
         return (*tops, *(place.resolve() for place in places if place.is_symlink()))
@@ -485,21 +461,21 @@ class Tree(IlsvrcSource):
     def classes(self) -> dict[str, list[str]]:
         """The class folders of each split, none if it is flat. Raises SourceDamaged if one cannot be used."""
         walk = self.walk()
-        classes = {split: walk.folders(folder) for split, folder in self.locations.items()}
+        classes = {split: walk.folders(folder) for split, folder in self.places.items()}
         walk.problems.raise_all()
         for split, names in classes.items():
-            refuse_unpaired(self.root, self.root / self.locations[split], names)
+            refuse_unpaired(self.root, self.root / self.places[split], names)
         return classes
 
     @property
-    def _places(self) -> list[Path]:
-        return [self.root / place for place in self.locations.values()]
+    def _folders(self) -> list[Path]:
+        return [self.root / place for place in self.places.values()]
 
     def refuse_others(self) -> None:
         """Raise UsageError for a folder that may be a split or one of several classes."""
-        others = other_folders(self.root, self._places)
-        if others and "train" not in self.locations:
-            split, name = next(iter(self.locations.items()))
+        others = other_folders(self.root, self._folders)
+        if others and "train" not in self.places:
+            split, name = next(iter(self.places.items()))
             raise UsageError(
                 f"holds {name} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it if it "
                 f"is a class, or give {self.root / name} with --split {split}",
@@ -515,7 +491,7 @@ class Tree(IlsvrcSource):
             return self._listed(split, problems)
 
     def _listed(self, split: str, problems: Problems) -> Listing:
-        place, classes = self.locations[split], self.classes[split]
+        place, classes = self.places[split], self.classes[split]
         walk, table = replace(self.walk(), problems=problems), EntryTable(self.root, problems)
         if classes or split == "train":
             for file in walk.files(place):
@@ -557,6 +533,6 @@ class Tree(IlsvrcSource):
             reader,
             problems=problems,
             ignored=dict(walk.ignored),
-            notes=other_folders_note(self.root, self._places),
+            notes=other_folders_note(self.root, self._folders),
             options=self.source_options.kept("follow_symlinks", "skip_non_images"),
         )

@@ -54,28 +54,23 @@ _FLOATS = {"float": "float32", "double": "float64", "halffloat": "float16"}
 _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
-
 MAX_KEPT_BYTES = 256 << 20  # of row groups, and at least one of them
 _ROWS_OF_NO_BYTES = 1 << 20  # more of them than bytes are no records
 _MOST_SHARED = 4  # times the bytes of a file: more are counted row by row
 _SMALL = 32 << 20
 _MOST_BYTES = 4 * MAX_IMAGE_BYTES  # of a row with its columns
-
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow makes room for as many as the file claims
 MAX_GROUP_BYTES = 1 << 30  # of the columns of one row group, as they are in memory
-
 _BATCH_BYTES = 64 << 20
 _BYTE_ARRAY, _PREFIXED = "BYTE_ARRAY", "DELTA_BYTE_ARRAY"
 _LEVEL_BYTES = 8  # of each value within a list or struct
 _ELEMENT_BYTES = 4  # of an element of a list beside its value
-
 _UNCOMPRESSED, _COMPRESSED = 2, 3
 _DATA = (5, 8)  # of both versions: structs that begin with the number of values
 _TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _DOUBLE, _BYTES, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 12
 _SIZES = {_BYTE: 1, _DOUBLE: 8}
 _MOST_DEPTH = 8
-
 Sizes = npt.NDArray[np.int64]
 Columns = Mapping[str, Any]
 """Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
@@ -123,73 +118,72 @@ def pages_of(archive: ArchiveFile, chunk: Any) -> tuple[int, int, int]:
 
     ``chunk`` is pyarrow's metadata of a column's part. Raises ValueError.
     """
+
+    def count(number: int | None) -> int:
+        if number is None or number < 0:
+            raise ValueError(f"a page says that it has a size of {number}")
+        return number
+
     start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
-    reader = _CompactReader(ByteWindow(archive.read_at, archive.end), start)
+    window, at = ByteWindow(archive.read_at, archive.end), start
     size = largest = values = 0
-    while values < chunk.num_values and reader.at < start + chunk.total_compressed_size:
-        header = reader.struct()
-        length, compressed = _count(header.get(_UNCOMPRESSED)), _count(header.get(_COMPRESSED))
+    while values < chunk.num_values and at < start + chunk.total_compressed_size:
+        header, at = _page_header(window, at)
+        length = count(header.get(_UNCOMPRESSED))
         size, largest = size + length, max(largest, length)
-        values += max(_count(header.get(data, {}).get(1, 0)) for data in _DATA)
-        reader.at += compressed
+        values += max(count(header.get(data, {}).get(1, 0)) for data in _DATA)
+        at += count(header.get(_COMPRESSED))
     return size, largest, values
 
 
-def _count(number: int | None) -> int:
-    if number is None or number < 0:
-        raise ValueError(f"a page says that it has a size of {number}")
-    return number
+def _page_header(window: ByteWindow, at: int) -> tuple[dict[int, Any], int]:
+    """Return a page's header in Thrift's compact protocol, and the place after it.
 
-
-class _CompactReader:
-    """Reader of Thrift's compact protocol: a struct becomes a dict by the numbers of its fields.
-
-    It has those fields that a page's header needs: structs, and numbers of 32 bits.
+    A struct becomes a dict of its structs, and numbers of 32 bits, by the numbers of their fields.
     """
 
-    def __init__(self, window: ByteWindow, at: int) -> None:
-        self.at = at
-        self._window = window
+    def take(length: int) -> bytes:
+        nonlocal at
+        if at + length > window.end:
+            raise ValueError("the file ends within the header of a page")
+        at += length
+        return window.take(at - length, at)
 
-    def struct(self, depth: int = 0) -> dict[int, Any]:
+    def unsigned() -> int:
+        nonlocal at
+        number, used = varint(window.take(at, min(at + MAX_VARINT, window.end)), 0)
+        at += used
+        return number
+
+    def signed() -> int:
+        return (number := unsigned()) >> 1 ^ -(number & 1)
+
+    def struct(depth: int = 0) -> dict[int, Any]:
+        nonlocal at
         found: dict[int, Any] = {}
         number = 0
-        while head := self._take(1)[0]:
-            number = number + (head >> 4) if head >> 4 else self._integer()
+        while head := take(1)[0]:
+            number = number + (head >> 4) if head >> 4 else signed()
             number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # as in 16 bits
             kind = head & 15
             if kind == _STRUCT and depth < _MOST_DEPTH:
-                found[number] = self.struct(depth + 1)
+                found[number] = struct(depth + 1)
             elif kind == _INT32:
-                found[number] = self._integer()
+                found[number] = signed()
             elif kind in (_INT16, _INT64):
-                self._varint()
+                unsigned()
             elif kind in _SIZES:
-                self._take(_SIZES[kind])
+                take(_SIZES[kind])
             elif kind == _BYTES:
-                length = self._varint()
-                self.at += length
+                length = unsigned()
+                at += length
             elif kind not in (_TRUE, _FALSE):
                 raise ValueError(f"a page's header has a field of type {kind}")
         return found
 
-    def _take(self, length: int) -> bytes:
-        if self.at + length > self._window.end:
-            raise ValueError("the file ends within the header of a page")
-        self.at += length
-        return self._window.take(self.at - length, self.at)
-
-    def _varint(self) -> int:
-        data = self._window.take(self.at, min(self.at + MAX_VARINT, self._window.end))
-        number, used = varint(data, 0)
-        self.at += used
-        return number
-
-    def _integer(self) -> int:
-        number = self._varint()
-        return number >> 1 ^ -(number & 1)
+    return struct(), at
 
 
 class RowGroups(Owned):
@@ -640,7 +634,14 @@ class RowContents(RecordContents):
         rows = len(next(iter(columns.values()), ()))
         images, paths = _images(columns, layout, rows)
         labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
-        lengths = self._lengths(columns, np.array([size or 0 for size in images], np.int64), encoded)
+        sizes = np.array([size or 0 for size in images], np.int64)
+        share = max(0, encoded - int(sizes.sum())) // max(1, rows)  # of the bytes of all other columns
+        lengths = sizes + min(share, _MOST_BYTES)
+        counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
+        self._bytes += int(counted.sum())
+        self._encoded_bytes += int(lengths.sum())
+        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
+        lengths = counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
         every = zip(labels, images, paths, lengths.tolist(), strict=True)
         for row, (label, size, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
@@ -650,21 +651,6 @@ class RowContents(RecordContents):
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
                 self.append(key, self._label(label), length=length, offset=row)
-
-    def _lengths(
-        self, columns: Columns, images: npt.NDArray[np.int64], encoded: int
-    ) -> npt.NDArray[np.int64]:
-        """Return the bytes of each row: its image and its share of the bytes of all other columns.
-
-        Where that is far too little, because values are repeated, they are counted.
-        """
-        rows = len(images)
-        lengths = images + min(max(0, encoded - int(images.sum())) // max(1, rows), _MOST_BYTES)
-        counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
-        self._bytes += int(counted.sum())
-        self._encoded_bytes += int(lengths.sum())
-        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)
-        return counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
 
     def _label(self, label: int | str | bytes | None) -> int:
         if label is None:

@@ -15,7 +15,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any
 
 from shardprep.formats.runtime.files import ReadAt
 
@@ -66,11 +66,6 @@ class Array:
 
 NumberOf = Callable[[Any], int]
 """Converts an item of a list of numbers, which is read as an array. Raises ValueError for any other item."""
-
-Plain: TypeAlias = (
-    bool | int | float | Text | ByteRange | Array | list[Any] | tuple[Any, ...] | dict[str, Any] | None
-)
-"""The types that a value can have."""
 
 
 class Value:
@@ -193,14 +188,14 @@ _MSGPACK: dict[int, tuple[str, Any]] = {
 """What each code begins, and its value or length, or how that is stored."""
 
 
-def unpack(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
+def unpack(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
     """Return the plain data of the value, which has at most ``most`` items; ``dicts`` are read or refused.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
     reader = _Unpacker(value, dicts, number_of)
     reader.left = most
-    plain = cast(Plain, reader.item(0))
+    plain = reader.item(0)
     if reader.at != value.length:
         raise ValueError("it is damaged: something follows its end")
     return plain
@@ -250,7 +245,8 @@ _CORES = ("numpy.core", "numpy._core")  # up to numpy 1 and since numpy 2
 _ORDERS = ("|", "<", ">")
 
 
-class GlobalName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GlobalName:
     """A global name that a pickle may use."""
 
     name: str
@@ -319,11 +315,9 @@ def _build(value: Value, item: object, state: object) -> None:
 
 
 PICKLE_FIRST_BYTES = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
-
 _LONGEST_INTEGER = 16
 _MAX_STACK = 1 << 12  # picklers put 1,000 items on the stack, and then append them
 _MAX_MEMO = 1 << 12  # the first items; later ones are items of lists, which are not used again
-
 _WITH_ARGUMENT: dict[str, tuple[str, Any]] = {
     "N": ("number", None),
     "\x88": ("number", True),
@@ -364,7 +358,7 @@ _REFUSED = {
 }
 
 
-def unpickle(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
+def unpickle(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
     """Return the plain data of the pickle, which has at most ``most`` opcodes; ``dicts`` are read or refused.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
@@ -391,10 +385,10 @@ class _Machine(_Reader):
         self._memo: list[Any] = []
         self._puts = 0
 
-    def result(self) -> Plain:
+    def result(self) -> Any:
         if self._marks or len(self._stack) != 1 or self.at != self._value.length:
             raise _damaged("it ends before it is complete")
-        return cast(Plain, self._stack[0])
+        return self._stack[0]
 
     def step(self, code: str) -> None:
         """Carry out an opcode: here the ones that are followed by what they push."""
@@ -510,7 +504,7 @@ class _Machine(_Reader):
 _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
 
 
-def decoded(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Plain:
+def decoded(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
     """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
     head = value.read(0, min(8, value.length))
     if head.startswith(PICKLE_FIRST_BYTES):

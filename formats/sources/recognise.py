@@ -51,7 +51,6 @@ _TAKEN: dict[type[Source], tuple[str, ...]] = {
 """The options that each kind of source takes, of those that not all of them do."""
 
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
-
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give one of: "

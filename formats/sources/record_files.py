@@ -245,7 +245,6 @@ class FilesReader(OpeningReader[OpenFiles]):
 
 OTHER_FILES = "other files"
 _DATA = "data"  # where the hub of Hugging Face keeps files
-
 _OF = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
 
 

@@ -29,7 +29,6 @@ from shardprep.formats.runtime.progress import NoProgress, Progress
 
 PHOTOGRAPHS = 25
 MAX_NUMBER_GAP = 400  # the real set numbers train images with gaps and with up to 5 digits
-
 Seed = tuple[int, ...]
 
 
@@ -159,9 +158,7 @@ JPEG_QUALITY = 92
 LONGER_SIDE = (400, 500)  # pixels; the real set's mean is 473x406
 PNG_SIDE = 200  # an RGBA PNG of full size would be larger than its whole class
 MARKER_COMMENT, MARKER_EXIF = 0xFE, 0xE1
-
 Pixels = npt.NDArray[np.uint8]
-
 ORIENTATIONS = {  # EXIF value, counter-clockwise quarter turns from upright to stored, byte order
     Oddity.EXIF_6: (6, 1, ">"),
     Oddity.EXIF_3: (3, 2, "<"),
@@ -278,7 +275,6 @@ def exif(orientation: int, order: str) -> bytes:
 
 
 MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
-
 Members = Iterable[tuple[str, bytes]]
 
 
@@ -360,7 +356,6 @@ OBJECT = """\
 	</object>
 """
 
-
 ANNOTATION = """\
 <annotation>
 	<folder>{}</folder>
@@ -420,7 +415,6 @@ FIELDS = (
 )
 NAME_BYTES = 32  # a field's name, with the zero that ends it
 Cell = str | float | Sequence[float]
-
 FOLDER = "ILSVRC2012_devkit_t12"
 FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
 MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"

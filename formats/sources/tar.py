@@ -32,7 +32,6 @@ from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, Rem
 
 BLOCK = 512
 USTAR, GNU = b"ustar\x0000", b"ustar  \x00"
-
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,6}) ")
 
@@ -147,7 +146,6 @@ class RemoteTarReader(ArchiveReader):
 
 
 MAX_EXTENSION_BYTES = 64 << 10  # of a long name or a pax header; paths have at most 4 KiB
-
 _ZEROS = bytes(BLOCK)
 _PIECE = 1 << 20
 _FILE, _FOLDER, _EXTENSIONS = (b"0", b"\0"), b"5", (b"L", b"x", b"g")

@@ -43,7 +43,6 @@ _ADVICE = "write the LMDB again"
 KEYS = b"__keys__"
 DIGITS = 8
 MAX_LABELS = 100_000
-
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 _MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105

@@ -38,7 +38,6 @@ from shardprep.formats.sources.source import Box, SourceOptions
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
-
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
 _SIZES = {FIXED64: 8, FIXED32: 4}
 
@@ -131,7 +130,6 @@ BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
 MAX_FEATURES = 256
 MAX_NAME_BYTES = 256
 MAX_VALUES = 1 << 20  # of one list, where numbers are not packed
-
 _KINDS = {1: BYTES, 2: FLOATS, 3: INTEGERS}
 
 
@@ -266,7 +264,6 @@ def _few(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
 
 HEAD = struct.Struct("<QI")  # length, masked CRC-32C of its 8 bytes
 TAIL = struct.Struct("<I")  # masked CRC-32C of the data
-
 _GZIP, _ZLIB = b"\x1f\x8b", b"\x78"
 _MASK = 0xA282EAD8
 
@@ -326,7 +323,6 @@ BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("row", "label")] + [(side, "<f8") for side in SIDES])
 MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
-
 T = TypeVar("T")
 Example = tuple[Features, Mapping[str, Feature]]
 """The features of a record in memory by their names, and by those of columns."""

@@ -33,7 +33,6 @@ IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 LABEL, CLASS_NAME = "cls", "classname"
 MAX_PARTS = 256
 MAX_SMALL = 4096  # bytes of a label or of a class's name
-
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
