@@ -225,6 +225,7 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     flip(dataset / "column-age.npy", 200)
     (dataset / "column-mask-00000.lmdb").unlink()
     found = prep_here("verify", dataset, "--quiet")
+    left = repair(dataset, tmp_path / "dataset-source", workers=0)
     (dataset / "shard-00000.lmdb").unlink()
     both = prep_here("verify", dataset, "--quiet")
     repaired = repair(dataset, tmp_path / "dataset-source", workers=0)
@@ -236,7 +237,8 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     assert "next: prep repair" in both.stdout
     assert repaired.rebuilt == ("shard-00000.lmdb",)
     damaged = {"column-mask-00000.lmdb", "column-mask-00001.lmdb", "column-age.npy"}
-    assert {one.file for one in repaired.findings} == {*mended.rebuilt} == damaged
+    assert {one.file for one in left.findings} == {one.file for one in repaired.findings} == damaged
+    assert ({*mended.rebuilt}, left.rebuilt) == (damaged, ())
     assert mended.added == ()
     assert tree(dataset) == before
 

@@ -80,10 +80,16 @@ def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("place", ["Annotations/train", "ILSVRC/Annotations/CLS-LOC/train", "my_bbox_train"])
-def test_annotations_of_another_dataset_are_left_alone(place: str, tmp_path: Path) -> None:
+def test_annotations_of_another_dataset_are_left_alone_and_official_ones_read(
+    place: str, tmp_path: Path
+) -> None:
     write(tmp_path / "train/cat/holiday.jpg", b"x")
     write(tmp_path / place / "cat/holiday.xml", b"not even XML")
     assert recognise(tmp_path).boxes("train") is None
+
+    (tmp_path / place / "cat/holiday.xml").unlink()
+    write(tmp_path / place / f"{WNID}/{WNID}_1.xml", xml(BOX))
+    assert len(list(recognise(tmp_path).boxes("train") or ())) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])

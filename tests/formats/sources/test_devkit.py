@@ -133,6 +133,17 @@ def test_it_reads_what_scipy_reads() -> None:
             assert row[field] == theirs[field]
 
 
+def test_it_reads_what_scipy_writes() -> None:
+    file = io.BytesIO()
+    rows = np.array([(7.0, "n01440764"), (2.5, "n2")], [("id", "O"), ("wnid", "O")])
+    scipy.io.savemat(file, {"other": 3.0, "synsets": rows})
+
+    assert read_struct_array(file.getvalue(), "synsets") == [
+        {"id": 7.0, "wnid": "n01440764"},
+        {"id": 2.5, "wnid": "n2"},
+    ]
+
+
 def test_every_truncation_is_an_error() -> None:
     meta = MINI.meta()
     for end in range(len(meta)):
@@ -183,6 +194,7 @@ HOSTILE_MATS = {
     "an infinite length of names": mat(length=doubles(float("inf"))),
     "a length of names that is none": mat(length=doubles(float("nan"))),
     "no length of names": mat(length=element(INT32, struct.pack("<i", 0))),
+    "numbers of an unknown kind": mat(length=element(99, struct.pack("<i", 2))),
     "infinite flags": mat(flags=doubles(float("inf"))),
     "many fields": mat(names=element(INT8, b"a\0" * (MAX_FIELDS + 1))),
     "many values": mat(cells=CELL * (MAX_VALUES + 1)),
@@ -193,7 +205,9 @@ HOSTILE_MATS = {
 def test_a_mat_file_that_declares_what_cannot_be_is_refused_before_it_is_counted(
     meta: bytes, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"whole numbers|more than|not a struct array|not complete"):
+    with pytest.raises(
+        ValueError, match=r"whole numbers|more than|not a struct array|not complete|unknown kind"
+    ):
         read_struct_array(meta, "synsets")
 
     (tmp_path / DEVKIT).write_bytes(gzip.compress(MINI.devkit_tar(meta=meta)))

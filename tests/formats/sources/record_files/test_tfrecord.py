@@ -159,6 +159,7 @@ HOSTILE = {
     "a feature twice": frame(message(1, 2 * message(1, message(1, b"a") + message(2, b"")))),
     "a list of two kinds": frame(message(1, message(1, message(2, message(1, b"") + message(2, b""))))),
     "another message": frame(message(2, b"x")),
+    "a number for a feature": frame(message(1, b"\x10\x01")),
     "empty messages without end": frame(b"\x0a\x00" * 1_000_000),
     "a name again and again": frame(message(1, message(1, message(1, b"a") * 300_000))),
 }
