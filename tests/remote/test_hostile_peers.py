@@ -64,7 +64,7 @@ CLOSING = """
 import sys
 from shardprep.loaders.frames import FrameReceiver
 
-for _ in range(10):
+for _ in range(4):
     with FrameReceiver("tcp://127.0.0.1:*") as receiver:
         print(receiver.endpoint, flush=True)
         sys.stdin.readline()
@@ -121,7 +121,7 @@ def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> No
     command = [sys.executable, "-c", CLOSING]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
-        for _ in range(10):
+        for _ in range(4):
             address = address_of(line_of(process))
             peers = [socket.create_connection(address) for _ in range(300)]
             for peer in peers:
