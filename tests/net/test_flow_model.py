@@ -568,7 +568,7 @@ sizes = st.integers(1, 6)
 seeds = st.integers(0, 3)
 sources = st.builds(
     Source,
-    st.sampled_from(["sequence"] * 4 + ["iterable", "callable", "fake", "parts", "flows"]),
+    st.sampled_from(["sequence"] * 3 + ["iterable", "callable", "fake", "parts", "flows"]),
     kinds,
     numbers,
 )
@@ -631,16 +631,15 @@ groups = [
 ]
 
 
-@st.composite
-def chains(draw: st.DrawFn) -> tuple[Step, ...]:
-    """One to six steps; each group is as likely, which ``one_of`` would not have."""
-    chosen = draw(st.lists(st.sampled_from(range(len(groups))), min_size=1, max_size=6))
-    return tuple(step for n in chosen for step in draw(groups[n]))[:6]
+few_groups = st.lists(st.integers(0, len(groups) - 1), max_size=2)  # each as likely, as ``one_of`` is not
 
 
 @st.composite
-def pipelines(draw: st.DrawFn) -> Pipeline:
-    pipeline = Pipeline(draw(sources), draw(chains()))
+def pipelines(draw: st.DrawFn, group: int | None = None) -> Pipeline:
+    """A flow of one to six steps, among which are those of the group."""
+    wanted = draw(st.integers(0, len(groups) - 1)) if group is None else group
+    chosen = [*draw(few_groups), wanted, *draw(few_groups)]
+    pipeline = Pipeline(draw(sources), tuple(step for n in chosen for step in draw(groups[n]))[:6])
     repeated = any(isinstance(step, Repeat) for step in pipeline.steps)
     assume(
         sum(isinstance(step, Repeat) and step.of_endless for step in pipeline.steps) < 2
@@ -746,10 +745,11 @@ def sends(pipeline: Pipeline) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
-@given(pipeline=pipelines(), data=st.data())
-def test_a_flow_is_what_lists_say_in_every_way_to_run_it(pipeline: Pipeline, data: st.DataObject) -> None:
-    in_this_process(pipeline, data)
+@pytest.mark.parametrize("group", range(len(groups)))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_flow_is_what_lists_say_in_every_way_to_run_it(group: int, data: st.DataObject) -> None:
+    in_this_process(data.draw(pipelines(group)), data)
 
 
 @pytest.mark.torture
