@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import ManifestDamaged, UsageError
@@ -16,11 +15,10 @@ from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd
-from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, OpenColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import ChainedColumns, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import OpenShards, PartShards
+from shardprep.formats.shards.read import OpenShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
@@ -39,61 +37,6 @@ ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 
 
 @dataclass(frozen=True)
-class ItemFetch:
-    """Reads items of ``form``: their ``columns``, and their images where they have one.
-
-    ``labels`` has the given form of each stored label: a number or a name; the last is that of -1.
-    """
-
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
-    columns: tuple[ColumnEntry, ...]
-    files: FileSource
-    form: ItemForm
-    labels: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> ItemFetch:
-        """Return the reader of a dataset of items. Raises ManifestDamaged if form and columns differ."""
-        manifest = dataset.manifest
-        form = ItemForm.of_manifest(manifest.source)
-        if form is None or form.columns != manifest.schema.names:
-            raise ManifestDamaged("describes its items by columns that it does not have", path=dataset.path)
-        columns = manifest.columns.entries if manifest.columns else ()
-        labels = (*_labels(form, dataset.classes), -1)
-        files = FileSource.of(dataset)
-        return cls(dataset.path, manifest.container, manifest.shards, columns, files, form, labels)
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
-        with (
-            self.files.open() as files,
-            closing(OpenShards([PartShards(self.folder, self.container, self.shards)], files)) as shards,
-            closing(OpenColumns(self.folder, self.columns, self.container, files=files)) as columns,
-        ):
-            read = [columns[name].value for name in columns.names]
-            yield partial(self._item, shards if "image" in self.form.own else None, read)
-
-    def _item(
-        self, shards: OpenShards | None, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey
-    ) -> Any:
-        number, shard, ordinal, address = key
-        name, label, *_ = address
-        image = b"" if shards is None else shards.image(shard, ordinal, address)
-        place = RecordPlace(number, shard, ordinal, name)
-        values = [value(place) for value in read]
-        return self.form.item(name.decode(), self.labels[label], image, values)
-
-
-def _labels(form: ItemForm, classes: tuple[str, ...]) -> tuple[Any, ...]:
-    if form.is_named:
-        return classes
-    number_of = {name: number for number, name in enumerate(form.classes)}
-    return tuple(number_of.get(name, place) for place, name in enumerate(classes))
-
-
-@dataclass(frozen=True)
 class RecordFetch:
     """Reads records by their keys, without the index; with ``names``, a dict of these in the image's place.
 
@@ -102,7 +45,7 @@ class RecordFetch:
 
     parts: tuple[PartFiles, ...]
     files: FileSource
-    label_map: tuple[int, ...]
+    labels: tuple[Any, ...]
     with_keys: bool
     names: tuple[str, ...] | None
 
@@ -117,13 +60,40 @@ class RecordFetch:
 
     def _item(self, shards: OpenShards, columns: ChainedColumns, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
-        name, label = address[0].decode(), self.label_map[address[1]]
+        name, label = address[0].decode(), self.labels[address[1]]
         image = shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
         if self.names is None:
             return (name, image, label) if self.with_keys else (image, label)
         record = columns.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
         values = {each: image if each == IMAGE else record.columns[each] for each in self.names}
         return (name, values, label) if self.with_keys else (values, label)
+
+
+@dataclass(frozen=True)
+class ItemFetch(RecordFetch):
+    """Reads items of a ``form``: their columns, and their images where they have one.
+
+    ``labels`` has the given form of each stored label: a number or a name; the last is that of -1.
+    """
+
+    form: ItemForm
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
+        with (
+            self.files.open() as files,
+            closing(OpenShards(self.parts, files)) as shards,
+            closing(ChainedColumns(self.parts, files)) as columns,
+        ):
+            own = columns.part(0)
+            yield partial(self._saved, shards, [own[name].value for name in self.form.columns])
+
+    def _saved(self, shards: OpenShards, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey) -> Any:
+        number, shard, ordinal, address = key
+        image = shards.image(shard, ordinal, address) if IMAGE in self.form.own else b""
+        place = RecordPlace(number, shard, ordinal, address[0])
+        values = [value(place) for value in read]
+        return self.form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 
 ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
@@ -247,8 +217,18 @@ class SavedItems(FromDataset):
 
     dataset: Dataset
 
-    def fetch(self) -> ItemFetch:  # type: ignore[override]
-        return ItemFetch.of(self.dataset)
+    def fetch(self) -> ItemFetch:
+        """Return the reader of the items. Raises ManifestDamaged if their form and the columns differ."""
+        form, dataset = ItemForm.of_manifest(self.dataset.manifest.source), self.dataset
+        if form is None or form.columns != dataset.manifest.schema.names:
+            raise ManifestDamaged("describes its items by columns that it does not have", path=dataset.path)
+        (part,) = dataset.parts
+        parts = (part.files(dataset.label_space, form.columns, ()),)
+        labels: tuple[Any, ...] = dataset.classes
+        if not form.is_named:
+            number_of = {name: number for number, name in enumerate(form.classes)}
+            labels = tuple(number_of.get(name, place) for place, name in enumerate(labels))
+        return ItemFetch(parts, FileSource.of(dataset), (*labels, -1), False, None, form)
 
 
 def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:

@@ -83,20 +83,14 @@ class _Drawer:
             self.tokens.put(True)
 
     def run(self) -> None:
+        wait = self._meter.waiting("blocked", self.tokens.get)
         try:
             with ending(self._begin()) as items:
-                self._draw(items)
+                while wait() and not self._is_left and (found := list(islice(items, 1))):
+                    self.found.put(found)
         except BaseException as error:  # raised in the consumer
             self.failed.append(error)
         self.found.put([])
-
-    def _draw(self, items: Iterator[Any]) -> None:
-        wait = self._meter.waiting("blocked", self.tokens.get)
-        while wait() and not self._is_left:
-            found = list(islice(items, 1))
-            if not found:
-                return
-            self.found.put(found)
 
     def leave(self) -> None:
         """Make the thread return after the item that it draws."""
@@ -118,13 +112,8 @@ class PassWork:
     node: Node
     branch: tuple[int, ...]
 
-    @property
-    def item_dtype(self) -> np.dtype[Any]:
-        return ITEM
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return ("pass",)
+    item_dtype = ITEM
+    stages = ("pass",)
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:

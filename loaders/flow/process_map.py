@@ -247,13 +247,8 @@ class MapWork:
     drop_none: bool
     stream: StepRandom | None
 
-    @property
-    def item_dtype(self) -> np.dtype[Any]:
-        return ITEM
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return "receive", "fetch", "map"
+    item_dtype = ITEM
+    stages = ("receive", "fetch", "map")
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:

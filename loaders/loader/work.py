@@ -125,6 +125,8 @@ class ShardWork:
     with_image: bool = True
     files: FileSource = field(default_factory=FileSource)
 
+    stages = STAGES
+
     @property
     def columns(self) -> tuple[ColumnEntry, ...]:
         """The columns of the first part; the others have the same."""
@@ -133,10 +135,6 @@ class ShardWork:
     @property
     def item_dtype(self) -> np.dtype[Any]:
         return item_dtype(self.key_bytes)
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return STAGES
 
     @contextmanager
     def open(self, clock: Clock) -> Iterator[Fill]:
