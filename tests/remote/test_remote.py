@@ -22,13 +22,7 @@ from shardprep.loaders import EvalTransform
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import receive as reception
 from shardprep.loaders.machines.frames import SenderFailed
-from shardprep.loaders.remote import (
-    NotAdmitted,
-    Refused,
-    RemoteSource,
-    WrongReceiver,
-    serve,
-)
+from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
 from support.remote_ends import (
     ANY_PORT,
@@ -194,10 +188,7 @@ def busiest(source: RemoteSource, senders: list[subprocess.Popen[str]]) -> subpr
 @pytest.mark.parametrize("name", torture_except(["slow_numbers", "slow_odd_ones"], "slow_odd_ones"))
 def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
     (expected,) = locally(name, lmdb_shards)
-    with (
-        RemoteSource(ANY_PORT) as source,
-        programs(3, name, lmdb_shards, source.endpoint) as senders,
-    ):
+    with RemoteSource(ANY_PORT) as source, programs(3, name, lmdb_shards, source.endpoint) as senders:
         for process in senders:
             assert line_of(process) == "ready"
         came = []
@@ -213,10 +204,7 @@ def test_killed_senders_lose_no_batch(name: str, lmdb_shards: Path) -> None:
 
 @pytest.mark.torture
 def test_a_sender_killed_in_the_middle_of_a_batch_loses_none(lmdb_shards: Path) -> None:
-    with (
-        RemoteSource(ANY_PORT) as source,
-        programs(3, "large_ones", "-", source.endpoint) as senders,
-    ):
+    with RemoteSource(ANY_PORT) as source, programs(3, "large_ones", "-", source.endpoint) as senders:
         came = []
         for number, batch in enumerate(source):
             came.append(set(batch[::1000].tolist()))

@@ -260,10 +260,7 @@ def test_a_sender_that_is_killed_leaves_its_parts_to_others() -> None:
 
 
 @pytest.mark.slow
-@given(
-    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
-    data=st.data(),
-)
+@given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6), data=st.data())
 def test_every_step_comes_once_whichever_senders_join_and_leave_and_wherever_it_is_continued(
     lengths: list[int], data: Any
 ) -> None:

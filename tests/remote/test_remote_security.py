@@ -14,12 +14,7 @@ import pytest
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.machines.handshake import (
-    ConnectionDamaged,
-    ReceiverAuth,
-    SenderAuth,
-    WrongReceiver,
-)
+from shardprep.loaders.machines.handshake import ConnectionDamaged, ReceiverAuth, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.keys import ReceiverKeys, SenderKeys
 from shardprep.loaders.machines.socket import FrameSocket, Message
 from support.key_files import KeyFolder
@@ -68,12 +63,7 @@ class Sender:
         self.auth = SenderAuth(endpoint, keys)
         options = {zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS, zmq.RECONNECT_IVL: 20}
         self.socket = FrameSocket(
-            zmq.DEALER,
-            endpoint,
-            bind=False,
-            most_bytes=MAX_BYTES,
-            options=options,
-            security=self.auth,
+            zmq.DEALER, endpoint, bind=False, most_bytes=MAX_BYTES, options=options, security=self.auth
         )
         self.socket.send([b"batch"])
 
@@ -189,10 +179,7 @@ def say_nothing(connection: socket.socket) -> None:
 def test_a_tunnel_without_a_receiver_behind_it_is_not_an_error(
     keys: KeyFolder, answer: Callable[[socket.socket], None], with_keys: bool
 ) -> None:
-    with (
-        answering(answer) as endpoint,
-        sending(endpoint, keys.sender() if with_keys else None) as sender,
-    ):
+    with answering(answer) as endpoint, sending(endpoint, keys.sender() if with_keys else None) as sender:
         until(lambda: False, sender, timeout_s=NO_RESULT_TIMEOUT_S)
         assert not sender.auth.is_made
 

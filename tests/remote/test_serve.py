@@ -45,12 +45,7 @@ def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path,
             said, complained = process.communicate(timeout=60)
 
     with Loader(
-        lmdb_shards,
-        batch_size=8,
-        transform=TrainTransform(224),
-        shuffle=LocalShuffle(10),
-        seed=3,
-        workers=0,
+        lmdb_shards, batch_size=8, transform=TrainTransform(224), shuffle=LocalShuffle(10), seed=3, workers=0
     ) as loader:
         np.testing.assert_equal(served, list(loader))
     assert (process.returncode, complained) == (0, "")

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.tf_inputs import (
-    BatchQueueInput,
-    Input,
-    QueueInput,
-)
+from shardprep.loaders.tf_inputs import BatchQueueInput, Input, QueueInput
 from support.flow_functions import named, pair, pair_but_17
 from support.loader_workers import OwnError
 from support.sampling import torture_except

@@ -14,11 +14,7 @@ from shardprep.loaders.frameworks.tf_graph import SinkClosed, StagingAreas, Stat
 from shardprep.loaders.tf_inputs import QueueInput, StagingInput
 from support.loaded import loader_on
 from support.tf_devices import tf
-from support.tf_members import (
-    Stop,
-    until_the_end,
-    woken_by_closing,
-)
+from support.tf_members import Stop, until_the_end, woken_by_closing
 
 
 def mirrored(replicas: int) -> Any:

@@ -18,13 +18,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import (
-    ColorJitter,
-    EvalTransform,
-    LocalShuffle,
-    TrainTransform,
-    TransformInput,
-)
+from shardprep.loaders import ColorJitter, EvalTransform, LocalShuffle, TrainTransform, TransformInput
 from shardprep.loaders.loader.run_card import digest_of
 from support.loaded import loader_on
 from support.loader_workers import Tagging, fail

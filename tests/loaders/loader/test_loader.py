@@ -16,14 +16,7 @@ import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import ManifestDamaged, OperationError, ShardprepError, UsageError
-from shardprep.loaders import (
-    GlobalShuffle,
-    Loader,
-    LocalShuffle,
-    Receipt,
-    SlotsHeld,
-    TrainTransform,
-)
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt, SlotsHeld, TrainTransform
 from support.datasets import converted, is_root
 from support.loaded import assert_exactly_once, assert_same, epoch_of, numbers_in
 from support.loader_workers import Tagging

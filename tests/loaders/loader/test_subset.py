@@ -16,11 +16,7 @@ from shardprep.formats import open_dataset, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.shards.in_place import Block
 from shardprep.loaders import Flow, Loader, LocalShuffle, Receipt, SortedByClass
-from shardprep.loaders.loader.read_ahead import (
-    SHARD_END_BYTES,
-    ReadAhead,
-    ShardStream,
-)
+from shardprep.loaders.loader.read_ahead import SHARD_END_BYTES, ReadAhead, ShardStream
 from support.loaded import epoch_of, loader_on, numbers_in
 from support.sampling import torture_except
 from support.waiting import until

@@ -182,12 +182,7 @@ def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, w
     said = prep_here(*words).stdout
 
     changed = sum(bool({*batch[-1].tolist()} & {*SOME}) for batch in whole)
-    assert told["order"] == {
-        "steps": len(whole),
-        "differing": changed,
-        "only_first": SOME,
-        "only_second": [],
-    }
+    assert told["order"] == {"steps": len(whole), "differing": changed, "only_first": SOME, "only_second": []}
     assert f"{changed} of {len(whole)} differ" in said
     assert "6 records: 3, 50, 51, 52, 120, 199" in said
 

@@ -86,14 +86,7 @@ def test_steps_that_are_passed_leave_all_others_as_they_were(
     if records < world * (batch if drop_last else 1):
         return
     ranks = [
-        plan(
-            (records,),
-            batch_size=batch,
-            rank=rank,
-            world_size=world,
-            drop_last=drop_last,
-            shuffle=shuffle,
-        )
+        plan((records,), batch_size=batch, rank=rank, world_size=world, drop_last=drop_last, shuffle=shuffle)
         for rank in range(world)
     ]
     stop = ranks[0].split(0).whole.stop
@@ -124,8 +117,7 @@ def test_a_step_that_has_gone_by_cannot_be_passed() -> None:
 
 
 @given(
-    ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4),
-    place=st.integers(0, 100),
+    ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4), place=st.integers(0, 100)
 )
 def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
     ranges: list[tuple[int, int]], place: int

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import (
-    ContactSheet,
-    EvalTransform,
-    Replayed,
-    ReplayedRecord,
-    TrainTransform,
-)
+from shardprep.loaders import ContactSheet, EvalTransform, Replayed, ReplayedRecord, TrainTransform
 from shardprep.loaders.loader.replay import pictures_of
 from shardprep.loaders.loader.sheet import GAP, TITLE
 from support.loaded import loader_on

@@ -125,10 +125,7 @@ def decoded(call: Any) -> Decoded:
 
 @pytest.mark.parametrize(
     "bits",
-    [
-        lambda: np.random.PCG64(5),
-        lambda: flow_bits(1, pass_number=2, item=3, step=4, branch=5),
-    ],
+    [lambda: np.random.PCG64(5), lambda: flow_bits(1, pass_number=2, item=3, step=4, branch=5)],
     ids=["another generator", "an item of a flow"],
 )
 def test_views_repeat_and_differ_with_any_generator(bits: Any) -> None:
