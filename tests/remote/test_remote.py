@@ -247,7 +247,7 @@ def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
     ):
         for place, _ in enumerate(source):
             if place in (5, 15):
-                tunnel.flip(back=True, once=True)
+                tunnel.flip(back=True)
         source.receipt().check(30)
         source.close()
         assert sent.result(TIMEOUT_S).connections > 1

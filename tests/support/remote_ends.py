@@ -237,14 +237,13 @@ class Tunnel:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def flip(self, *, back: bool, once: bool = False) -> None:
-        """Change the last bit of the data in one direction from now on, or of the next data only."""
+    def flip(self, *, back: bool) -> None:
+        """Change the last bit of the next data in one direction."""
 
         def flipped(data: bytes, is_back: bool) -> bytes:
             if is_back is not back:
                 return data
-            if once:
-                self.treat = lambda data, is_back: data
+            self.treat = lambda data, is_back: data
             return data[:-1] + bytes([data[-1] ^ 1])
 
         self.treat = flipped

@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,12 @@ from shardprep.loaders.measuring.disk_files import (
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, full_profile, paths_of, rate
 from support.process_table import children, text_of
+from support.scripts import session_of
+from support.waiting import until
 
 FOREVER = 1e6
 SIZES = (1_000_000, 10_000, 333_333)
 AT_START = np.zeros((8, 2), np.int64)
-needs_mounts = pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs to mount")
 
 
 @pytest.fixture
@@ -113,39 +113,16 @@ def test_one_of_the_reading_processes_that_is_killed_before_it_is_ready_is_told(
     before = children()
 
     def kill() -> None:
-        while not (reading := children_of(children() - before)):
-            time.sleep(0.001)
-        os.kill(reading[0], signal.SIGKILL)
+        lists: list[str] = []
+        while not any(lists):
+            lists = [text_of(Path(f"/proc/{pid}/task/{pid}/children")) for pid in children() - before]
+        os.kill(int(" ".join(lists).split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(WorkerDied, match="ended early"):
         read(files.descriptors, AT_START, Pattern(64 << 20, depth=4), seconds=0.1)
     killer.join()
-
-
-def children_of(processes: set[int]) -> list[int]:
-    """The pids of other processes, the oldest first."""
-    lists = [text_of(Path(f"/proc/{pid}/task/{pid}/children")) for pid in processes]
-    return [int(pid) for each in lists for pid in each.split()]
-
-
-@pytest.mark.torture
-def test_a_folder_in_memory_has_no_cold_figures_and_says_why() -> None:
-    shared = Path("/dev/shm")
-    if filesystem_type(shared) != "tmpfs":
-        pytest.skip("/dev/shm is no tmpfs")
-    before = set(shared.iterdir())
-
-    text = prep("bench-disk", shared, "--seconds", 0.1, check=True).stdout
-    profile = measure_disk(shared, seconds=0)
-
-    assert "could not be measured: tmpfs keeps its files in memory" in text
-    assert "images/s warm (cold could not be measured)" in text
-    assert profile.missing.cold == "tmpfs keeps its files in memory"
-    assert profile.images_per_second["cold"] is None
-    assert all(reads.cold is None for reads in (profile.stream, *profile.sequential, *profile.random))
-    assert set(shared.iterdir()) == before
 
 
 @pytest.mark.slow
@@ -207,15 +184,9 @@ def test_bad_options_are_told_before_anything_is_measured(
     assert done.returncode == code
     one_line(done.stderr)
     assert not list(tmp_path.iterdir())
-
-
-def test_senseless_arguments_are_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        measure_disk(tmp_path, seconds=-1)
-    with pytest.raises(UsageError):
-        measure_disk(tmp_path, record_bytes=0)
-    with pytest.raises(FileNotFoundError):
-        measure_disk(tmp_path / "missing")
+    for given in ({"seconds": -1}, {"record_bytes": 0}):
+        with pytest.raises(UsageError):
+            measure_disk(tmp_path, **given)
 
 
 @pytest.mark.torture
@@ -235,50 +206,38 @@ def test_a_file_size_limit_stops_a_folder_and_not_a_dataset(lmdb_shards: Path, t
     assert not list(lmdb_shards.parent.glob(".prep*"))
 
 
-def mounted(line: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """``prep bench-disk --json`` in a mount namespace of its own."""
-    words = [sys.executable, "-m", "shardprep.cli", "bench-disk", str(path), "--seconds", "0", "--json"]
-    command = ["unshare", "-m", "sh", "-c", f'{line} && exec "$@"', "sh", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 @pytest.mark.torture
-@needs_mounts
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    done = mounted(f"mount -t tmpfs -o size=8m tmpfs {tmp_path}", tmp_path)
+@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs to mount")
+def test_what_a_file_system_does_not_let_be_measured_is_told(lmdb_shards: Path, tmp_path: Path) -> None:
+    def mounted(line: str, path: Path) -> subprocess.CompletedProcess[str]:
+        prefix = ["unshare", "-m", "sh", "-c", f'{line} && exec "$@"', "sh"]
+        return prep("bench-disk", path, "--seconds", 0, "--json", prefix=prefix)
 
-    assert done.returncode == 3
-    assert "make room" in one_line(done.stderr)
+    full = mounted(f"mount -t tmpfs -o size=8m tmpfs {tmp_path}", tmp_path)
+    assert full.returncode == 3
+    assert "make room" in one_line(full.stderr)
 
+    small = json.loads(mounted(f"mount -t tmpfs -o size=20m tmpfs {tmp_path}", tmp_path).stdout)
+    assert small["bytes"] <= 5 << 20
+    assert small["missing"]["cold"] == "tmpfs keeps its files in memory"
+    assert small["images_per_second"]["cold"] is None
+    assert all(reads["cold"] is None for reads in (small["stream"], *small["sequential"], *small["random"]))
+    assert not list(tmp_path.iterdir())
 
-@pytest.mark.torture
-@needs_mounts
-def test_a_disk_with_little_room_is_measured_with_what_fits(tmp_path: Path) -> None:
-    done = mounted(f"mount -t tmpfs -o size=20m tmpfs {tmp_path}", tmp_path)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["bytes"] <= 5 << 20
-
-
-@pytest.mark.torture
-@needs_mounts
-def test_what_may_not_be_written_is_only_read(lmdb_shards: Path) -> None:
     place = lmdb_shards.parent
     read_only = f"mount --bind {place} {place} && mount -o remount,ro,bind {place}"
-
-    dataset = mounted(read_only, lmdb_shards)
-    folder = mounted(read_only, place)
-
-    value = json.loads(dataset.stdout)
-    assert value["stream"]["warm"]["median"] > 0
-    assert value["missing"]["writing"] == value["missing"]["small_files"] == "no folder beside it is writable"
+    dataset, folder = json.loads(mounted(read_only, lmdb_shards).stdout), mounted(read_only, place)
+    assert dataset["stream"]["warm"]["median"] > 0
+    assert {dataset["missing"][name] for name in ("writing", "small_files")} == {
+        "no folder beside it is writable"
+    }
     assert folder.returncode == 3
     assert "Read-only file system" in one_line(folder.stderr)
 
 
 @pytest.mark.torture
 @pytest.mark.skipif(not is_root() or not shutil.which("setpriv"), reason="needs to change its user")
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"x")
     secret.chmod(0)
@@ -286,80 +245,39 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         folder.chmod(folder.stat().st_mode | 0o055)
     unprivileged = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
-    done = prep("bench-disk", secret, "--seconds", 0, prefix=unprivileged)
-    folder = prep("bench-disk", tmp_path, "--seconds", 0, prefix=unprivileged)
-
-    assert (done.returncode, folder.returncode) == (3, 3)
-    assert one_line(done.stderr) == f"prep: {secret}: Permission denied\n"
-    assert one_line(folder.stderr) == f"prep: {tmp_path}: Permission denied\n"
+    for path in (secret, tmp_path):
+        done = prep("bench-disk", path, "--seconds", 0, prefix=unprivileged)
+        assert done.returncode == 3
+        assert one_line(done.stderr) == f"prep: {path}: Permission denied\n"
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(
-    ("during", "times"),
-    [
-        ("reading", 1),
-        pytest.param("small files", 3, marks=pytest.mark.torture),
-        pytest.param("reading", 3, marks=pytest.mark.torture),
-        pytest.param("small files", 1, marks=pytest.mark.torture),
-    ],
-)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("during", ["reading", "small files"])
 def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int) -> None:
-    (tmp_path / "disk").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path / "disk"), "--seconds", "5"],
+    with subprocess.Popen(
+        [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        cwd=tmp_path,
-    )
-    with killed_at_last(process):
-        _check_interruption(process, tmp_path, during, times)
-
-
-@contextmanager
-def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Kill the process in any case: one left over would fail later tests."""
-    try:
-        yield
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _check_interruption(process: subprocess.Popen[str], tmp_path: Path, during: str, times: int) -> None:
-    while process.poll() is None:
-        small_files = list((tmp_path / "disk").glob(".prep-bench-disk-*/*"))
-        if small_files if during == "small files" else readers(tmp_path):
-            break
-    for _ in range(times):
-        os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    ) as process:
+        try:
+            while process.poll() is None:
+                small_files = list(tmp_path.glob(".prep-bench-disk-*/*"))
+                if small_files if during == "small files" else len(session_of(process.pid)) > 1:
+                    break
+            for _ in range(times):
+                os.killpg(process.pid, signal.SIGINT)
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
 
     assert (process.returncode, out) == (130, "")
     if errors or times == 1:  # a second signal ends it at once
         assert "interrupted" in one_line(errors)
-    assert not list((tmp_path / "disk").iterdir())
-    deadline = time.monotonic() + 30
-    while readers(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not readers(tmp_path)
-
-
-def readers(folder: Path) -> list[str]:
-    """The reading processes that were started in this folder."""
-    found = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    reading = [entry for entry in found if "reader_process" in text_of(entry / "cmdline")]
-    return [entry.name for entry in reading if folder_of(entry) == folder.resolve()]
-
-
-def folder_of(process: Path) -> Path | None:
-    """A process's working folder; None where it has ended."""
-    try:
-        return (process / "cwd").resolve(strict=True)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+    assert not list(tmp_path.iterdir())
+    until(lambda: not session_of(process.pid))
 
 
 def test_a_temporary_folder_is_removed_before_signals_take_effect(tmp_path: Path) -> None:
@@ -376,13 +294,6 @@ def nothing_cold(profile: DiskProfile) -> DiskProfile:
     return replace(
         profile, stream=Reads(None, rate(4e9)), cold_method=None, missing=Missing("tmpfs", None, None)
     )
-
-
-def test_without_cold_rates_the_sentence_says_so() -> None:
-    said = sentence(nothing_cold(full_profile()))
-
-    assert "40,000 images/s warm (cold could not be measured)" in said
-    assert "images/s cold" not in said
 
 
 @pytest.mark.parametrize(
@@ -422,16 +333,20 @@ def test_a_damaged_profile_is_refused(place: str, value: object, tmp_path: Path)
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": "other"}', "[" * 100_000, "\ud800", "\x00"]
 )
-def test_a_foreign_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_foreign_file_and_a_later_version_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "disk.json").write_text(text, errors="surrogatepass")
 
     with pytest.raises(DataError, match="is not a disk profile"):
         DiskProfile.load(tmp_path / "disk.json")
-
-
-def test_a_later_version_is_another_error() -> None:
     with pytest.raises(UnknownVersion, match="profile version 2"):
         DiskProfile.from_json(full_profile().to_json() | {"version": 2})
+
+
+def test_without_cold_rates_the_sentence_says_so() -> None:
+    said = sentence(nothing_cold(full_profile()))
+
+    assert "40,000 images/s warm (cold could not be measured)" in said
+    assert "images/s cold" not in said
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
