@@ -155,9 +155,7 @@ def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
     return Tagging({key: Once(folder / key.replace("/", "-"), die) for key in keys})
 
 
-@pytest.mark.parametrize(
-    ("workers", "kills"), torture_except([(2, 2), (1, 10), (4, 20)], (2, 2))
-)
+@pytest.mark.parametrize(("workers", "kills"), torture_except([(2, 2), (1, 10), (4, 20)], (2, 2)))
 def test_killed_workers_lose_and_repeat_nothing(
     dataset: Dataset, whole: list[Kept], tmp_path: Path, workers: int, kills: int
 ) -> None:
