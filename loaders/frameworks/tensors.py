@@ -162,12 +162,10 @@ def renamed(signature: Any, values: list[Any]) -> Any:
     return _mapped(lambda _: next(remaining), signature)
 
 
-def capacity_of(
-    passes: Passes, capacity: int | str | None, element_spec: Any, *, may_wait: bool = True
-) -> int:
+def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *, waits: bool = True) -> int:
     """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1.
 
-    That size is the source's, the signature's, or, where it may wait for one, that of the first batch.
+    That size is the source's, the signature's, or, where it ``waits`` for one, that of the first batch.
     """
     if capacity is None:
         return DEFAULT_CAPACITY
@@ -175,7 +173,7 @@ def capacity_of(
         size = getattr(passes.source, "batch_bytes", None)
         if size is None:
             size = fixed_bytes(element_spec)
-        if size is None and not may_wait:
+        if size is None and not waits:
             raise UsageError("a capacity in bytes needs a signature of fixed size; give a number of batches")
         if size is None:
             size = sum(map(_nbytes, leaves_of(element_spec, _first_batch(passes))))
@@ -233,10 +231,10 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
-    has_width = isinstance(part, np.ndarray) or array.dtype.kind not in "iufb"  # Python's numbers have none
-    return _tensorflow_ready(
-        _checked(array if has_width else _as_wide(array, spec), spec), zero_copy=zero_copy
-    )
+    is_wide = isinstance(part, np.ndarray) or array.dtype == spec.dtype.as_numpy_dtype
+    if not is_wide and array.dtype.kind in "iufb":  # Python's numbers have no width
+        array = _as_wide(array, spec)
+    return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
 
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:

@@ -91,7 +91,10 @@ class TensorInput(DirectInput):
             raise UsageError(
                 f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
             )
-        super().__init__(Passes(make), signature if signature is not None else _spec_of(make))
+        if signature is None:
+            with tf.Graph().as_default():  # a graph has the static shapes only
+                signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
+        super().__init__(Passes(make), signature)
         self._make = make
         self._length = length
         self._left = length  # batches of the epoch that a graph is in
@@ -149,11 +152,6 @@ def _zeros(signature: Any) -> Any:
     return renamed(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flat(signature)])
 
 
-def _spec_of(make: Callable[[], Any]) -> Any:
-    with tf.Graph().as_default():  # a graph has the static shapes only
-        return tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
-
-
 class ZMQInput(FeederInput):
     """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frames.send_batches` sends to ``endpoint``.
 
@@ -193,7 +191,7 @@ class ZMQInput(FeederInput):
         try:
             passes = Passes(receiver)
             element_spec = signature_of(passes, signature)
-            room = capacity_of(passes, capacity, element_spec, may_wait=False)
+            room = capacity_of(passes, capacity, element_spec, waits=False)
             queue, feeder = fed_queue(passes, element_spec, room, on_close=receiver.close)
         except BaseException:
             receiver.close()

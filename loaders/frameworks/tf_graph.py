@@ -136,9 +136,7 @@ def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     return list(tensors)
 
 
-def batch_of_element(
-    element: Sequence[Any], specs: Sequence[Any], ended: Callable[[int], None] = end_epoch
-) -> list[Any]:
+def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None] = end_epoch) -> list[Any]:
     """Return the tensors of an element, its status first; the graph calls ``ended`` if it is no batch."""
     status, *tensors = element
     with tf.control_dependencies([batch_or_end(status, ended)]):
@@ -211,7 +209,7 @@ class TensorQueue(OperatedSink):
     An array that is aligned to 64 bytes is not copied; TensorFlow keeps its memory until the last use.
     """
 
-    def __init__(self, specs: Sequence[Any], capacity: int) -> None:
+    def __init__(self, specs: list[Any], capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
         self._specs = specs
@@ -378,7 +376,8 @@ class StagingAreas(Sink):
     def put(self, status: Status, leaves: Leaves) -> None:
         if self._is_over:
             self.empty()  # a step that failed may have left elements
-        token = tf.constant(_token(status, self._pass), tf.int64)
+        number = 0 if status == Status.BATCH else self._pass * len(Status) + status  # equal for all devices
+        token = tf.constant(number, tf.int64)
         self._is_over = status != Status.BATCH
         self._pass += self._is_over
         parts: list[Any] = []
@@ -458,11 +457,6 @@ class StagingAreas(Sink):
                         if _status(int(area.tokens.dequeue())) == Status.BATCH:
                             area.unstage()
                 area.permits.enqueue(PERMIT)  # wakes the thread that waits for room, which finds this closed
-
-
-def _token(status: Status, number: int) -> int:
-    """Return the token: 0 for a batch, else a number for the status and the pass, equal for all devices."""
-    return 0 if status == Status.BATCH else number * len(Status) + status
 
 
 def _status(token: int) -> Status:

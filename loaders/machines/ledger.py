@@ -16,7 +16,6 @@ FIRST_SIZE = 4  # steps; small, so that a slow sender does not begin with many
 SLOW_GROWTH = 16  # steps that arrive in time for each one that a window grows, once it was shrunk
 
 
-@dataclass
 class SenderWindow:
     """``steps`` in the sender's order, each with the number of its lease.
 
@@ -26,17 +25,13 @@ class SenderWindow:
     for the consumer, no window is halved.
     """
 
-    wants: int
-    last_arrival: float
-    steps: deque[tuple[int, int]] = field(default_factory=deque)
-    is_suspended: bool = False
-    has_begun: bool = False
-    size: int = field(init=False)
-    _steps_per_growth: int = field(init=False, default=1)
-    _in_time: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self.size = min(self.wants, FIRST_SIZE)
+    def __init__(self, wants: int, last_arrival: float) -> None:
+        self.last_arrival = last_arrival
+        self.steps: deque[tuple[int, int]] = deque()
+        self.is_suspended = self.has_begun = False
+        self.size = min(wants, FIRST_SIZE)
+        self._wants = wants
+        self._steps_per_growth, self._in_time = 1, 0
 
     def shrink(self) -> None:
         """Halve the window, as others wait for it. Does nothing before the first step has arrived."""
@@ -49,7 +44,7 @@ class SenderWindow:
         """Enlarge the window for ``steps`` steps that have arrived, or are lost."""
         self.has_begun = self.has_begun or steps > 0
         more, self._in_time = divmod(self._in_time + steps, self._steps_per_growth)
-        self.size = min(self.wants, self.size + more)
+        self.size = min(self._wants, self.size + more)
 
 
 T = TypeVar("T")

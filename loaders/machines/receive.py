@@ -316,9 +316,8 @@ class Reception(Owned):
         elif head.kind == FrameKind.END:
             self._ledger.end(address, *self._step_of(wire.StepRef.read(head)))
         elif head.kind == FrameKind.ERROR:
-            self._ledger.fail(
-                address, *self._step_of(wire.StepRef.read(head)), wire.text_in(head.description, "text")
-            )
+            work, text = wire.StepRef.read(head), wire.text_in(head.description, "text")
+            self._ledger.fail(address, *self._step_of(work), text)
             self._send_note(address, FrameKind.DONE)
             self._forget(address)
         else:

@@ -425,7 +425,10 @@ def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, 
     with make(workers=0) as loader:
         layout = loader.engine.layout
     rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)
-    runs = [hand_over(speed, rate)]
+    faster = rate > FASTER * speed.images_per_second  # expected, unless messages and memory limit
+    costs = "so that does not take the time" if faster else "so that takes the time"
+    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
+    runs = [Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))]
     if transform is None:
         again = measure(make, seconds=seconds)
         return Probes(speed.limit, (*runs, _unless_too_short(once_more(speed, again), again)))
@@ -442,14 +445,6 @@ def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
     if not any(speed.is_too_short for speed in speeds):
         return run
     return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
-
-
-def hand_over(speed: LoaderSpeed, rate: float) -> Probe:
-    """Expected: faster than the loader, unless messages and memory limit."""
-    faster = rate > FASTER * speed.images_per_second
-    costs = "so that does not take the time" if faster else "so that takes the time"
-    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
-    return Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))
 
 
 def encoded(speed: LoaderSpeed, rate: float) -> Probe:

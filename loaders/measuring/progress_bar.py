@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
@@ -57,9 +57,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
 
 
-def rate_line(
-    verdict: Verdict, seconds: float, rates: Collection[float], width: int, *, sparkline: bool
-) -> str:
+def rate_line(verdict: Verdict, seconds: float, rates: deque[float], width: int, *, sparkline: bool) -> str:
     """Return the rate over so many seconds, its course and the stage that limits, as far as they fit."""
     rate = f"{verdict.rate:,.0f} {verdict.unit}/s"
     over, limits = f" over {seconds:.0f} s", f", {verdict.limit} limits"
