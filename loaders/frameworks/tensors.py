@@ -289,20 +289,11 @@ def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArra
     return fresh
 
 
-def tensors_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
-    """Return a batch's parts as eager tensors, in the order of the leaves.
+def converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
+    """Return a batch's parts, made by :func:`tensor_of` or :func:`array_of`, in the order of the leaves.
 
     ``zero_copy`` shares the memory of arrays where TensorFlow can use it.
     """
-    return _converted(tensor_of, element_spec, batch, zero_copy)
-
-
-def arrays_of(element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
-    """Return a batch's parts as arrays that TensorFlow can use without a copy."""
-    return _converted(array_of, element_spec, batch, zero_copy)
-
-
-def _converted(convert: Callable[..., Any], element_spec: Any, batch: Any, zero_copy: bool) -> Leaves:
     made = []
     for name, spec, part in list(_walked(element_spec, batch)):
         try:

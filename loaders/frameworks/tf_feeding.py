@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.frameworks.tensors import Leaves, empty_tensors, flat, tensors_of, tf
+from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
@@ -408,7 +408,10 @@ class PulledPasses(Owned):
                 status, leaves = Status.END, empty_tensors(flat(self._element_spec))
             else:
                 zero_copy = self._passes.batches_never_change
-                status, leaves = Status.BATCH, tensors_of(self._element_spec, batch, zero_copy=zero_copy)
+                status, leaves = (
+                    Status.BATCH,
+                    converted(tensor_of, self._element_spec, batch, zero_copy=zero_copy),
+                )
             return [tf.constant(int(status), tf.uint8), *leaves]
 
     @contextmanager

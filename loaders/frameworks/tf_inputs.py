@@ -17,13 +17,14 @@ from shardprep.loaders.batches.passes import FrameworkHint, Passes, Source
 from shardprep.loaders.batches.stack import Batches, Remainder
 from shardprep.loaders.frameworks.tensors import (
     Leaves,
-    arrays_of,
+    array_of,
     capacity_of,
+    converted,
     flat,
     leaves_of,
     renamed,
     signature_of,
-    tensors_of,
+    tensor_of,
     tf,
 )
 from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, check, original_errors
@@ -332,8 +333,8 @@ class FeedInput(DirectInput):
         return self._epoch(map(self._fed, itertools.takewhile(lambda batch: batch is not None, batches)))
 
     def _fed(self, batch: Any) -> Any:
-        convert = tensors_of if self._placeholders is None else arrays_of
-        leaves = convert(self.element_spec, batch, zero_copy=self._passes.batches_never_change)
+        convert = tensor_of if self._placeholders is None else array_of
+        leaves = converted(convert, self.element_spec, batch, zero_copy=self._passes.batches_never_change)
         if self._placeholders is None:
             return self.packed(leaves)
         return dict(zip(self._placeholders, leaves, strict=True))
@@ -430,9 +431,9 @@ def fed_queue(
     passes: Passes, element_spec: Any, capacity: int, *, on_close: Callable[[], None] | None = None
 ) -> tuple[Sink, Feeder]:
     """Return a queue, of eager mode or of the v1 graph that is being built, and its feeder."""
-    specs, eager = flat(element_spec), tf.executing_eagerly()
+    specs, convert = flat(element_spec), tensor_of if tf.executing_eagerly() else array_of
     queue = TensorQueue(specs, capacity)
-    made_of = partial(tensors_of if eager else arrays_of, element_spec, zero_copy=passes.batches_never_change)
+    made_of = partial(converted, convert, element_spec, zero_copy=passes.batches_never_change)
     return queue, Feeder(passes, queue, made_of, on_close=on_close)
 
 
@@ -481,26 +482,20 @@ class StagingInput(FeederInput):
         else:
             gpus = [] if device else tf.config.list_logical_devices("GPU")
             devices = [device or (gpus[0].name if gpus else "CPU:0")]
-        make = self._eager if tf.executing_eagerly() else self._of_graph
-        on_close = self._wrapped.close if self._wrapped is not None else None
-        sink, fed, leaves_of = make(passes, element_spec, devices, depth)
-        super().__init__(passes, element_spec, sink, Feeder(fed, sink, leaves_of, on_close=on_close))
-
-    def _eager(
-        self, passes: Passes, element_spec: Any, devices: list[str], depth: int
-    ) -> tuple[Sink, Passes, Callable[[Any], Leaves]]:
-        specs = [_part_of(spec, len(devices)) for spec in flat(element_spec)]
-        split = partial(_split, element_spec, len(devices), passes.batches_never_change)
-        return StagingAreas(specs, devices, depth), passes, split
-
-    def _of_graph(
-        self, passes: Passes, element_spec: Any, devices: list[str], depth: int
-    ) -> tuple[Sink, Passes, Callable[[Any], Leaves]]:
-        if self._wrapped is None or len(devices) > 1:
+        specs, on_close = flat(element_spec), self._wrapped.close if self._wrapped is not None else None
+        sink: Sink
+        if tf.executing_eagerly():
+            sink = StagingAreas([_part_of(spec, len(devices)) for spec in specs], devices, depth)
+            split = partial(_split, element_spec, len(devices), passes.batches_never_change)
+            feeder = Feeder(passes, sink, split, on_close=on_close)
+        elif self._wrapped is None or len(devices) > 1:
             raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
-        batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
-        stage = SessionStage(flat(element_spec), batch, devices[0], depth)
-        return stage, Passes(partial(_endless, self._wrapped, stage)), lambda _: []
+        else:
+            batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
+            sink = SessionStage(specs, batch, devices[0], depth)
+            endless = Passes(partial(_endless, self._wrapped, sink))
+            feeder = Feeder(endless, sink, lambda _: [], on_close=on_close)
+        super().__init__(passes, element_spec, sink, feeder)
 
     def _form(self, leaves: Leaves) -> Any:
         if not self._strategy:
@@ -549,7 +544,7 @@ def _part_of(spec: Any, parts: int) -> Any:
 
 def _split(element_spec: Any, parts: int, zero_copy: bool, batch: Any) -> list[Leaves]:
     """Return one list of leaves for each device, with the rows divided as evenly as possible."""
-    leaves = tensors_of(element_spec, batch, zero_copy=zero_copy)
+    leaves = converted(tensor_of, element_spec, batch, zero_copy=zero_copy)
     return [[_rows(leaf, part, parts) for leaf in leaves] for part in range(parts)]
 
 
