@@ -59,10 +59,7 @@ def test_what_a_column_cannot_hold_is_refused(kind: str, value: Any) -> None:
         field(kind).codec.encode(value)
 
 
-@given(
-    st.sampled_from([*VALUES, "labels", "float32[*,4]", "int16[3]", "bool[*,*]"]),
-    st.binary(max_size=40),
-)
+@given(st.sampled_from([*VALUES, "labels", "float32[*,4]", "int16[3]", "bool[*,*]"]), st.binary(max_size=40))
 def test_any_bytes_are_a_value_or_refused(kind: str, data: bytes) -> None:
     codec = field(kind).codec
     with suppress(BadValue):

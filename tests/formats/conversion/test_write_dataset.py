@@ -76,7 +76,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(items(), st.booleans(), st.sampled_from(["lmdb", "hdf5"]))
 def test_saved_items_come_back_as_they_were(given_items: list[Any], stream: bool, container: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

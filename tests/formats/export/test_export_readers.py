@@ -101,10 +101,7 @@ def test_a_tar_has_whole_samples_in_order_and_members_that_say_nothing_of_the_ma
 
 def test_a_long_key_is_a_name_in_a_tar(tmp_path: Path) -> None:
     name = "Ä." * 60
-    write(
-        tmp_path / "source" / "a" / f"{name}.jpg",
-        JPEG,
-    )
+    write(tmp_path / "source" / "a" / f"{name}.jpg", JPEG)
     converted(tmp_path / "source", tmp_path / "dataset")
 
     export(tmp_path / "dataset", tmp_path / "out", to="webdataset", workers=0)

@@ -117,10 +117,7 @@ def test_a_split_that_is_not_published_yet_is_no_smaller_dataset(proxy: Proxy, t
     assert not (tmp_path / "copy").exists()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    torture_except(ALWAYS, "flip", "long", "403"),
-)
+@pytest.mark.parametrize("fault", torture_except(ALWAYS, "flip", "long", "403"))
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
     bucket: Path, proxy: Proxy, tmp_path: Path, fault: str
 ) -> None:
@@ -247,7 +244,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_an_error_by_name(proxy: Prox
     with pytest.raises(AnswerBroken, match=r"bytes came in 0\.4 s"):
         fetched_patiently("s3://bucket/lmdb", tmp_path / "copy", timeout_s=0.2)
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # or it would wait for all of the file
 
 
 @pytest.mark.parametrize("scheme", ["http", pytest.param("s3", marks=pytest.mark.torture)])
@@ -318,8 +315,6 @@ def test_a_misspelt_url_is_refused_makes_no_folder_and_shows_no_secret(
     assert "ter2" not in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
 
-
-pytest.importorskip("obstore")
 
 CREDENTIALS = """
 [default]

@@ -579,8 +579,5 @@ def remote(path: Path) -> None:
 def test_no_room_for_a_thread_is_an_error_that_says_what_to_do(
     start: Callable[[Path], Any], lmdb_shards: Path
 ) -> None:
-    with (
-        no_room(),
-        pytest.raises(OperationError, match=r"no room for another thread.*ulimit -u.*fewer"),
-    ):
+    with no_room(), pytest.raises(OperationError, match=r"no room for another thread.*ulimit -u.*fewer"):
         start(lmdb_shards)

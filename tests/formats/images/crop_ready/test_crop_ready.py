@@ -95,7 +95,7 @@ def ready_photograph() -> bytes:
     return ready(PHOTOGRAPH)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.integers(1, 2000),
     st.integers(1, 2000),
@@ -135,7 +135,7 @@ def test_a_crop_has_the_pixels_of_the_whole_image(
         np.testing.assert_array_equal(found, whole[y : y + down, x : x + across])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(
     st.integers(40, 2000), st.integers(40, 2000), st.sampled_from(SAMPLINGS), st.integers(0, 2**32), st.data()
 )
@@ -295,8 +295,7 @@ def test_metadata_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "components"),
-    [(encoded(pixels(300, 400)), 1), (png(300, 400, 6), 3), (png(300, 400, 2), 3)],
+    ("image", "components"), [(encoded(pixels(300, 400)), 1), (png(300, 400, 6), 3), (png(300, 400, 2), 3)]
 )
 def test_gray_stays_gray_and_the_rest_is_colour(image: bytes, components: int) -> None:
     info = read_image_header(shrunk(image))
