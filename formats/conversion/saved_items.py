@@ -235,11 +235,15 @@ def numbered_items(samples: Any) -> NumberedItems | None:
     if isinstance(samples, OffersNumbers):
         return samples.by_number()
     if isinstance(samples, str | bytes | bytearray | Mapping):
-        raise UsageError(f"a {type(samples).__name__} is one item, not several; give a list of items")
+        raise UsageError(
+            f"an object of type {type(samples).__name__} is one item, not several; give a list of items"
+        )
     if not isinstance(samples, Iterator) and isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
         return SequenceItems(samples)
     if not isinstance(samples, Iterable):
-        raise UsageError(f"a {type(samples).__name__} has no items; give a list, a generator or a Flow")
+        raise UsageError(
+            f"an object of type {type(samples).__name__} has no items; give a list, a generator or a Flow"
+        )
     return None
 
 

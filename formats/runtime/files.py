@@ -414,11 +414,12 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
         return self._read(length) if self._at == offset else b""
 
     def _read(self, length: int) -> bytes:
-        try:
-            with naming(self.path):
+        with naming(self.path):
+            try:
                 data = self._file.read(length)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise SourceDamaged(f"cannot be inflated ({error}); download it again", path=self.path) from error
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                message = f"cannot be inflated ({error}); download it again"
+                raise SourceDamaged(message, path=self.path) from error
         self._at += len(data)
         if self._at > self._limit:
             raise SourceDamaged(

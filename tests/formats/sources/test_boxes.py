@@ -122,7 +122,7 @@ def test_annotations_swapped_for_a_link_once_they_were_listed_are_not_followed(
         list(read_boxes(place))
 
 
-def test_what_no_annotation_is_and_a_gzip_bomb_are_not_read(
+def test_what_is_no_annotation_no_gzip_or_a_bomb_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "other/holiday.xml", xml())
@@ -134,6 +134,9 @@ def test_what_no_annotation_is_and_a_gzip_bomb_are_not_read(
     for path in (tmp_path / "folder", tmp_path / "a.tar.gz"):
         with pytest.raises(SourceDamaged, match=r"1048576|1048577"):
             list(read_boxes(path))
+    write(tmp_path / "a.tgz", b"no gzip")
+    with pytest.raises(SourceDamaged, match=r"cannot be inflated \(Not a gzipped file"):
+        list(read_boxes(tmp_path / "a.tgz"))
     monkeypatch.setattr(boxes_module, "MAX_BOXES_BYTES", 1 << 20)
     write(tmp_path / "a.tgz", gzip.compress(tar_of({f"{WNID}_7.xml": xml(BOX)}) + bytes(4 << 20)))
     with pytest.raises(SourceDamaged, match="inflates to more than 1048576"):
