@@ -176,25 +176,6 @@ def change_the_head(frame: Parts, chance: random.Random) -> Parts:
     return [crafted(frame[0], **{name: chance.getrandbits(width)}), *frame[1:]]
 
 
-def change_the_description(frame: Parts, chance: random.Random) -> Parts:
-    description = description_of(frame[0])
-    leaf = chance.choice(list(leaves_of(description)))
-    name = chance.choice(list(leaf))
-    others: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 2**100, 1.5, "x", "|O"]
-    others += [[], [1] * 40, [2**40, 2**40], {}]
-    leaf[name] = chance.choice([value for value in others if value != leaf[name]])
-    return [crafted(frame[0], description=description), *frame[1:]]
-
-
-def leaves_of(description: Any) -> Iterator[dict[str, Any]]:
-    if "dtype" in description:
-        yield description
-    for part in description.get("tuple", ()):
-        yield from leaves_of(part)
-    for part in description.get("dict", {}).values():
-        yield from leaves_of(part)
-
-
 def say_other_numbers(frame: Parts, chance: random.Random) -> Parts:
     """Change session, lease, pass or step, with a matching checksum."""
     meta = np.frombuffer(frame[1], np.int64).copy()
@@ -242,7 +223,6 @@ MUTATIONS: list[Callable[[Parts, random.Random], Parts]] = [
     damage_the_parts,
     damage_the_parts,
     change_the_head,
-    change_the_description,
     say_other_numbers,
     say_other_records,
     say_something_else,

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ HANG_TIMEOUT_S = 60  # after which a test fails
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
-def finish(loader: Loader) -> None:
-    for _ in loader:
-        pass
-    loader.close()
-
-
 def leave_early(loader: Loader) -> None:
     for _ in loader:
         break
@@ -40,19 +33,6 @@ def leave_early(loader: Loader) -> None:
 
 def drop_in_the_middle(loader: Loader) -> None:
     next(iter(loader))
-
-
-def drop_with_its_iterator_first(loader: Loader) -> None:
-    batches = iter(loader)
-    next(batches)
-    del loader
-    next(batches)
-
-
-def raise_in_the_loop(loader: Loader) -> None:
-    with suppress(ZeroDivisionError):
-        for _ in loader:
-            1 / 0  # noqa: B018
 
 
 def drop_in_a_cycle(loader: Loader) -> None:
@@ -65,15 +45,7 @@ def never_start(loader: Loader) -> None:
     iter(loader)
 
 
-ENDINGS = [
-    finish,
-    leave_early,
-    drop_in_the_middle,
-    drop_with_its_iterator_first,
-    raise_in_the_loop,
-    drop_in_a_cycle,
-    never_start,
-]
+ENDINGS = [leave_early, drop_in_the_middle, drop_in_a_cycle, never_start]
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ from shardprep.loaders.measuring.bench import (
 from support.column_datasets import write_columns
 from support.datasets import converted, prep_here
 from support.disk_profiles import full_profile, names_in, paths_of, table
-from support.loaded import epoch_of
 from support.loader_speeds import DECODING, READING, speed_of
 from support.repository import ROOT
 from support.verdict_workers import Computing, Sleeping
@@ -42,19 +41,6 @@ def dataset(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 EPOCH = 24  # images in the dataset
 MOST = partial(Loader, batch_size=EPOCH - 2, drop_last=False, workers=2)
-
-
-@pytest.mark.torture
-def test_only_the_first_batch_of_all_is_not_timed(dataset: Path) -> None:
-    with MOST(dataset, transform=Sleeping(0.002)) as loader:
-        epoch_of(loader)
-        first = loader.stats()
-        epoch_of(loader)
-        second = loader.stats().since(first)
-
-    assert (first.rows, first.timed) == (EPOCH, 2)
-    assert (second.rows, second.timed, second.warming) == (EPOCH, EPOCH, 0)
-    assert second.elapsed >= second.starved > 0.9 * (EPOCH - 2) / 2 * 0.002
 
 
 @pytest.mark.torture

@@ -114,7 +114,9 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
     assert modes == terminal.before
 
 
-def test_stages_that_do_not_fit_give_way_to_the_busiest() -> None:
+def test_stages_that_do_not_fit_give_way_to_the_busiest_and_a_queue_is_shown_as_far_as_there_is_room() -> (
+    None
+):
     shares = {"read": 0.06, "decode": 0.81, "augment": 0.10, "transport": 0.001}
     loads = [
         StageLoad(name, "worker", seconds=1, utilisation=share, starved=0, blocked=0, limit=1)
@@ -124,13 +126,7 @@ def test_stages_that_do_not_fit_give_way_to_the_busiest() -> None:
     assert stages_line(loads, 80) == "read 6%  decode 81%  augment 10%"
     assert stages_line(loads, 24) == "decode 81%  augment 10%"
     assert stages_line(loads, 5) == ""
-
-
-def test_a_queue_is_shown_as_far_as_there_is_room() -> None:
     assert queue_line([0, 9], 9, 0.25, 80, sparkline=True) == "queue 9 of 9 slots ▁█, the step waits 25%"
     assert queue_line([0, 9], 9, 0.25, 38, sparkline=False) == "queue 9 of 9 slots, the step waits 25%"
     assert queue_line([0, 9], 9, 0.25, 20, sparkline=True) == "queue 9 of 9 slots"
-
-
-def test_a_curve_of_nothing_is_flat() -> None:
     assert curve([0.0, 0.0], 8) == "▁▁"

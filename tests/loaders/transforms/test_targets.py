@@ -15,7 +15,7 @@ from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.order.rng import record_rng
-from shardprep.loaders.transforms.geometry import Span, kept_boxes, mask_of
+from shardprep.loaders.transforms.geometry import Span, kept_boxes
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from support.image_files import chunk, encoded, exif_of, numbers_png, photograph, with_orientation
 
@@ -217,69 +217,51 @@ def test_a_box_is_left_out_if_less_than_the_share_of_it_is_left(least: float, ke
     np.testing.assert_allclose(boxes[count - 1], [0.1, 0.1, 0.7, 0.9], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False), "16 bits"),
-        (np.zeros((4, 6), np.uint16), r"uint16\[4, 6\]"),
-        (np.zeros((4, 6, 3), np.uint8), r"uint8\[4, 6, 3\]"),
-        (encoded(np.zeros((4, 6, 3), np.uint8), ".png"), "colour PNG"),
-        (COFFEE, "not a PNG"),
-        ("text", "str"),
-        (np.zeros((6, 4), np.uint8), "4x6 pixels, but the image has 6x4"),
-    ],
-)
-def test_what_is_no_mask_of_the_image_is_an_error_with_the_key(value: Any, says: str) -> None:
-    sample = Sample(encoded(np.zeros((4, 6, 3), np.uint8), ".png"), {"mask": value}, key="the key")
-
-    with pytest.raises(BadTarget, match=says) as caught:
-        TrainTransform(4, masks=("mask",))(sample, rng())
-    assert caught.value.key == "the key"
+def boxes_of(*boxes: Any) -> dict[str, Any]:
+    return {"boxes": np.array(boxes, np.float32)}
 
 
-def test_a_damaged_mask_is_a_bad_image_with_the_key() -> None:
-    damaged = bytearray(numbers_png(np.zeros((4, 6), np.uint8)))
-    damaged[-20] ^= 1
-
-    with pytest.raises(BadImage, match="CRC") as caught:
-        mask_of(bytes(damaged), "mask", key="the key")
-    assert caught.value.key == "the key"
+def damaged(mask: bytes) -> bytes:
+    return mask[:-20] + bytes([mask[-20] ^ 1]) + mask[-19:]
 
 
-@pytest.mark.parametrize(
-    "boxes",
-    [
-        np.array([[0, 0, 100, 50]], np.float32),
-        np.array([[0.6, 0, 0.4, 1]], np.float32),
-        np.array([[0, 0, np.nan, 1]], np.float32),
-        np.zeros((2, 5), np.float32),
-        np.zeros((1, 4), np.int32),
-        [[0, 0, 1, 1]],
-    ],
-)
-def test_what_are_no_boxes_is_an_error_with_the_key(boxes: Any) -> None:
-    with pytest.raises(BadTarget, match="boxes") as caught:
-        WHOLE(Sample(COFFEE, {"boxes": boxes}, key="the key"), rng())
-    assert caught.value.key == "the key"
+MASKED = TrainTransform(4, masks=("mask",))
+LABELLED = replace(WHOLE, box_labels="labels")
+WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (
+        MASKED,
+        {"mask": numbers_png(np.zeros((4, 6), np.uint16), bits=16, palette=False)},
+        BadTarget,
+        "16 bits",
+    ),
+    (MASKED, {"mask": np.zeros((4, 6), np.uint16)}, BadTarget, r"uint16\[4, 6\]"),
+    (MASKED, {"mask": np.zeros((4, 6, 3), np.uint8)}, BadTarget, r"uint8\[4, 6, 3\]"),
+    (MASKED, {"mask": encoded(np.zeros((4, 6, 3), np.uint8), ".png")}, BadTarget, "colour PNG"),
+    (MASKED, {"mask": COFFEE}, BadTarget, "not a PNG"),
+    (MASKED, {"mask": "text"}, BadTarget, "str"),
+    (MASKED, {"mask": np.zeros((6, 4), np.uint8)}, BadTarget, "4x6 pixels, but the image has 6x4"),
+    (MASKED, {"mask": damaged(numbers_png(np.zeros((4, 6), np.uint8)))}, BadImage, "CRC"),
+    (WHOLE, boxes_of([0, 0, 1, 1], [0, 0, 100, 50]), BadTarget, r"\[0, 0, 100, 50\];.*divide pixels"),
+    (WHOLE, boxes_of([0.6, 0, 0.4, 1]), BadTarget, "boxes"),
+    (WHOLE, boxes_of([0, 0, np.nan, 1]), BadTarget, "boxes"),
+    (WHOLE, {"boxes": np.zeros((2, 5), np.float32)}, BadTarget, "boxes"),
+    (WHOLE, {"boxes": np.zeros((1, 4), np.int32)}, BadTarget, "boxes"),
+    (WHOLE, {"boxes": [[0, 0, 1, 1]]}, BadTarget, "boxes"),
+    (LABELLED, {"boxes": BOXES, "labels": np.zeros(3, np.int32)}, BadTarget, r"int32\[3\]; the labels of 4"),
+]
 
 
-def test_boxes_in_pixels_are_shown_with_what_to_do() -> None:
-    boxes = np.array([[0, 0, 1, 1], [0, 0, 100, 50]], np.float32)
+@pytest.mark.parametrize(("transform", "columns", "error", "says"), WRONG, ids=lambda value: str(value)[:20])
+def test_what_is_no_mask_and_no_box_of_the_image_is_an_error_with_the_key(
+    transform: Any, columns: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    sample = Sample(encoded(np.zeros((4, 6, 3), np.uint8), ".png"), columns, key="the key")
 
-    with pytest.raises(BadTarget, match=r"the box \[0, 0, 100, 50\];.*divide pixels"):
-        WHOLE(Sample(COFFEE, {"boxes": boxes}), rng())
-
-
-def test_labels_of_another_number_of_boxes_are_an_error() -> None:
-    sample = Sample(COFFEE, {"boxes": BOXES, "labels": np.zeros(3, np.int32)})
-
-    with pytest.raises(BadTarget, match=r"int32\[3\]; the labels of 4 boxes"):
-        replace(WHOLE, box_labels="labels")(sample, rng())
-
-
-def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(error, match=says) as caught:
+        transform(sample, rng())
+    assert caught.value.key == "the key"  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="no column 'mask'; the columns that are read: boxes"):
-        TrainTransform(4, masks=("mask",))(Sample(COFFEE, {"boxes": BOXES}), rng())
+        MASKED(Sample(sample.image, boxes_of()), rng())
 
 
 @pytest.mark.parametrize(

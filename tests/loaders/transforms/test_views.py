@@ -13,7 +13,16 @@ from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.kinds import jpeg_size, marker_segments
-from shardprep.loaders import ArraySpec, ColorJitter, Cut, EvalTransform, TrainTransform, Views, decode_rgb
+from shardprep.loaders import (
+    ArraySpec,
+    ColorJitter,
+    Cut,
+    EvalTransform,
+    Flow,
+    TrainTransform,
+    Views,
+    decode_rgb,
+)
 from shardprep.loaders.loader.run_card import RunCard, TransformCard
 from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
 from shardprep.loaders.transforms.decode import EncodedImage
@@ -174,17 +183,37 @@ def test_what_cannot_be_views_is_refused_where_it_is_made(given: Any) -> None:
         Views(given)
 
 
-def test_an_image_that_does_not_decode_is_named_by_its_key() -> None:
-    record = examples()["plain"]
-    broken = record._replace(image=record.image[:200])
-
-    with pytest.raises(BadImage) as raised:
-        Views([TrainTransform(8)] * 2)(broken, record_rng(SEED, EPOCH, RECORD))
-
-    assert raised.value.key == "one"
-
-
 DINO = Views({"big": [TrainTransform(24)] * 2, "small": [TrainTransform(8, scale=(0.05, 0.32))] * 3})
+
+
+def test_images_that_do_not_decode_are_named_by_their_keys() -> None:
+    record, random = examples()["plain"], record_rng(SEED, EPOCH, RECORD)
+    made = Cut(TrainTransform(8))(record, random)
+
+    for call in (
+        lambda: Views([TrainTransform(8)] * 2)(record._replace(image=record.image[:200]), random),
+        lambda: Cut(TrainTransform(8)).finish(made["jpeg"][:100], made["crop"], made["mirrored"], key="one"),
+    ):
+        with pytest.raises(BadImage) as raised:
+            call()
+        assert raised.value.key == "one"
+
+
+def test_a_run_card_makes_views_and_cuts_again() -> None:
+    jittered = TrainTransform(24, color_jitter=ColorJitter(0.1), masks=("mask",))
+    for made in (DINO, Views([jittered, EvalTransform(8)]), Cut(TrainTransform(24, scale=(0.1, 0.9)))):
+        assert TransformCard.from_json(TransformCard.of(made, "identity").to_json()).made() == made
+    assert TransformCard.of(Views([Patch()]), "identity").arguments is None
+
+
+def test_a_sheet_and_a_flow_show_the_views_side_by_side(lmdb_shards: Path) -> None:
+    with crops_on(lmdb_shards, transform=Views([TrainTransform(24, dtype="float32")] * 3)) as loader:
+        shown = loader.show_batch(most=2)
+    with Flow.from_dataset(lmdb_shards) as source:
+        (images, _), *_ = source.transform(Views([TrainTransform(8)] * 2), seed=1)
+
+    assert decode_rgb(shown.images[0].image).shape == (24, 72, 3)
+    assert images.shape == (2, 8, 8, 3)
 
 
 def test_a_loader_delivers_views_in_workers_as_in_its_own_process_and_makes_them_again(
@@ -209,22 +238,6 @@ def test_a_loader_delivers_views_in_workers_as_in_its_own_process_and_makes_them
     assert again.records[0].to_json()["crop"] == again.records[0].to_json()["views"][0]["crop"]
 
 
-def test_a_sheet_shows_the_views_side_by_side(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, transform=Views([TrainTransform(24, dtype="float32")] * 3)) as loader:
-        shown = loader.show_batch(most=2)
-
-    assert decode_rgb(shown.images[0].image).shape == (24, 72, 3)
-
-
-def test_a_run_card_makes_the_views_again() -> None:
-    jittered = TrainTransform(24, color_jitter=ColorJitter(0.1), masks=("mask",))
-    for views in (DINO, Views([jittered, EvalTransform(8)])):
-        card = TransformCard.from_json(TransformCard.of(views, "identity").to_json())
-
-        assert card.made() == views
-    assert TransformCard.of(Views([Patch()]), "identity").arguments is None
-
-
 def test_the_order_of_names_is_kept_and_counts(lmdb_shards: Path, tmp_path: Path) -> None:
     weak, strong = TrainTransform(8, scale=(0.9, 1)), TrainTransform(8, scale=(0.1, 0.2))
     views = Views({"weak": weak, "strong": strong})
@@ -247,15 +260,6 @@ def test_views_that_draw_nothing_do_not_depend_on_the_seed(lmdb_shards: Path) ->
         crops_on(lmdb_shards, transform=views, shuffle=None, seed=2) as other,
     ):
         assert one.parting(other) is None
-
-
-def test_a_flow_shows_views(lmdb_shards: Path) -> None:
-    from shardprep.loaders import Flow
-
-    with Flow.from_dataset(lmdb_shards) as source:
-        (images, _), *_ = source.transform(Views([TrainTransform(8)] * 2), seed=1)
-
-    assert images.shape == (2, 8, 8, 3)
 
 
 cut_crops = st.builds(
@@ -329,15 +333,6 @@ def test_what_would_have_to_happen_after_decoding_is_refused(given: Any) -> None
         Cut(given)
 
 
-def test_a_damaged_jpeg_is_named_by_its_key() -> None:
-    made = Cut(TrainTransform(8))(examples()["plain"], record_rng(1, 2, 3))
-
-    with pytest.raises(BadImage) as raised:
-        Cut(TrainTransform(8)).finish(made["jpeg"][:100], made["crop"], made["mirrored"], key="one")
-
-    assert raised.value.key == "one"
-
-
 def test_a_loader_delivers_cuts_that_are_finished_to_its_crops(lmdb_shards: Path) -> None:
     cut = Cut(TrainTransform(24))
     for workers in (0, 2):
@@ -352,9 +347,3 @@ def test_a_loader_delivers_cuts_that_are_finished_to_its_crops(lmdb_shards: Path
             np.testing.assert_array_equal(np.stack(made), pixels)
             np.testing.assert_array_equal([labels, numbers], others)
         assert all(record.shown for record in shown)
-
-
-def test_a_run_card_makes_the_cut_again() -> None:
-    cut = Cut(TrainTransform(24, scale=(0.1, 0.9)))
-
-    assert TransformCard.from_json(TransformCard.of(cut, "identity").to_json()).made() == cut
