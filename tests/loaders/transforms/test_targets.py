@@ -251,7 +251,9 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("transform", "columns", "error", "says"), WRONG, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("transform", "columns", "error", "says"), WRONG, ids=[f"{n} {each[3]}" for n, each in enumerate(WRONG)]
+)
 def test_what_is_no_mask_and_no_box_of_the_image_is_an_error_with_the_key(
     transform: Any, columns: dict[str, Any], error: type[Exception], says: str
 ) -> None:
