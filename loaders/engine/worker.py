@@ -51,13 +51,9 @@ class SentWork(Inheritable):
         """Pickle the work. Raises UsageError where that is impossible."""
         data, of_main = _pickled(work)
         self.main = main_module() if of_main else {}
-        self._attach(anonymous_file(), len(data))
+        self._file, self._size = Descriptor(anonymous_file()), len(data)
         with open(self._file.fileno(), "wb", closefd=False) as file:
             file.write(data)
-
-    def _attach(self, fd: int, size: int) -> None:
-        self._file = Descriptor(fd)
-        self._size = size
 
     def received(self) -> RowTask:
         """Return the work. Raises whatever its unpickling raises."""
@@ -74,7 +70,7 @@ class SentWork(Inheritable):
     @classmethod
     def _attached(cls, handle: Any, size: int) -> Self:
         sent = cls.__new__(cls)
-        sent._attach(handle.detach(), size)
+        sent._file, sent._size = Descriptor(handle.detach()), size
         return sent
 
 

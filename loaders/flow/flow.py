@@ -11,7 +11,7 @@ from shardprep.loaders.batches.stack import Padding
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
 from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
-from shardprep.loaders.flow.node import Node, checked_int, seed_of
+from shardprep.loaders.flow.node import Node, checked_int, checked_seconds, seed_of
 from shardprep.loaders.flow.passes import Function
 from shardprep.loaders.flow.pipeline import Pipeline
 from shardprep.loaders.flow.prefetch import InProcess, Prefetch
@@ -205,15 +205,15 @@ class Flow(FlowSources):
         Raises:
             UsageError: The arguments contradict each other.
         """
-        threads, processes = (
-            checked_int(threads, "threads", least=0),
-            checked_int(processes, "processes", least=0),
-        )
+        threads = checked_int(threads, "threads", least=0)
+        processes = checked_int(processes, "processes", least=0)
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
         call = Function(function)
-        options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": seed}
+        options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": seed_of(seed)}
         if processes:
+            if deadline is not None:
+                checked_seconds(deadline, "a deadline", above=0)
             options |= {"processes": processes, "ordered": ordered, "deadline": deadline}
             is_single = isinstance(outputs, ArraySpec)
             return Flow(

@@ -51,7 +51,8 @@ class PerItem(InPlace):
 class Mapped(PerItem):
     """``function(item)`` for each item, or ``function(item, rng)`` with ``random``.
 
-    A result of None raises UsageError; with ``drop_none`` it is left out.
+    A result of None raises UsageError; with ``drop_none`` it is left out. Unless ``ordered``, results come as
+    soon as they are made.
     """
 
     source: Node
@@ -60,12 +61,10 @@ class Mapped(PerItem):
     drop_none: bool
     random: bool
     seed: int
+    ordered: bool = True
 
     title = "map({0.function.name})"
     facts = "drop_none={0.drop_none}, random={0.random}, seed={0.seed}"
-
-    def __post_init__(self) -> None:
-        seed_of(self.seed)
 
     @property
     def length(self) -> Length:
@@ -73,7 +72,7 @@ class Mapped(PerItem):
 
     @property
     def can_pick(self) -> bool:
-        return self.source.can_pick and not self.drop_none
+        return self.source.can_pick and self.ordered and not self.drop_none
 
     def result(self, now: PassContext, number: int, item: Any) -> Any:
         """Call the function. Thread-safe if the function is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -36,8 +36,6 @@ from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import (
     Fetch,
     PendingNumbers,
-    checked_int,
-    checked_seconds,
     numbered,
 )
 from shardprep.loaders.flow.passes import Function, GroupMeter, Kept, PassContext, StepRandom
@@ -321,21 +319,11 @@ INPUT_BYTES = RESULT_BYTES = 4 << 30
 class ProcessMap(Mapped):
     """``function`` of each item, in ``processes`` worker processes. See :meth:`.Flow.map`."""
 
+    _: KW_ONLY
     processes: int
-    ordered: bool
     outputs: tuple[ArraySpec, ...] | None
     is_single: bool
     deadline: float | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_int(self.processes, "processes", least=1)
-        if self.deadline is not None:
-            checked_seconds(self.deadline, "a deadline", above=0)
-
-    @property
-    def can_pick(self) -> bool:
-        return self.ordered and super().can_pick
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         least = ITEMS_PER_WORKER * self.processes

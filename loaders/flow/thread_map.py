@@ -17,7 +17,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.flow.map import Mapped
-from shardprep.loaders.flow.node import checked_int, numbered
+from shardprep.loaders.flow.node import numbered
 from shardprep.loaders.flow.passes import GroupMeter, PassContext
 
 PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its threads
@@ -120,8 +120,7 @@ class ThreadMap(Mapped):
     """As :class:`.Map`, in several threads.
 
     The consumer's thread draws from the source: one item for each result, and more while no result is ready,
-    up to 16 for each thread. ``ordered=False`` yields results as soon as they are made. An exception of the
-    source is raised after the results of the items before it.
+    up to 16 for each thread. An exception of the source is raised after the results of the items before it.
 
     A pass that ends for any reason makes no further calls and waits for those that run, so that no thread
     outlives the pass; a call that takes longer than 5 seconds is not waited for.
@@ -129,15 +128,6 @@ class ThreadMap(Mapped):
 
     _: KW_ONLY
     threads: int
-    ordered: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checked_int(self.threads, "threads", least=1)
-
-    @property
-    def can_pick(self) -> bool:
-        return self.ordered and super().can_pick
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)

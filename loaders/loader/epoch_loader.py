@@ -189,9 +189,14 @@ class EpochLoader(FrameworkHint, ABC):
         """Return the loader's place as plain JSON values; only the skipped records make it larger.
 
         The last batch that was yielded counts as delivered; :meth:`load_state_dict` continues after it, also
-        with other workers, batch size or world size. After :meth:`set_epoch` it is that epoch's start.
+        with other workers, batch size or world size. After :meth:`set_epoch` it is that epoch's start. The
+        :meth:`card` of a Loader is in it for replays, without the identity of the transform, which holds for
+        one version of each library, and without the numbers of chosen records; loading does not need it.
         """
-        return (self._next if self._place.is_over else self._place).state()
+        return (self._next if self._place.is_over else self._place).state() | self._run_of_state()
+
+    def _run_of_state(self) -> dict[str, Any]:
+        return {}
 
     def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
         """Make the next iteration continue where the state was taken. On a UsageError nothing is changed.

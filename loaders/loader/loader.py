@@ -439,18 +439,10 @@ class Loader(Owned, EpochLoader):
             gaps=None if omission is None else "close" if omission.closes else "keep",
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's place as plain JSON values; only the skipped records make it larger.
-
-        The last batch that was yielded counts as delivered; :meth:`load_state_dict` continues after it, also
-        with other workers, batch size or world size. After :meth:`set_epoch` it is that epoch's start. The
-        run's :meth:`card` is in it for replays, without the identity of the transform, which holds for one
-        version of each library, and without the numbers of chosen records; loading does not need it.
-        """
+    def _run_of_state(self) -> dict[str, Any]:
         if self._state_card is None:
             self._state_card = self._card(identity=None).without_numbers()
-        kept = {"card": self._state_card.to_json(), "transform": self._kept_transform}
-        return super().state_dict() | kept
+        return {"card": self._state_card.to_json(), "transform": self._kept_transform}
 
     @cached_property
     def _kept_transform(self) -> dict[str, Any] | None:  # type: ignore[override]

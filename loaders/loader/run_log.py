@@ -159,7 +159,14 @@ class RunLog:
             if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
                 with naming_file(file):
                     return cls([LogEntry.from_json(value)])
-        lines, signer = _checked_signature(data, file)
+        lines, signer = data, None
+        if (place := data.rfind(_SIGNATURE)) >= 0:
+            from shardprep.loaders.loader.signature import Signature  # an extra
+
+            with naming_file(file):
+                signature = Signature.from_line(data[place:])
+                signature.check(data[:place])
+            lines, signer = data[:place], signature.public
         entries = []
         for number, line in enumerate(lines.splitlines(), 1):
             try:
@@ -243,19 +250,6 @@ class RecordedRun:
     def passed(self) -> dict[int, Ranges]:
         """The ranges of places that were skipped, by epoch."""
         return {entry.receipt.epoch: entry.passed for entry in self.entries if entry.passed}
-
-
-def _checked_signature(data: bytes, file: Path) -> tuple[bytes, bytes | None]:
-    """Return the lines of a log without that of its signature, and the public key that has signed them."""
-    place = data.rfind(_SIGNATURE)
-    if place < 0:
-        return data, None
-    from shardprep.loaders.loader.signature import Signature  # an extra
-
-    with naming_file(file):
-        signature = Signature.from_line(data[place:])
-        signature.check(data[:place])
-    return data[:place], signature.public
 
 
 @dataclass(frozen=True)
