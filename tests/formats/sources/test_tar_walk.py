@@ -200,7 +200,6 @@ def test_a_damaged_or_hostile_archive_is_an_error(tar: bytes, match: str) -> Non
 
 
 MINI = Miniature()
-END_MARK = bytes(2 * BLOCK)
 
 
 @pytest.fixture
@@ -226,8 +225,8 @@ def test_a_fifo_in_place_of_a_file_is_not_waited_for(name: str, mini_tars: Path)
         {"n01440764.tar": tar_of({"n01440764_1.png": b"x"})},
         {"n01440764.tar": tar_of({"sub/n01440764_1.JPEG": b"x"})},
         {"n01440764.tar": tar_of({"n01440764_x.JPEG": b"x"})},
-        {"n01440764.tar": END_MARK, "readme.txt": b"hello"},
-        {"n01440764.tar": END_MARK, "n1.tar": END_MARK},
+        {"n01440764.tar": END, "readme.txt": b"hello"},
+        {"n01440764.tar": END, "n1.tar": END},
     ],
 )
 def test_a_member_of_another_name_is_an_error(members: dict[str, bytes], mini_tars: Path) -> None:

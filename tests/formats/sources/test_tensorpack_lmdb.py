@@ -132,11 +132,8 @@ def save_datapoints(
     return save(path, records, dumps(list(records)))
 
 
-def save_images(
-    path: Path, dumps: Callable[[Any], bytes] = NEWEST, how: str = "array", first: int = 0
-) -> Path:
-    make = IN_A_DATAPOINT[how]
-    return save_datapoints(path, map(make, IMAGES, LABELS), dumps, first=first)
+def save_images(path: Path, first: int = 0) -> Path:
+    return save_datapoints(path, map(IN_A_DATAPOINT["array"], IMAGES, LABELS), first=first)
 
 
 @pytest.fixture(scope="module")
@@ -564,6 +561,16 @@ def test_arrays_of_plain_numbers_come_back(shape: list[int], dtype: str, protoco
     found = plain(pickles.unpickle(value, most=2000), value)
 
     assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+@pytest.mark.parametrize("how", IN_A_DATAPOINT)
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+def test_an_image_and_its_label_are_read_in_every_form(serializer: str, how: str) -> None:
+    data = SERIALIZERS[serializer](IN_A_DATAPOINT[how](JPEG, 300))
+
+    image, label = datapoint_of(data)
+
+    assert (value_of(data).bytes_of(image), label) == (JPEG, 300)
 
 
 @pytest.mark.parametrize("written", WRITTEN_ELSEWHERE.values(), ids=WRITTEN_ELSEWHERE)
