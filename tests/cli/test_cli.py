@@ -12,14 +12,7 @@ import pytest
 
 from shardprep import Flow, Loader
 from shardprep.cli.app import cli, run
-from shardprep.formats import (
-    DatasetNotFound,
-    inspect,
-    open_collection,
-    open_dataset,
-    read_manifest,
-    verify,
-)
+from shardprep.formats import DatasetNotFound, inspect, open_collection, open_dataset, read_manifest, verify
 from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
 from support.datasets import converted, flip, prep, prep_here
 from support.image_files import encoded, pixels

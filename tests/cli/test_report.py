@@ -21,7 +21,7 @@ def folder(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_page_of_a_dataset_is_written_where_it_is_wanted(folder: Path) -> None:
+def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(folder: Path) -> None:
     words = ("report", "shards/train", "--against", "shards/val", "-o", "a.html", "--workers", 1)
     done = prep_here(*words, cwd=folder)
 
@@ -32,14 +32,9 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted(folder: Path) -> No
         folder / "shards/train", folder / "b.html", against=folder / "shards/val"
     ).to_html().replace(str(folder / "shards"), "shards")
     assert [path.name for path in folder.glob("*.tmp")] == []
-
-
-@pytest.mark.torture
-def test_inspect_writes_the_same_page(folder: Path) -> None:
     prep_here("report", "shards/val", "-o", "one.html", "--quiet", cwd=folder)
-    done = prep_here("inspect", "shards/val", "--html", "two.html", cwd=folder)
-
-    assert done.stdout.endswith("page: two.html\n")
+    inspected = prep_here("inspect", "shards/val", "--html", "two.html", cwd=folder)
+    assert inspected.stdout.endswith("page: two.html\n")
     assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
 
 

@@ -34,10 +34,7 @@ SHELL = [block for block in BLOCKS if block.language == "sh" and not block.text.
 PROGRESS = re.compile(r"^\d\d:\d\d:\d\d .*\n", re.M)
 
 # The programs of other pages are run by `pytest -m torture`.
-MAIN_PAGES = {
-    README,
-    *(ROOT / "docs" / f"{name}.md" for name in ("training", "flow", "storage")),
-}
+MAIN_PAGES = {README, *(ROOT / "docs" / f"{name}.md" for name in ("training", "flow", "storage"))}
 
 Ending = tuple[int, str]
 

@@ -19,17 +19,7 @@ import shardprep.formats
 import shardprep.loaders
 from shardprep.cli.app import cli
 from support.datasets import prep
-from support.documents import (
-    DOCS,
-    INDEX,
-    PAGES,
-    README,
-    ROOT,
-    anchors_of,
-    block_after,
-    blocks_of,
-    links_of,
-)
+from support.documents import DOCS, INDEX, PAGES, README, ROOT, anchors_of, block_after, blocks_of, links_of
 
 PACKAGES = (shardprep.cli, shardprep.formats, shardprep.loaders)
 NEEDS = {
