@@ -753,7 +753,7 @@ def test_a_flow_is_what_lists_say_in_every_way_to_run_it(group: int, data: st.Da
 
 
 @pytest.mark.torture
-@settings(max_examples=450, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
 @given(pipeline=pipelines(), data=st.data())
 def test_more_flows_are_what_lists_say(pipeline: Pipeline, data: st.DataObject) -> None:
     in_this_process(pipeline, data)
@@ -846,7 +846,7 @@ def test_it_is_the_same_in_processes(way: Any, pipeline: Pipeline, data: st.Data
 
 @pytest.mark.torture
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(pipeline=with_a_map(), data=st.data())
 def test_more_flows_are_the_same_in_processes(way: Any, pipeline: Pipeline, data: st.DataObject) -> None:
     in_processes(pipeline, data, way)

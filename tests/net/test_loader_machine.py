@@ -743,7 +743,7 @@ def test_worker_processes_deliver_what_the_order_says(folders: dict[str, Path]) 
 
 @pytest.mark.torture
 def test_many_calls_deliver_what_the_order_says(folders: dict[str, Path]) -> None:
-    run(folders, 60, 25)
+    run(folders, 40, 25)
 
 
 @pytest.mark.torture
