@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.codecs import MAX_VALUE_BYTES
+from shardprep.formats.records.codecs import MAX_VALUE_BYTES, TextCodec
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt, foreign_file
@@ -626,7 +626,7 @@ def _only(values: Sequence[T]) -> T:
 
 _READ: Mapping[str, Callable[[Feature], Any]] = {
     "bytes": lambda feature: _only(feature.byte_values()),
-    "json": lambda feature: [value.decode() for value in feature.byte_values()],
+    "json": lambda feature: list(map(TextCodec().decode, feature.byte_values())),
     "int": lambda feature: _only(feature.integers().tolist()),
     "float": lambda feature: _only(feature.floats().tolist()),
     "int64[*]": Feature.integers,

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import SourceDamaged, SourceIncomplete, SourceOptions, UsageError, convert
+from shardprep.formats import (
+    BadImage,
+    SourceDamaged,
+    SourceIncomplete,
+    SourceOptions,
+    UsageError,
+    convert,
+)
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import features, integers, masked_crc, window_of
-from support.datasets import flip
+from support.datasets import converted, flip
 from support.image_files import JPEG
 from support.record_sources import (
     IMAGES,
@@ -207,6 +214,15 @@ def test_lists_of_any_length_are_columns_and_one_that_is_cut_off_is_refused(tmp_
     ]
     with pytest.raises(ValueError, match="a list of numbers is cut off"):
         integers(b"\1\xff")
+
+
+def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: Path) -> None:
+    tags = ([b"a", b"b"], [b"a", b"\xff"])
+    path = write_tfrecord(tmp_path / "a.tfrecord", [tfds(n, tags=two) for n, two in enumerate(tags)])
+
+    with pytest.raises(BadImage, match=r"the column tags: is not UTF-8; .* --on-bad-image skip"):
+        converted(path, tmp_path / "out")
+    assert converted(path, tmp_path / "out", on_bad_image="skip").skipped == 1
 
 
 @pytest.mark.parametrize("names", [["a" * 60], ["a.b", "a/b"]])
