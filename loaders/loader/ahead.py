@@ -246,7 +246,11 @@ class EpochFeed(Owned):
         """Yield the request of a step's batch once its shards are held, and NotReady before that."""
         self._refuse_copied()
         shards = frozenset(self._uses.at(step).tolist())
-        if not self._shares_last(shards):
+        with self._lock:  # a batch has what the one before it has, if that is enough and still held
+            last = self._in_flight[-1] if self._in_flight and shards <= self._in_flight[-1][0] else None
+            if last:
+                self._in_flight.append(last)
+        if not last:
             pending = self._pending = self._shards.hold(shards)
             wait([pending], GRACE_S)
             while not pending.done():
@@ -255,14 +259,6 @@ class EpochFeed(Owned):
                 self._in_flight.append((shards, pending.result()))
             self._pending, self._has_begun = None, True
         yield replace(request, filled=partial(self._filled, step))
-
-    def _shares_last(self, shards: frozenset[int]) -> bool:
-        """Let a batch have what the one before it has, if that is enough and still held."""
-        with self._lock:
-            if not self._in_flight or not shards <= self._in_flight[-1][0]:
-                return False
-            self._in_flight.append(self._in_flight[-1])
-            return True
 
     def _wait(self, pending: Future[FileHold]) -> None:
         self._refuse_copied()

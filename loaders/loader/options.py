@@ -210,7 +210,15 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records")
             f"{', or keys' if option == 'without' else ''}; not "
             f"an array of {records.dtype} of shape {records.shape}"
         )
-    return _mask_of_numbers(records, count, option)
+    outside = records[(records < 0) | (records >= count)]  # type: ignore[operator]
+    if len(outside):
+        raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
+    mask = np.zeros(count, np.bool_)
+    mask[records] = True
+    if np.count_nonzero(mask) != len(records):
+        found, times = np.unique(records, return_counts=True)
+        raise UsageError(f"{option}= has {found[times > 1][0]} more than once; give each record number once")
+    return mask
 
 
 def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
@@ -226,18 +234,6 @@ def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
     return mask
 
 
-def _mask_of_numbers(numbers: npt.NDArray[np.generic], count: int, option: str) -> Mask:
-    outside = numbers[(numbers < 0) | (numbers >= count)]  # type: ignore[operator]
-    if len(outside):
-        raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
-    mask = np.zeros(count, np.bool_)
-    mask[numbers] = True
-    if np.count_nonzero(mask) != len(numbers):
-        found, times = np.unique(numbers, return_counts=True)
-        raise UsageError(f"{option}= has {found[times > 1][0]} more than once; give each record number once")
-    return mask
-
-
 def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     """Yield the labels in the index of class names, or of labels in the dataset's label space."""
     space = dataset.space
@@ -249,18 +245,13 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     for name in classes:
         found = known.get(name) if isinstance(name, str | int | np.integer) else None
         if found is None:
-            raise UsageError(f"the dataset has no class {name!r}; {_known_classes(dataset)}")
+            names = [each.name for each in space.classes]
+            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+            raise UsageError(
+                f"the dataset has no class {name!r}; its classes are {', '.join(names[:MAX_NAMED])}{more}, its "
+                f"labels ({dataset.label_space}) {min(labels)} to {max(labels)}"
+            )
         yield found
-
-
-def _known_classes(dataset: RecordSet) -> str:
-    names = [each.name for each in dataset.space.classes]
-    labels = dataset.space.mapping(dataset.label_space)[: len(names)]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return (
-        f"its classes are {', '.join(names[:MAX_NAMED])}{more}, its labels ({dataset.label_space}) "
-        f"{labels.min()} to {labels.max()}"
-    )
 
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written

@@ -121,7 +121,7 @@ class ReadAhead(Owned):
 
     def _follow(self) -> None:
         position: int | None = None
-        with _OneFile() as file:
+        with closing(_OneFile()) as file:
             for first, reach in iter(self._spans.get, None):
                 position = first if position is None else position
                 for path, offset, length in self._stream.pieces(position, reach + self._budget):
@@ -184,20 +184,14 @@ class _OneFile(Owned):
 
     def _open(self, path: Path) -> None:
         if path != self._path:
-            self._close()
+            self.close()
             self._file = Descriptor(os.open(path, OPEN_FLAGS))
             self._path = path
             size = os.fstat(self._file.fileno()).st_size
             self._advise(max(0, size - SHARD_END_BYTES), SHARD_END_BYTES)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._path is not None:
             self._path = None
             self._pending.clear()
             self._file.close()
-
-    def __enter__(self) -> _OneFile:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._close()

@@ -391,7 +391,7 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
     looks_first = values.ndim == 3 and values.shape[0] == 3 != values.shape[2]
     if own.layout in CHANNELS_FIRST if own else looks_first:
         values = np.moveaxis(values, 0, -1)
-    if own:
+    if own and values.dtype != np.uint8:
         return _plain(values, own)
     if values.ndim != 3 or values.shape[2] != 3 or values.dtype.kind not in "uif":
         raise UsageError(
@@ -402,8 +402,6 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
 
 def _plain(values: npt.NDArray[Any], transform: ImageTransform) -> Picture:
     """The pixels before they were normalised."""
-    if transform.dtype == "uint8":
-        return np.ascontiguousarray(values)
     if transform.dtype == "bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return _rounded(255 * (values.astype(np.float64) * transform.std + transform.mean))

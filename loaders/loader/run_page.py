@@ -52,7 +52,7 @@ class RunValues:
         """
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
-            found = cls(
+            return cls(
                 tuple(map(_stage, _loads(values)[:MOST_STAGES])),
                 text_in(verdict["limit"]),
                 number_in(verdict["rate"]),
@@ -64,7 +64,6 @@ class RunValues:
             raise DataError(
                 f"these are not the stats of a loader, a flow or an input: {type(error).__name__}: {error}"
             ) from error
-        return found
 
 
 def _loads(values: Mapping[str, Any]) -> list[Any]:

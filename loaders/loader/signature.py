@@ -10,8 +10,11 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
 from shardprep.formats.runtime.files import OPEN_FLAGS, save_bytes, user_path
@@ -103,7 +106,14 @@ class Signature:
         Raises OperationError for a file that cannot be read, and UsageError for one that holds no such key,
         or that others may read.
         """
-        secret = _load_secret(user_path(key))
+        file, load = user_path(key), partial(load_pem_private_key, password=None)
+        wrong = (
+            f"is not the secret half of signing keys without a password; name the file that ends in "
+            f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}"
+        )
+        secret, mode = _loaded(file, load, Ed25519PrivateKey, wrong, "is a key")
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
         return cls(secret.public_key().public_bytes_raw(), secret.sign(data))
 
     @classmethod
@@ -139,39 +149,16 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
 
     Raises OperationError for a file that cannot be read, UsageError for one without such a key.
     """
-    file = user_path(path)
-    try:
-        key = load_pem_public_key(_read(file)[0])
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(
-            f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}", path=file
-        ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(
-            "is a public key of another kind; prep keygen --signing makes Ed25519 keys", path=file
-        )
-    return key.public_bytes_raw()
+    wrong = f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}"
+    key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, wrong, "is a public key")
+    found: bytes = key.public_bytes_raw()
+    return found
 
 
-def _load_secret(file: Path) -> Ed25519PrivateKey:
-    data, mode = _read(file)
-    try:
-        key = load_pem_private_key(data, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(
-            f"is not the secret half of signing keys without a password; name the file that ends in "
-            f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}",
-            path=file,
-        ) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError("is a key of another kind; prep keygen --signing makes Ed25519 keys", path=file)
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
-    return key
-
-
-def _read(file: Path) -> tuple[bytes, int]:
-    """Return the contents of a key file, and its mode."""
+def _loaded(
+    file: Path, load: Callable[[bytes], object], kind: type, wrong: str, another: str
+) -> tuple[Any, int]:
+    """Return the key of this kind in a file, and the file's mode. Errors say that it is ``wrong``."""
     try:
         number = os.open(file, OPEN_FLAGS)
     except OSError as error:
@@ -180,6 +167,11 @@ def _read(file: Path) -> tuple[bytes, int]:
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             raise UsageError("is not a regular file; name the key file itself", path=file)
-        return os.read(number, MAX_KEY_BYTES), mode
+        key = load(os.read(number, MAX_KEY_BYTES))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UsageError(wrong, path=file) from error
     finally:
         os.close(number)
+    if not isinstance(key, kind):
+        raise UsageError(f"{another} of another kind; prep keygen --signing makes Ed25519 keys", path=file)
+    return key, mode
