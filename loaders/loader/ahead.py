@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -363,7 +364,9 @@ class ShardFeed(LocalShards, Owned):
         mean = files.total // max(1, len(files.sizes)) or 1
         ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
         self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead * files.per_shard)
-        self._end = CollectedEnd(self, partial(_end_downloads, dataset, self._prefetcher, self._threads))
+        self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
+        ended = dataset, self._prefetcher, self._threads, self._feeds
+        self._end = CollectedEnd(self, partial(_end_downloads, *ended))
 
     def _check_limit(self, kept: int) -> None:
         room = self._cache.room_bytes
@@ -413,6 +416,7 @@ class ShardFeed(LocalShards, Owned):
         self._prefetcher.follow(self._files.of(begins.tolist()))
         self._begun, self._total = 0, len(uses.shards)
         with closing(EpochFeed(self, uses)) as feed:
+            self._feeds.add(feed)
             yield feed
 
     @contextmanager
@@ -461,10 +465,14 @@ class ShardFeed(LocalShards, Owned):
         self._end()
 
 
-def _end_downloads(dataset: CachedDataset, prefetcher: Prefetcher, threads: Daemons) -> None:
-    """End the downloads, and then the threads that wait for them."""
+def _end_downloads(
+    dataset: CachedDataset, prefetcher: Prefetcher, threads: Daemons, feeds: weakref.WeakSet[EpochFeed]
+) -> None:
+    """End the downloads, and then the threads that wait for them. Epochs left open hold nothing then."""
     try:
         dataset.close()
     finally:
         prefetcher.close()
+        for feed in list(feeds):
+            feed.close()
         threads.join()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import read_manifest
+from shardprep.formats.errors import OperationError
 from shardprep.formats.storage.downloads import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
@@ -138,6 +139,24 @@ def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_pa
     (tmp_path / "c").rename(tmp_path / "elsewhere")
     loader.close()
     assert not downloads_run()
+
+
+def test_a_closed_loader_leaves_its_room_to_others_although_an_epoch_of_it_is_left_open(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    url, options = lmdb_shards.as_uri(), {"cache": tmp_path / "c", "shuffle": LocalShuffle(20)}
+    with pytest.raises(CacheTooSmall) as caught:
+        loader_on(url, cache_limit="100kB", **options)
+    options["cache_limit"] = caught.value.needed
+    first = loader_on(url, workers=1, **options)
+    left_open = iter(first)
+    epoch_of(left_open, 3)
+    first.close()
+
+    with loader_on(url, **options) as second, loader_on(lmdb_shards, shuffle=LocalShuffle(20)) as local:
+        assert_same(epoch_of(second), epoch_of(local))
+    with pytest.raises(OperationError, match="closed"):
+        next(left_open)
 
 
 @pytest.mark.slow
