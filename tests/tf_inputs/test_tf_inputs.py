@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +31,6 @@ from support.tf_devices import tf
 from support.tf_members import (
     FED,
     MEMBERS,
-    TIMEOUT_S,
     WAYS,
     WHOLE,
     Made,
@@ -45,9 +43,9 @@ from support.tf_members import (
     gather,
     members,
     numbers_of,
-    stepping,
     until_the_end,
 )
+from support.waiting import until
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -100,15 +98,12 @@ def test_computed_batches_end_in_every_way(length: int, staged: bool) -> None:
                 for _ in range(3):
                     assert len(whole_epoch()) == length
 
+    with TensorInput(compute) as each:  # without a length they have no end
+        assert len(until_the_end(each.dequeue, 10)) == 10
+
 
 def compute() -> Any:
     return (tf.random.uniform([2]),)
-
-
-def test_computed_batches_have_no_end_without_a_length() -> None:
-    with TensorInput(compute) as each:
-        assert len(until_the_end(stepping(each), 10)) == 10
-        assert len(until_the_end(each.dequeue, 10)) == 10
 
 
 @members(quick=("batch-queue", "staging-over-queue"))
@@ -144,21 +139,24 @@ def test_a_new_iteration_ends_the_one_before(make: Made) -> None:
 
 
 @members()
-def test_closing_in_the_middle_ends_an_iteration(make: Made) -> None:
+def test_what_is_closed_or_dropped_in_the_middle_ends_its_iteration_and_its_thread(make: Made) -> None:
     each = make(Numbered(batches=50, last=3))
     with pytest.raises(UsageError, match="closed"):
         gather((each.close() or batch for batch in each), [])
+    dropped = make(Numbered(batches=50, last=3))
+    next(iter(dropped))
+    del dropped
+    gc.collect()
+
+    assert not [t for t in threading.enumerate() if t.name == "shardprep-feeder"]
 
 
 @members(FED)
 def test_closing_stops_a_feeder_that_waits_for_room(make: Made) -> None:
-    source = Numbered(batches=1000, last=3)
-    each = made(make, source)
+    each = made(make, Numbered(batches=1000, last=3))
     iterator = iter(each)
     next(iterator)
-    deadline = time.monotonic() + TIMEOUT_S
-    while each.stats().level < each.stats().capacity and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: each.stats().level == each.stats().capacity)
 
     each.close()
 
@@ -175,16 +173,6 @@ def test_a_loader_that_is_closed_meanwhile_is_an_error_of_the_step(make: Made, l
         with pytest.raises(UsageError, match="closed"):
             for _ in each:
                 pass
-
-
-@members()
-def test_what_is_dropped_ends_its_thread(make: Made) -> None:
-    each = make(Numbered(batches=50, last=3))
-    next(iter(each))
-    del each
-    gc.collect()
-
-    assert not [t for t in threading.enumerate() if t.name == "shardprep-feeder"]
 
 
 FORMS: dict[str, Any] = {
@@ -266,11 +254,8 @@ def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(mak
             with pytest.raises(UsageError, match=message):
                 gather(each, got)
             assert len(got) == 2
-
-
-def test_a_dict_with_other_names_is_an_error_that_names_them() -> None:
-    message = r"dict of \['x'\].*dict of \['y'\]"
-    with QueueInput([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each, pytest.raises(UsageError, match=message):
+    says = r"dict of \['x'\].*dict of \['y'\]"
+    with make([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each, pytest.raises(UsageError, match=says):
         list(each)
 
 

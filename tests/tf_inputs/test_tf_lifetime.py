@@ -146,7 +146,6 @@ made.fit(each.to_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
 
 
 LOOPS = {
-    "iterating": "for batch in QueueInput(lambda: endless(0.001)): pass",
     "waiting": """
 for batch in StagingInput(QueueInput(lambda: endless(2), signature=tf.TensorSpec([4, 3]))):
     pass

@@ -16,8 +16,6 @@ from shardprep.loaders.tf_inputs import (
     DatasetInput,
     Input,
     QueueInput,
-    StagingInput,
-    TensorInput,
     original_errors,
 )
 from support.loaded import assert_same, epoch_of, loader_on
@@ -63,14 +61,6 @@ def running(each: Input) -> Iterator[Callable[[], Any]]:
         each.start(session)
         yield lambda: session.run(batch)
         each.close()
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_computed_batches_end(staged: bool) -> None:
-    computed = TensorInput(lambda: tf.random.uniform([2]), length=3)
-    with StagingInput(computed) if staged else computed as each, running(each) as step:
-        for _ in range(3):
-            assert len(until_the_end(step, 10)) == 3
 
 
 @members(MEMBERS, quick=("staging-over-queue",))

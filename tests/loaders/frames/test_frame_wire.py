@@ -19,10 +19,8 @@ import zmq
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
+from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of
 from support.sampling import torture_except
-
-ANY_PORT = "tcp://127.0.0.1:*"
-TIMEOUT_S = 60.0
 
 SENDER = """
 import sys, time
@@ -34,7 +32,6 @@ endpoint, first, count, pause_at, epochs = sys.argv[1], *map(int, sys.argv[2:])
 def batches():
     for number in range(first, first + count):
         if number == pause_at:
-            print("paused", flush=True)
             time.sleep(3600)
         yield np.full((100, 1000), number), number
 
@@ -75,11 +72,6 @@ def program(text: str, *words: object) -> Iterator[subprocess.Popen[str]]:
 
 def sender(endpoint: str, *, first: int = 0, count: int = 5, pause_at: int = -1, epochs: int = 1) -> Any:
     return program(SENDER, endpoint, first, count, pause_at, epochs)
-
-
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
 
 
 @contextmanager
@@ -294,20 +286,14 @@ def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: boo
 @pytest.mark.parametrize(
     "given",
     [
-        {"endpoint": "inproc://here"},
-        {"endpoint": "127.0.0.1:80"},
-        {"senders": 0},
-        {"high_water_mark": 0},
-        {"senders": 2, "bind": False},
-        {"limit_bytes": "much"},
+        *({"endpoint": "inproc://here"}, {"endpoint": "127.0.0.1:80"}, {"senders": 0}),
+        *({"high_water_mark": 0}, {"senders": 2, "bind": False}, {"limit_bytes": "much"}),
     ],
+    ids=str,
 )
 def test_arguments_that_are_not_valid_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         FrameReceiver(**{"endpoint": ANY_PORT, **given})
-
-
-@pytest.mark.parametrize("name", ["", "x" * 257])
-def test_a_name_that_no_receiver_takes_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="1 to 256"):
-        send_batches(numbers(1), ANY_PORT, name=name)
+    for name in ("", "x" * 257):
+        with pytest.raises(UsageError, match="1 to 256"):
+            send_batches(numbers(1), ANY_PORT, name=name)
