@@ -108,6 +108,9 @@ class Identity:
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
+CHANGED = "changed while it was read; stop other programs from writing to it, and start again"
+
+
 class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
     """A regular file open for reading by offset. Neither copyable nor picklable, not thread-safe.
 
@@ -159,10 +162,7 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
             return None
 
     def _changed(self) -> SourceDamaged:
-        return SourceDamaged(
-            "changed while it was read; stop other programs from writing to it, and start again",
-            path=self.path,
-        )
+        return SourceDamaged(CHANGED, path=self.path)
 
 
 READ_BYTES = 1 << 18  # fits the CPU's cache; one buffer for all reads avoids page faults

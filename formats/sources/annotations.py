@@ -64,12 +64,12 @@ class GroundTruth:
         labels = set(by_authority.values())
         label = labels.pop() if len(labels) == 1 else None
         if label is None:
-            said = ", ".join(f"{name} says {self._class(label)}" for name, label in by_authority.items())
+            said = ", ".join(
+                f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
+                for name, one in by_authority.items()
+            )
             raise LabelConflict(f"{said}; remove what is wrong", key=image)
         return label
-
-    def _class(self, label: int | None) -> str:
-        return "nothing" if label is None else f"{self.space.classes[label].name} ({label})"
 
 
 def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:

@@ -87,7 +87,17 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
         if (name := _split_of(instances)) in of_split:
             raise UsageError(f"is a second file of the split {name}; choose one with --coco", path=instances)
         of_split[name] = CocoSplit(instances, images)
-    of_split = of_split or _beside_images(path, split)
+    if not of_split:  # beside the images, as Roboflow has them
+        folders = {name: path / folder for name, folder in split_folders(path).items()}
+        beside = {name: CocoSplit(each / BESIDE, each) for name, each in folders.items()}
+        if not any(one.instances.is_file() for one in beside.values()):
+            beside = {split or "train": CocoSplit(path / BESIDE, path)}
+        of_split = {name: one for name, one in beside.items() if one.instances.is_file()}
+        if of_split and (without := beside.keys() - of_split.keys()):
+            raise UsageError(
+                f"lacks {BESIDE}, which other splits have; add it, or move the folder away",
+                path=beside[min(without, key=SPLITS.index)].images,
+            )
     return CocoFolder(path, of_split, options) if of_split else None
 
 
@@ -99,6 +109,8 @@ class CocoFolder(Source):
     y_max as fractions of the image), ``box_labels``, its category as a number of the classes of ``objects``,
     ``crowd``, and ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
     """
+
+    TAKES = ("coco",)
 
     root: Path
     of_split: Mapping[str, CocoSplit]
@@ -178,22 +190,6 @@ def refuse_coco_file(path: Path) -> None:
         f"has COCO's annotations; give the folder of their images: prep convert {join(map(str, words))}",
         path=path,
     )
-
-
-def _beside_images(path: Path, split: str | None) -> dict[str, CocoSplit]:
-    """Return the splits of a folder with instances beside the images, as Roboflow has them."""
-    folders = {name: path / folder for name, folder in split_folders(path).items()}
-    if not any((folder / BESIDE).is_file() for folder in folders.values()):
-        folders = {split or "train": path}
-    elif without := next((each for each in folders.values() if not (each / BESIDE).is_file()), None):
-        raise UsageError(
-            f"lacks {BESIDE}, which other splits have; add it, or move the folder away", path=without
-        )
-    return {
-        name: CocoSplit(folder / BESIDE, folder)
-        for name, folder in folders.items()
-        if (folder / BESIDE).is_file()
-    }
 
 
 def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | None:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import permutation
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
@@ -24,6 +23,7 @@ from shardprep.formats.sources.source import (
     Listing,
     OpeningReader,
     Source,
+    boxes_by_key,
     entry_dtype,
 )
 
@@ -88,13 +88,7 @@ class ConvertedDataset(Source):
         rows = checked_boxes(folder, manifest)
         if rows is None:
             return None
-        keys = checked_index(folder, manifest)["key"]
-        names = [each.name for each in manifest.labels.classes]
-        ordered = rows[np.argsort(keys[rows["record"]], kind="stable")].tolist()
-        return (
-            Box(keys[record].decode(), "" if label == UNLABELLED else names[label], *sides)
-            for record, label, *sides in ordered
-        )
+        return boxes_by_key(rows, checked_index(folder, manifest)["key"], manifest.labels)
 
 
 @dataclass

@@ -164,8 +164,19 @@ class Devkit:
 
 def read_devkit(path: Path) -> Devkit:
     """Read the devkit from its archive, gunzipped or not, or its folder. Raises SourceDamaged, OSError."""
+    files: dict[str, bytes] = {}
     with foreign_file(path, f"download {FORMS[0]} again"):
-        files = _files_of(path)
+        if path.is_dir():
+            there = [name for name in (META, GROUND_TRUTH) if (path / name).exists()]
+            files = {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in there}
+        elif path.stat().st_size > MAX_DEVKIT_BYTES:
+            raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
+        else:
+            with GzipStream(path, MAX_DEVKIT_BYTES) if path.suffix == ".gz" else ArchiveFile(path) as archive:
+                for member in walk(archive.read_at, archive=str(path), end=archive.end):
+                    name = "/".join(PurePosixPath(member.name).parts[-2:])
+                    if name in (META, GROUND_TRUTH):
+                        files[name] = archive.read_at(member.size, member.offset)
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
@@ -182,22 +193,6 @@ def read_devkit(path: Path) -> Devkit:
         )
         images = {wnid: _integer(leaf, "num_train_images") for wnid, leaf in of_wnid.items()}
     return Devkit(classes, images, tuple(map(int, truth)))
-
-
-def _files_of(path: Path) -> dict[str, bytes]:
-    if path.is_dir():
-        there = [name for name in (META, GROUND_TRUTH) if (path / name).exists()]
-        return {name: read_small_file(path / name, MAX_DEVKIT_BYTES) for name in there}
-    if path.stat().st_size > MAX_DEVKIT_BYTES:
-        raise SourceDamaged(f"has more than {MAX_DEVKIT_BYTES} bytes; it is not the devkit", path=path)
-    files: dict[str, bytes] = {}
-    opened = GzipStream(path, MAX_DEVKIT_BYTES) if path.suffix == ".gz" else ArchiveFile(path)
-    with opened as archive:
-        for member in walk(archive.read_at, archive=str(path), end=archive.end):
-            name = "/".join(PurePosixPath(member.name).parts[-2:])
-            if name in (META, GROUND_TRUTH):
-                files[name] = archive.read_at(member.size, member.offset)
-    return files
 
 
 def _leaves(meta: bytes) -> list[dict[str, Value]]:

@@ -109,13 +109,14 @@ class SplitImages:
 class ListedSource(Source):
     """A source of images below ``root`` that the rows of tables list.
 
-    ``ADVICE`` says what to do about a row that is wrong, and ``KEPT`` which options the manifest keeps. In a
-    list each image has a label, and files may be missing.
+    ``ADVICE`` says what to do about a row that is wrong, and ``KEPT`` which other options the manifest keeps.
+    In a list each image has a label, and files may be missing.
     """
 
     LAYOUT: ClassVar[str]
     ADVICE: ClassVar[str]
     KEPT: ClassVar[tuple[str, ...]]
+    TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
     is_list: ClassVar[bool] = False
 
     root: Path
@@ -172,7 +173,7 @@ class ListedSource(Source):
                 *([left_out] if table.left_out else []),
                 *(() if self.is_list else other_folders_note(self.root, self.folders)),
             ),
-            options=self.source_options.kept(*self.KEPT),
+            options=self.source_options.kept(*self.KEPT, *ListedSource.TAKES),
             schema=Schema(found.fields),
         )
 
@@ -280,6 +281,22 @@ class ListedImages:
         walk = FolderWalk(self._source.root, options.follow_symlinks, self.problems, one.ignored)
         return walk.is_left_out(FoundFile(place, status.st_size, mtime_of(status)))
 
+    def table(
+        self, file: ArchiveFile, form: TableForm, path: str, label: str | None, split: str | None
+    ) -> ListedTable:
+        """Return a table with these columns and those of the kinds; all others are left out."""
+        names, used = form.names, (path, label, split, *self.kinds)
+        return ListedTable(
+            file.path,
+            file.identity,
+            form,
+            names.index(path),
+            None if label is None else names.index(label),
+            None if split is None else names.index(split),
+            tuple(map(names.index, self.kinds)),
+            dict.fromkeys(name for name in names if name and name not in used),
+        )
+
     def finish(self) -> None:
         """Set the fields, the label space, and the entries with the labels in it.
 
@@ -344,7 +361,8 @@ class LabelledList(ListedSource):
 
     LAYOUT = "image-list"
     ADVICE = "correct the list"
-    KEPT = ("follow_symlinks", "skip_non_images", "path_column", "label_column", "columns")
+    KEPT = ("follow_symlinks", "skip_non_images")
+    TAKES = ("root", *ListedSource.TAKES)
     is_list = True
 
     path: Path
@@ -390,18 +408,8 @@ class LabelledList(ListedSource):
         taken = [name for name in dict.fromkeys((path, label, split, *found.kinds)) if name]
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
-        left_out = [] if is_json else [name for name in names if name and name not in taken]
-        names = tuple(taken) if is_json else names
-        return ListedTable(
-            file.path,
-            file.identity,
-            TableForm(names, form.delimiter, is_open=is_json),
-            names.index(path),
-            names.index(label),
-            names.index(split) if split else None,
-            tuple(names.index(header) for header in found.kinds),
-            dict.fromkeys(left_out),
-        )
+        form = TableForm(tuple(taken) if is_json else names, form.delimiter, is_open=is_json)
+        return found.table(file, form, path, label, split)
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
         path, names, split = row.cells[table.path_at], table.form.names, self.split
@@ -422,8 +430,8 @@ class LabelledList(ListedSource):
         return split, place, place
 
 
-def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str]:
-    """Return the names of the columns of paths, of labels, and of splits, "" if there is none.
+def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str | None]:
+    """Return the names of the columns of paths, of labels, and of splits, None if there is none.
 
     A column of splits that is chosen as a column of values is none.
     """
@@ -442,7 +450,7 @@ def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, st
         used.append(found)
     taken = {*used, *(choice.origin for choice in options.column_choices)}
     splits = (name for name in names if name.lower() == SPLIT_COLUMN and name not in taken)
-    return used[0], used[1], next(splits, "")
+    return used[0], used[1], next(splits, None)
 
 
 TABLES = ("metadata.csv", "metadata.jsonl")
@@ -493,7 +501,7 @@ class MetadataFolder(ListedSource):
 
     LAYOUT = "metadata"
     ADVICE = "correct the table"
-    KEPT = ("follow_symlinks", "path_column", "label_column", "columns")
+    KEPT = ("follow_symlinks",)
 
     places: Mapping[str, str]
     tables: Mapping[str, Path]
@@ -540,10 +548,9 @@ class MetadataFolder(ListedSource):
             )
         if label is None:
             label = next((name for name in LABEL_NAMES if name in names), None)
-        split_at = self._split_column(form, file)
-        if split_at is not None:
+        if split := self._split_column(form, file):
             found.images.clear()  # each split comes with its first row
-        used = [path, label or path, *([names[split_at]] if split_at is not None else [])]
+        used = [name for name in (path, label, split) if name is not None]
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
         of_header = {kind.header: kind for kind in kinds.values()}
         found.kinds = found.kinds or of_header
@@ -551,19 +558,10 @@ class MetadataFolder(ListedSource):
             raise ValueError(
                 "has different columns from the table of another split; give all tables the same columns"
             )
-        return ListedTable(
-            file.path,
-            file.identity,
-            form,
-            names.index(path),
-            None if label is None else names.index(label),
-            split_at,
-            tuple(names.index(header) for header in found.kinds),
-            dict.fromkeys(name for name in names if name not in used and name not in of_header),
-        )
+        return found.table(file, form, path, label, split)
 
-    def _split_column(self, form: TableForm, file: ArchiveFile) -> int | None:
-        """Return the place of a column that says the split of each row; None without one.
+    def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
+        """Return the name of a column that says the split of each row; None without one.
 
         Where splits have folders, or the column is chosen as one of values, or has other values, it is none.
         """
@@ -573,7 +571,8 @@ class MetadataFolder(ListedSource):
             return None
         with suppress(ValueError):  # it is said when the rows are read
             rows = form.rows(Lines(file, form.limit))
-            return at if all(isinstance(row, ValueError) or split_of(row.cells[at]) for row in rows) else None
+            if all(isinstance(row, ValueError) or split_of(row.cells[at]) for row in rows):
+                return form.names[at]
         return None
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,12 +79,8 @@ def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
                 continue
         partners.append(name)
     if partners:
-        command = f"prep convert {shlex.quote(str(source))} OUTPUT"
-        raise UsageError(
-            f"holds {images} and their annotations, not classes; "
-            f"{_advice(folder, images, partners, command)}",
-            path=folder,
-        )
+        advice = _advice(folder, images, partners, f"prep convert {shlex.quote(str(source))} OUTPUT")
+        raise UsageError(f"holds {images} and their annotations, not classes; {advice}", path=folder)
 
 
 def _advice(folder: Path, images: str, partners: Sequence[str], command: str) -> str:
@@ -119,8 +116,7 @@ def images_among(names: Iterable[str]) -> str | None:
     return next((by_lower[name] for name in IMAGE_FOLDERS if name in by_lower), None)
 
 
-@dataclass(frozen=True)
-class PairedSplit:
+class PairedSplit(NamedTuple):
     """The folder of a split's images, and for each column the folder of its images, all absolute."""
 
     images: Path
@@ -184,6 +180,8 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
 class PairedFolders(Source):
     """Images below folders, each with a partner of the same path but for its extension in every pair."""
 
+    TAKES = ("pairs",)
+
     root: Path
     of_split: Mapping[str, PairedSplit]
     source_options: SourceOptions
@@ -194,11 +192,8 @@ class PairedFolders(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(
-            folder.resolve()
-            for one in self.of_split.values()
-            for folder in (one.images, *one.partners.values())
-        )
+        every = ((one.images, *one.partners.values()) for one in self.of_split.values())
+        return tuple(folder.resolve() for folders in every for folder in folders)
 
     @property
     def description(self) -> str:

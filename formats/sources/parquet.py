@@ -650,16 +650,15 @@ class RowContents(RecordContents):
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
-                self.append(key, self._label(label), length=length, offset=row)
-
-    def _label(self, label: int | str | bytes | None) -> int:
-        if label is None:
-            return UNLABELLED
-        if isinstance(label, str | bytes):
-            return self.classes.add_text(label)
-        if self._layout.classes and label >= len(self._layout.classes):
-            raise ValueError(f"has the label {label}, but there are {len(self._layout.classes)} classes")
-        return self.classes.add(label)
+                if isinstance(label, str | bytes):
+                    label = self.classes.add_text(label)
+                elif label is None:
+                    label = UNLABELLED
+                elif layout.classes and label >= len(layout.classes):
+                    raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
+                else:
+                    label = self.classes.add(label)
+                self.append(key, label, length=length, offset=row)
 
 
 def _images(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
-from shardprep.formats.sources.coco import CocoFolder, coco_folder
+from shardprep.formats.sources.coco import coco_folder
 from shardprep.formats.sources.converted import converted_dataset, held_out
 from shardprep.formats.sources.ilsvrc import (
     IlsvrcSource,
@@ -23,13 +23,13 @@ from shardprep.formats.sources.ilsvrc import (
     single_tar,
     tree,
 )
-from shardprep.formats.sources.lists import LabelledList, MetadataFolder, labelled_list, metadata_folder
-from shardprep.formats.sources.pairs import PairedFolders, paired_folders
+from shardprep.formats.sources.lists import labelled_list, metadata_folder
+from shardprep.formats.sources.pairs import paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
 from shardprep.formats.sources.record_files import RecordSource
 from shardprep.formats.sources.source import SPLITS, Box, Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, TensorpackLmdb, tensorpack_lmdb
+from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location
@@ -39,17 +39,6 @@ RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | N
     tfrecord,
     parquet,
 )
-_OF_RECORDS = ("image_column", "label_column")
-_OF_TABLES = ("path_column", "label_column", "columns")
-_TAKEN: dict[type[Source], tuple[str, ...]] = {
-    CocoFolder: ("coco",),
-    PairedFolders: ("pairs",),
-    MetadataFolder: _OF_TABLES,
-    LabelledList: ("root", *_OF_TABLES),
-    **dict.fromkeys((WebDataset, TfRecord, ParquetRows, TensorpackLmdb), _OF_RECORDS),
-}
-"""The options that each kind of source takes, of those that not all of them do."""
-
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
@@ -64,14 +53,6 @@ _UNKNOWN_SOURCE = (
     "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )
-
-
-def merged(sources: Sequence[IlsvrcSource]) -> Source:
-    """Return a source with each split from the first source that has it."""
-    members = {split: source for source in reversed(sources) for split in source.splits}
-    if len(members) == len(sources[0].splits):
-        return sources[0]
-    return MixedSource({split: members[split] for split in SPLITS if split in members})
 
 
 @dataclass(frozen=True)
@@ -164,7 +145,13 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
             source = _only(records, "holds {}; give a folder or a file of one of them", path)
     if source is None:
         official = _official(path, options, check_md5)
-        source = merged(official) if official else tensorpack_lmdb(path, split or "train", options)
+        members = {split: each for each in reversed(official) for split in each.splits}
+        if not official:
+            source = tensorpack_lmdb(path, split or "train", options)
+        elif len(members) == len(official[0].splits):
+            source = official[0]
+        else:
+            source = MixedSource({split: members[split] for split in SPLITS if split in members})
     if source is None and is_folder:
         source = class_folders(path, split or "train", options)
     source = source or labelled_list(path, split, options)
@@ -175,9 +162,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
 
 def _refuse_others(options: SourceOptions, source: Source) -> None:
     """Raise UsageError for options that the source does not take."""
-    taken = _TAKEN.get(type(source), ())
     every = options.given("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
-    refused = [name for name in every if name not in taken]
+    refused = [name for name in every if name not in source.TAKES]
     if refused == ["image_column"]:
         raise UsageError(
             "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "

@@ -25,8 +25,7 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, foreign_file
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.files import CHANGED, ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
@@ -236,11 +235,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     def changed(self, entry: np.void) -> SourceDamaged:
         """Return the error for a record that is not the one that was listed."""
-        return SourceDamaged(
-            "changed while it was read; stop other programs from writing to it, and start again",
-            path=self.where(entry),
-            key=entry["key"].decode(),
-        )
+        return SourceDamaged(CHANGED, path=self.where(entry), key=entry["key"].decode())
 
 
 OTHER_FILES = "other files"
@@ -356,6 +351,7 @@ class RecordSource(Source):
     """Records in files; a label is the same in all splits, and so are the classes."""
 
     LAYOUT: ClassVar[str]
+    TAKES = ("image_column", "label_column")
 
     files: SplitFiles
     source_options: SourceOptions
@@ -370,7 +366,8 @@ class RecordSource(Source):
 
     @property
     def description(self) -> str:
-        files = (f"{split} in {count_of(len(names), 'file')}" for split, names in self.files.of_split.items())
+        counts = {split: len(files) for split, files in self.files.of_split.items()}
+        files = (f"{split} in {count} file{'' if count == 1 else 's'}" for split, count in counts.items())
         return f"{self.LAYOUT}: {', '.join(files)}"
 
     @property
@@ -398,7 +395,7 @@ class RecordSource(Source):
             shortfall=shortfall,
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},
-            options=self.source_options.kept("follow_symlinks", "image_column", "label_column"),
+            options=self.source_options.kept("follow_symlinks", *self.TAKES),
             schema=found.schema,
             has_images=found.has_images,
         )

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -337,8 +337,20 @@ class Box:
     y_max: float
 
 
+def boxes_by_key(
+    rows: npt.NDArray[np.void], keys: npt.NDArray[np.bytes_], labels: LabelSpace
+) -> Iterator[Box]:
+    """Yield the boxes in rows of ``record``, ``label`` and sides, by the keys of their records."""
+    names = [each.name for each in labels.classes]
+    ordered = rows[np.argsort(keys[rows["record"]], kind="stable")].tolist()
+    for record, label, *sides in ordered:
+        yield Box(keys[record].decode(), names[label] if 0 <= label < len(names) else "", *sides)
+
+
 class Source(ABC):
-    """A dataset to convert: official archives, an extracted tree, class folders, or an LMDB."""
+    """A dataset to convert; ``TAKES`` are the options that it takes of those that not all sources do."""
+
+    TAKES: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod

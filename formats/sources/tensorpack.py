@@ -84,6 +84,8 @@ class TensorpackLmdb(Source):
     record's key is the file's, with leading zeros if others have more digits.
     """
 
+    TAKES = ("image_column", "label_column")
+
     path: Path
     split: str
     source_options: SourceOptions
@@ -104,7 +106,7 @@ class TensorpackLmdb(Source):
                 contents.add(key, value)
         entries = contents.entries()
         expected, shortfall = contents.completeness(entries)
-        form, options = contents.form, self.source_options.kept("image_column", "label_column")
+        form, options = contents.form, self.source_options.kept(*self.TAKES)
         return Listing(
             split,
             LAYOUT,

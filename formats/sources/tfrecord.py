@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -34,7 +34,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Box, SourceOptions
+from shardprep.formats.sources.source import Box, SourceOptions, boxes_by_key
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
@@ -321,7 +321,7 @@ SIDES = ("xmin", "ymin", "xmax", "ymax")
 BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in SIDES)
 BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
-BOX = np.dtype([(name, "<i8") for name in ("row", "label")] + [(side, "<f8") for side in SIDES])
+BOX = np.dtype([(name, "<i8") for name in ("record", "label")] + [(side, "<f8") for side in SIDES])
 MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
 T = TypeVar("T")
 Example = tuple[Features, Mapping[str, Feature]]
@@ -395,13 +395,7 @@ class TfRecord(RecordSource):
         found = self.scanned[split]
         if found.boxes is None:
             return None
-        names = [each.name for each in self.classes.space().classes]
-        keys = found.entries["key"]
-        rows = found.boxes[np.argsort(keys[found.boxes["row"]], kind="stable")].tolist()
-        return (
-            Box(keys[row].decode(), names[label] if 0 <= label < len(names) else "", *sides)
-            for row, label, *sides in rows
-        )
+        return boxes_by_key(found.boxes, found.entries["key"], self.classes.space())
 
 
 @dataclass(frozen=True)
@@ -572,6 +566,8 @@ class ExampleContents(RecordContents):
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
+        if self._dialect.boxes and self._records:
+            self.boxes = self._boxes.finish()
         fields = []
         for name, column in sorted(self._columns.items()):
             kinds = _SINGLE if column.records == self._records else _LISTS
@@ -580,12 +576,6 @@ class ExampleContents(RecordContents):
 
     def reader(self) -> ExampleReader:
         return ExampleReader(self.top, self.schema, self._dialect)
-
-    def scan(self, names: Iterable[str]) -> Self:
-        super().scan(names)
-        if self._dialect.boxes and self._records:
-            self.boxes = self._boxes.finish()
-        return self
 
 
 def _text_in(feature: Feature) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import OPEN_FLAGS, open_below, open_folder, open_folder_below
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, open_below, open_folder, open_folder_below
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
@@ -284,7 +284,4 @@ class TreeReader(OpeningReader[Descriptor]):
             raise self._changed(entry)
 
     def _changed(self, entry: np.void) -> SourceDamaged:
-        return SourceDamaged(
-            "changed while it was read; stop other programs from writing to it, and start again",
-            path=self.where(entry),
-        )
+        return SourceDamaged(CHANGED, path=self.where(entry))
