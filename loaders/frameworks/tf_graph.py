@@ -143,7 +143,6 @@ def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None
         return shaped([tf.identity(tensor) for tensor in tensors], specs)
 
 
-BATCH = int(Status.BATCH)
 PERMIT = np.uint8(0)
 
 _numbers = itertools.count(1)
@@ -310,7 +309,7 @@ class SessionStage(OperatedSink):
         with tf.device("CPU:0"):
             status = tf.compat.v1.placeholder(tf.uint8, [])
         with tf.control_dependencies([staged]):
-            stage = area.tokens.enqueue(tf.constant(BATCH, tf.uint8))
+            stage = area.tokens.enqueue(tf.constant(int(Status.BATCH), tf.uint8))
         self._made = {
             "permit": (area.permits.enqueue(PERMIT), []),
             "room": (area.permits.dequeue(), []),

@@ -24,8 +24,6 @@ from shardprep.loaders.loader.stats import (
 
 STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
 SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
-STAGES = {"StagingInput": "staging"}
-QUEUE = "TensorFlow queue"
 COUNTS = ("fed", "batches", "timed", "epochs")
 SECONDS = ("starved_seconds", "blocked_seconds", "elapsed", "waited", "fetching", "converting")
 MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
@@ -34,7 +32,7 @@ PARTS = ("source", "loader", "upstream")  # of InputStats: about the source
 
 def stage_of(stats: InputStats) -> str:
     """The name of an input as a stage."""
-    return STAGES.get(stats.name, QUEUE)
+    return "staging" if stats.name == "StagingInput" else "TensorFlow queue"
 
 
 def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:

@@ -79,15 +79,6 @@ def _json_bytes(value: Any) -> bytes:
         raise UsageError(f"a list of JSON values has one that is none: {error}") from error
 
 
-OF_ITEMS: dict[str, Callable[[list[bytes]], list[Any]]] = {
-    "bytes": lambda items: items,
-    "text": lambda items: [item.decode() for item in items],
-    "json": lambda items: JsonValues(
-        json.loads(item.decode(), parse_constant=_no_constant) for item in items
-    ),
-}
-
-
 def checked_list(count: Any, rest: Mapping[Any, Any]) -> Callable[[Raw], list[Any]]:
     """Return the function that decodes a list from its buffer, by its description. Raises FrameDamaged."""
     if is_count(count):
@@ -112,7 +103,9 @@ def _unpacked_items(raw: Raw, count: int, of: str) -> list[Any]:
     starts = [table.nbytes, *ends]
     items = [raw[a:b].tobytes() for a, b in zip(starts, ends, strict=False)]
     try:
-        return OF_ITEMS[of](items)
+        texts = items if of == "bytes" else [item.decode() for item in items]
+        parsed = (json.loads(text, parse_constant=_no_constant) for text in texts)
+        return JsonValues(parsed) if of == "json" else texts
     except (ValueError, RecursionError) as error:
         raise FrameDamaged(f"a frame has a list of {of} with an item that is none: {error}") from None
 

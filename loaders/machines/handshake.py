@@ -169,28 +169,22 @@ def mechanism_of(endpoint: str) -> str:
     Returns "" where no ZeroMQ greeting arrives within some seconds. Sends no mechanism: a receiver with
     another one would close the connection, perhaps before its own greeting.
     """
-    greeting = b""
-    with suppress(OSError), _connected(endpoint) as connection:
-        connection.sendall(SIGNATURE + COMMAND_VERSION)
-        while len(greeting) < MECHANISM.stop and (received := connection.recv(GREETING_BYTES)):
-            greeting += received
+    greeting, (kind, _, place) = b"", endpoint.partition("://")
+    with suppress(OSError):
+        if kind == "tcp":
+            address = host_of(endpoint), int(place.rpartition(":")[2])
+            connection = socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
+        else:
+            connection = socket.socket(socket.AF_UNIX)
+        with connection:
+            if kind == "ipc":
+                connection.settimeout(HANDSHAKE_TIMEOUT_S)
+                connection.connect(place)
+            connection.sendall(SIGNATURE + COMMAND_VERSION)
+            while len(greeting) < MECHANISM.stop and (received := connection.recv(GREETING_BYTES)):
+                greeting += received
     name = greeting[MECHANISM].rstrip(b"\0") if greeting[:1] == SIGNATURE[:1] else b""
     return name.decode("ascii", "replace")
-
-
-def _connected(endpoint: str) -> socket.socket:
-    kind, _, place = endpoint.partition("://")
-    if kind == "tcp":
-        address = host_of(endpoint), int(place.rpartition(":")[2])
-        return socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(HANDSHAKE_TIMEOUT_S)
-    try:
-        connection.connect(place)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 class NotAdmitted(OperationError):

@@ -84,9 +84,6 @@ class Security(Protocol):
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set a socket up before it binds or connects. Other sockets end when the context is terminated."""
 
-    def note_event(self, event: int, value: int) -> None:
-        """Handle an event of the socket, with its connection's number or its error. Called in order."""
-
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
     """Return one endpoint or several as a tuple. Raises UsageError where there is none."""
@@ -248,10 +245,8 @@ class FrameSocket(Owned):
         if self._waiting or self._events:
             return True
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        if other is not None:
-            poller.register(other, zmq.POLLIN)
+        for each in (self._socket, self._monitor, *([] if other is None else [other])):
+            poller.register(each, zmq.POLLIN)
         ready = [one for one, _ in poller.poll(max(0, int(seconds * 1000)))]
         if self._monitor in ready:
             ready.remove(self._monitor)

@@ -1,5 +1,2 @@
 from .bench import measure as measure
-from .progress_bar import (
-    tracing as tracing,
-    watched as watched,
-)
+from .progress_bar import tracing as tracing, watched as watched

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
@@ -199,13 +198,9 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
 def _remove(folder: Path) -> None:
     """Remove the folder; SIGINT and SIGTERM, which only the main thread receives, are delayed until then."""
     held: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        held.append(number)
-
     in_main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and callable(signal.getsignal(n))]
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in numbers}
     try:
         if folder.exists():
             shutil.rmtree(folder)
