@@ -1,8 +1,12 @@
-"""Batches of records: shapes, dtypes, alignment, remainders, and records of different form."""
+"""Batches of records that fit together or not, and the slots of shared memory that they lie in."""
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,8 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import FakeData, Flow
 from shardprep.loaders.batches.passes import Passes
+from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
+from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
 from shardprep.loaders.batches.stack import Batches
 
 WRONG: dict[str, tuple[list[Any], str]] = {
@@ -52,3 +58,100 @@ def test_keras_is_named_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatc
 def test_an_empty_source_cannot_be_peeked_at() -> None:
     with pytest.raises(UsageError, match="give a signature"):
         Passes([]).peek()
+
+
+def ring_of(count: int) -> SlotRing:
+    return SlotRing(SlotLayout(4, (SlotField("a", (3,), np.int64), SlotField("b", (), np.uint8))), count)
+
+
+def ignore_return() -> None:
+    """The callback for returned slots; does nothing."""
+
+
+def test_a_slot_returns_when_the_last_view_of_its_arrays_is_dropped() -> None:
+    ring, bell = ring_of(2), []
+    arrays = ring.layout.arrays(ring.lend(1, lambda: bell.append("rung")), 4)
+
+    row = arrays["a"][2:]
+    arrays.clear()
+    view = memoryview(row)
+    del row
+    assert not ring.returned
+    del view
+
+    assert list(ring.returned) == [1]
+    assert bell == ["rung"]
+
+
+def test_arrays_stay_readable_after_the_ring_is_closed_and_gone() -> None:
+    ring = ring_of(2)
+    held = ring.layout.arrays(ring.lend(0, ignore_return), 4)["a"]
+    held[:] = 7
+
+    ring.close()
+    ring.close()
+    del ring
+    gc.collect()
+
+    assert (held == 7).all()
+
+
+def test_holding_more_than_the_ring_allows_gives_one_warning() -> None:
+    ring = ring_of(4)
+    held = [ring.lend(slot, ignore_return) for slot in range(2) if ring.may_keep(slot)]
+
+    with pytest.warns(SlotsHeld, match="raise `slots`"):
+        assert not ring.may_keep(2)
+    assert not ring.may_keep(3)
+
+    assert ring.copied == 2
+    assert len(held) == 2
+
+
+def test_memory_that_the_system_refuses_is_the_same_error(tmp_path: Path) -> None:
+    script = tmp_path / "limited.py"
+    script.write_text(
+        "import resource, signal, sys\n"
+        "from shardprep.formats.errors import OperationError\n"
+        "from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "try:\n    SlotRing(SlotLayout(4, (SlotField('a', (1 << 20,), 'u1'),)), 4)\n"
+        "except OperationError as error:\n    sys.exit(7 if 'batch_size' in str(error) else 8)\n"
+    )
+
+    assert subprocess.run([sys.executable, script], check=False).returncode == 7
+
+
+def test_without_memfd_a_file_without_a_name_serves_as_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    ring = ring_of(2)
+    ring.memory(1)[:] = 5
+
+    assert (ring.memory(1) == 5).all()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_field_of_objects_or_two_of_one_name_or_no_rows_cannot_be_meant() -> None:
+    with pytest.raises(UsageError, match="objects"):
+        SlotField("a", (), object)
+    with pytest.raises(UsageError, match="same name"):
+        SlotLayout(1, (SlotField("a", (), "u1"), SlotField("a", (), "i8")))
+    with pytest.raises(UsageError, match="0 rows"):
+        SlotLayout(0, ())
+
+
+def test_memory_comes_back_when_it_is_dropped() -> None:
+    recycled = MemoryPool()
+    first = recycled(MIN_RECYCLED_BYTES)
+    where = first.ctypes.data
+    assert where % ALIGNMENT == 0
+    assert first.flags.writeable
+    del first
+
+    assert recycled(MIN_RECYCLED_BYTES).ctypes.data == where

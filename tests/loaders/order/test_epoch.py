@@ -1,9 +1,11 @@
-"""One epoch: plans without a batch, and states that are of no epoch of a plan."""
+"""Epochs of a plan, and the sources of its rank and world size: what is refused."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import LocalShuffle
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
+from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 from support.sampling import torture_except
 
 SHARDS = (13, 5, 0, 20, 2)
@@ -100,3 +103,130 @@ print(peak() - before)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert float(done.stdout) < 50
+
+
+LIGHTNING = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "NODE_RANK": "0"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"}
+CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
+
+
+def tf_config(kind, index, cluster=CLUSTER):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        (STEP, (5, 8)),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, (5, 6)),
+        (STEP | {"RANK": "0", "WORLD_SIZE": "2"}, (0, 2)),
+        (LIGHTNING, (1, 4)),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (0, 2)),
+        (LIGHTNING | {"NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4)),
+        (LIGHTNING | {"RANK": "2"}, (2, 4)),
+        ({"LOCAL_RANK": "1"}, (0, 1)),
+        (tf_config("chief", 0), (0, 3)),
+        (tf_config("worker", 1), (2, 3)),
+        (tf_config("worker", 1, {"worker": ["b:1", "c:1"]}), (1, 2)),
+        (tf_config("evaluator", 0), (0, 1)),
+        (tf_config("worker", 0, {}), (0, 1)),
+        ({"TF_CONFIG": ""}, (0, 1)),
+        ({"TF_CONFIG": "{}"}, (0, 1)),
+    ],
+)
+def test_every_launcher_is_understood(environ, expected):
+    assert rank_and_world_size(environ=environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "2"}, "RANK is not"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be from 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE must be at least 1"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number, not 'two'"),
+        (LIGHTNING | {"LOCAL_RANK": "4"}, "LOCAL_RANK must be from 0 to 3"),
+        (LIGHTNING | {"NODE_RANK": "1"}, "NODE_RANK=1, LOCAL_RANK=1 and WORLD_SIZE=4 .* LOCAL_WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
+        ({"SLURM_STEP_ID": "1", "SLURM_PROCID": "0"}, "SLURM_NTASKS is not"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG"),
+        ({"TF_CONFIG": "[]"}, "TF_CONFIG"),
+        ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "TF_CONFIG"),
+        (tf_config("worker", 2), "TF_CONFIG has the task worker 2 in a cluster of 2"),
+        (tf_config("worker", "1"), "TF_CONFIG"),
+        (tf_config("ps", 0), "TF_CONFIG has the task type 'ps'"),
+        (tf_config(None, 0), "TF_CONFIG"),
+    ],
+)
+def test_a_half_given_or_senseless_value_names_its_variable(environ, named):
+    with pytest.raises(UsageError, match=named):
+        rank_and_world_size(environ=environ)
+
+
+@pytest.fixture
+def initialised(monkeypatch):
+    """Put initialised frameworks where the real ones are when they are imported."""
+
+    def initialise(torch=None, jax=None):
+        group = SimpleNamespace(
+            is_available=lambda: True,
+            is_initialized=lambda: torch is not None,
+            get_rank=lambda: torch[0],
+            get_world_size=lambda: torch[1],
+        )
+        monkeypatch.setitem(sys.modules, "torch.distributed", group)
+        processes = SimpleNamespace(
+            distributed=SimpleNamespace(is_initialized=lambda: jax is not None),
+            process_index=lambda: jax[0],
+            process_count=lambda: jax[1],
+        )
+        monkeypatch.setitem(sys.modules, "jax", processes)
+
+    return initialise
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "1", "WORLD_SIZE": "2"}, STEP | {"SLURM_NTASKS": "2"}])
+def test_a_launcher_that_starts_one_process_per_machine_does_not_contradict_its_ranks(initialised, environ):
+    environ = environ | {"SLURM_PROCID": "1"}
+    initialised(torch=(5, 8))
+
+    assert rank_and_world_size(environ=environ) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4"}, "RANK and WORLD_SIZE says rank 2 of 4"),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, "rank 3 of 8"),
+        ({"RANK": "2", "WORLD_SIZE": "3"}, "rank 2 of 3"),
+        (STEP, "SLURM_PROCID and SLURM_NTASKS says rank 5 of 8"),
+    ],
+)
+def test_a_framework_and_an_environment_that_contradict_each_other_are_an_error(initialised, environ, said):
+    initialised(torch=(3, 4))
+
+    with pytest.raises(UsageError, match=f"torch.distributed says rank 3 of 4, but .*{said}: give .* rank="):
+        rank_and_world_size(environ=environ)
+
+
+def test_two_frameworks_that_contradict_each_other_are_an_error(initialised):
+    initialised(torch=(3, 4), jax=(1, 2))
+
+    with pytest.raises(
+        UsageError, match=r"torch\.distributed says rank 3 of 4, but jax\.distributed says rank 1"
+    ):
+        rank_and_world_size(environ={})
+
+
+def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_another(initialised):
+    initialised(torch=(1, 2))
+
+    refuse_other_rank(1, 2)
+    with pytest.raises(
+        UsageError, match=r"torch\.distributed says rank 1 of 2, but the Loader, .*rank 0 of 1"
+    ):
+        refuse_other_rank(0, 1)

@@ -1,4 +1,4 @@
-"""Transforms: the crops they draw, the pixels they write, and what decodes them."""
+"""Transforms: the crops they draw, the pixels they write, what decodes them, and long images."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import require_opencv
+from shardprep.formats.records.record import Record
 from shardprep.loaders.order.rng import record_rng
 from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, random_crop
 from shardprep.loaders.transforms.contract import (
@@ -256,3 +258,48 @@ except MemoryError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
     assert (done.stdout, done.stderr) == ("there is no room for an image's pixels\n", "")
+
+
+METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
+Image = npt.NDArray[np.uint8]
+
+
+def whole(image: Image, size: int, resize: int, interpolation: str) -> Image:
+    """The definition of the transform: resize the whole image, then cut out the centre."""
+    height, width = image.shape[:2]
+    shorter = min(height, width)
+    w, h = resize * width // shorter, resize * height // shorter
+    auto = "area" if shorter > resize else "linear"
+    method = METHODS[auto if interpolation == "auto" else interpolation]
+    resized = cv2.resize(image, (w, h), interpolation=method)
+    x, y = round((w - size) / 2), round((h - size) / 2)
+    return np.asarray(resized[y : y + size, x : x + size], np.uint8)
+
+
+def evaluated(image: Image, size: int, resize: int, interpolation: str) -> Image:
+    transform = EvalTransform(size, resize=resize, interpolation=interpolation)  # type: ignore[arg-type]
+    record = Record("key", 0, encoded(image[..., ::-1], ".png", cv2.IMWRITE_PNG_COMPRESSION, 0))
+    return np.asarray(transform(record, record_rng(0, 0, 0)), np.uint8)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 40),
+    st.floats(20, 500),
+    st.integers(40, 200),
+    st.sampled_from(["auto", "cubic"]),
+    st.data(),
+)
+def test_images_of_any_extreme_aspect_differ_by_rounding_only(
+    shorter: int, aspect: float, resize: int, interpolation: str, data: st.DataObject
+) -> None:
+    longer, size = int(shorter * aspect), data.draw(st.integers(1, resize))
+    places = np.add.outer(np.arange(shorter) * 3, np.arange(longer) * 4)
+    ramp = np.abs(places % 510 - 255)  # without edges: the grids may be a quarter of a pixel apart
+    image = np.dstack([ramp, 255 - ramp, ramp // 2]).astype(np.uint8)
+
+    different = np.abs(
+        evaluated(image, size, resize, interpolation).astype(int) - whole(image, size, resize, interpolation)
+    )
+    assert different.max() <= 2
