@@ -58,8 +58,8 @@ def test_every_record_and_column_is_that_of_the_published_dataset(
     local.close()
 
 
-def test_its_pickle_opens_the_same_dataset_and_asks_nobody(
-    remote: CachedDataset, proxy: Proxy, bucket: Path
+def test_its_pickle_opens_the_same_dataset_and_no_file_shows_a_secret(
+    remote: CachedDataset, proxy: Proxy, tmp_path: Path
 ) -> None:
     first, asked = remote[0], len(proxy.asked)
     stored = pickle.dumps(remote)
@@ -71,9 +71,6 @@ def test_its_pickle_opens_the_same_dataset_and_asks_nobody(
 
     assert SECRET_KEY.encode() not in stored
     assert TRAIN in repr(remote)
-
-
-def test_nothing_in_the_cache_shows_a_secret(remote: CachedDataset, tmp_path: Path) -> None:
     assert len([*remote]) == len(remote)
     for path in (tmp_path / "cache").rglob("*"):
         assert SECRET_KEY not in str(path)
@@ -174,19 +171,15 @@ def test_what_has_no_meaning_is_refused(
 
 
 def test_a_cache_that_is_too_small_for_the_tables_is_an_error_and_leaves_no_reader(
-    proxy: Proxy, tmp_path: Path
+    bucket: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
-    with pytest.raises(CacheTooSmall, match="1,000 bytes"):
-        open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=1000)
-    assert not [*(tmp_path / "cache/readers").iterdir()]
-
-
-def test_a_manifest_with_sizes_that_no_disk_has_is_an_error_at_once(bucket: Path, tmp_path: Path) -> None:
     hostile = Path(shutil.copytree(bucket / "columns", tmp_path / "hostile"))
     reseal(hostile, lambda manifest: manifest["tables"][0].update(size=1 << 60))
-
+    with pytest.raises(CacheTooSmall, match="1,000 bytes"):
+        open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=1000)
     with pytest.raises(CacheTooSmall, match="needs at least 1,152,921,504,60"):
         open_dataset(hostile.as_uri(), cache=tmp_path / "cache")
+    assert not [*(tmp_path / "cache/readers").iterdir()]
 
 
 def first_in_copy(queue: "SimpleQueue[str]", dataset: Dataset) -> None:

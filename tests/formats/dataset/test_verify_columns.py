@@ -62,31 +62,20 @@ def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_swapped_between_columns_are_found_under_a_right_root(dataset: Path) -> None:
+def test_swapped_files_and_rows_are_found_under_a_right_root(dataset: Path) -> None:
+    for name in ("age", "vector"):
+        with_rows(dataset, f"column-{name}.npy", lambda rows: rows[[1, 0, *range(2, len(rows))]])
+    keys = [key.decode() for key in np.load(dataset / "index.npy")["key"][:2]]
     caption, about = (of_column(dataset, name) for name in ("caption", "about"))
     caption.rename(dataset / "kept")
     about.rename(caption)
     (dataset / "kept").rename(about)
-    age, score = dataset / "column-age.npy", dataset / "column-score.npy"
-    age_bytes = age.read_bytes()
-    age.write_bytes(score.read_bytes())
-    score.write_bytes(age_bytes)
     reseal(dataset)
-
-    named = {f.file for f in found(dataset, "records")}
-
-    assert {caption.name, about.name, age.name, score.name} <= named
-
-
-@pytest.mark.slow
-def test_swapped_rows_and_values_name_their_records_under_a_right_root(dataset: Path) -> None:
-    for name in ("age", "vector"):
-        with_rows(dataset, f"column-{name}.npy", lambda rows: rows[[1, 0, *range(2, len(rows))]])
-    keys = [key.decode() for key in np.load(dataset / "index.npy")["key"][:2]]
 
     named = {(f.file, f.key) for f in found(dataset, "records")}
 
-    assert named == {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys}
+    assert {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys} <= named
+    assert {caption.name, about.name} <= {file for file, _ in named}
 
 
 @pytest.mark.slow

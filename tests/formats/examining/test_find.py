@@ -74,6 +74,8 @@ def test_near_pictures_are_found_and_no_others(kind: str, datasets: dict[str, Pa
     for number in (4, 5, 30):  # the last one is in no dataset
         asked.append(tmp_path / f"{number}.jpg")
         asked[-1].write_bytes(weaker(picture(number), number))
+    asked.append(tmp_path / "flat.png")  # is near to nothing
+    asked[-1].write_bytes(encoded(np.full((50, 60, 3), 7, np.uint8), ".png"))
 
     assert find(datasets[kind], asked, workers=1) == []
     found = find(datasets[kind], asked, near=True, workers=1)
@@ -96,12 +98,6 @@ def test_a_picture_from_a_dataset_of_another_form_is_found(
             (found,) = find(datasets[kind], [tmp_path / "stored.jpg"], workers=1)
 
             assert (found.key, found.distance) == (ds[7].key, None)
-
-
-def test_a_flat_picture_is_near_to_nothing(datasets: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "flat.png").write_bytes(encoded(np.full((50, 60, 3), 7, np.uint8), ".png"))
-
-    assert find(datasets["plain"], [tmp_path / "flat.png"], near=True, workers=1) == []
 
 
 def test_hashes_are_kept_and_belong_to_one_dataset(
