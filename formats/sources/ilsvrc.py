@@ -139,23 +139,20 @@ class IlsvrcSource(Source):
     def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
         """Return a phrase that names missing or extra images; empty if it is unknown which."""
         if split == "train":
-            return self._differing_classes(entries)
+            per_class, wrong = self.annotation_files.train_images, []
+            found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
+            for one, have in zip(self.labels.classes, found, strict=True):
+                want = per_class.get(one.name)
+                if not have if want is None else have != want:
+                    wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
+            more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
+            return ", ".join(wrong[:_MAX_NAMED] + more)
         named = self.annotation_files.val_images(self.labels) if split == "val" else []
         official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
         there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
         wanted = named if len(named) == expected else official
         missing = next((image for image in wanted if image not in there), None)
         return f"{missing} is missing" if missing else ""
-
-    def _differing_classes(self, entries: Entries) -> str:
-        per_class, wrong = self.annotation_files.train_images, []
-        found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
-        for one, have in zip(self.labels.classes, found, strict=True):
-            want = per_class.get(one.name)
-            if not have if want is None else have != want:
-                wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
-        more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
-        return ", ".join(wrong[:_MAX_NAMED] + more)
 
     def archive(self, path: Path | RemoteFile) -> Archive:
         """Return the entry of an archive. Raises SourceDamaged for an official one with another MD5."""

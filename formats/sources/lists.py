@@ -6,7 +6,6 @@ metadata.jsonl, with a path and columns.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from array import array
 from collections import Counter
@@ -229,6 +228,7 @@ class ListedImages:
     def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
         """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
         table.left_out.update(dict.fromkeys(row.others))
+        options = self._source.source_options
         found = label = status = None
         with self.problems.collected("path"), self._at(table.path, lambda: row.line):
             found = self._source.place_of(table, row)
@@ -258,8 +258,10 @@ class ListedImages:
             one.missing += 1
             one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
             return
-        if self._is_left_out(one, place, status):
-            return
+        if self._source.is_list and options.skip_non_images:
+            walk = FolderWalk(self._source.root, options.follow_symlinks, self.problems, one.ignored)
+            if walk.is_left_out(FoundFile(place, status.st_size, mtime_of(status))):
+                return
         with self.problems.collected():
             taken = one.table.append(
                 record_key(path.partition("/")[0], path),
@@ -273,13 +275,6 @@ class ListedImages:
             )
             if taken:
                 one.lines.append(row.line)
-
-    def _is_left_out(self, one: SplitImages, place: str, status: os.stat_result) -> bool:
-        options = self._source.source_options
-        if not (self._source.is_list and options.skip_non_images):
-            return False
-        walk = FolderWalk(self._source.root, options.follow_symlinks, self.problems, one.ignored)
-        return walk.is_left_out(FoundFile(place, status.st_size, mtime_of(status)))
 
     def table(
         self, file: ArchiveFile, form: TableForm, path: str, label: str | None, split: str | None

@@ -630,11 +630,18 @@ class RowContents(RecordContents):
                 self._add_group(columns, groups.encoded_bytes[group], file.path, first)
 
     def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
-        layout = self._layout
-        rows = len(next(iter(columns.values()), ()))
-        images, paths = _images(columns, layout, rows)
+        import pyarrow.compute
+
+        layout, rows = self._layout, len(next(iter(columns.values()), ()))
         labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
-        sizes = np.array([size or 0 for size in images], np.int64)
+        paths: Iterable[str | None] = repeat(None, rows)
+        sizes, have_bytes = np.zeros(rows, np.int64), [True] * rows
+        if layout.image:
+            images: Any = columns[layout.image]
+            if layout.in_struct:
+                paths = objects_of(pyarrow.compute.struct_field(images, "path"))
+                images = pyarrow.compute.struct_field(images, "bytes")
+            sizes, have_bytes = sizes_of(images), images.is_valid().to_pylist()
         share = max(0, encoded - int(sizes.sum())) // max(1, rows)  # of the bytes of all other columns
         lengths = sizes + min(share, _MOST_BYTES)
         counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
@@ -642,11 +649,11 @@ class RowContents(RecordContents):
         self._encoded_bytes += int(lengths.sum())
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
         lengths = counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
-        every = zip(labels, images, paths, lengths.tolist(), strict=True)
-        for row, (label, size, image, length) in enumerate(every, first):
+        every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
+        for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
             with self.problems.collected("row"), foreign_file(place, "write the file again"):
-                if size is None:
+                if not has_bytes:
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
@@ -659,23 +666,6 @@ class RowContents(RecordContents):
                 else:
                     label = self.classes.add(label)
                 self.append(key, label, length=length, offset=row)
-
-
-def _images(
-    columns: Columns, layout: ParquetLayout, rows: int
-) -> tuple[list[int | None], Iterable[str | None]]:
-    """Return the size of each image, None without bytes, and its path, None for none."""
-    import pyarrow.compute
-
-    paths: Iterable[str | None] = repeat(None, rows)
-    if not layout.image:
-        return [0] * rows, paths
-    images: Any = columns[layout.image]
-    if layout.in_struct:
-        paths = objects_of(pyarrow.compute.struct_field(images, "path"))
-        images = pyarrow.compute.struct_field(images, "bytes")
-    every = zip(sizes_of(images).tolist(), images.is_valid().to_pylist(), strict=True)
-    return [size if there else None for size, there in every], paths
 
 
 @dataclass

@@ -259,35 +259,29 @@ def read_datapoint(value: Value) -> Datapoint:
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for an image")
     found = decoded(value, most=_MOST_PARTS)
-    match found:
-        case [image, label]:
-            return Datapoint(_image(image), _label(value, label))
-    raise ValueError(f"it is {kind_of(found)}, not [image, label]")
-
-
-def _image(item: object) -> ByteRange:
-    match item:
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        raise ValueError(f"it is {kind_of(found)}, not [image, label]")
+    image, label = found
+    match image:
         case ByteRange():
-            return item
-        case Array(dtype="|u1", shape=(_,), data=data):
-            return data
+            place = image
+        case Array(dtype="|u1", shape=(_,)):
+            place = image.data
         case Array(shape=(_, _, *_)):
-            raise ValueError(f"its image is decoded: {kind_of(item)}; only encoded images are read")
-    raise ValueError(f"its image is {kind_of(item)}, neither bytes nor a one-dimensional uint8 array")
-
-
-def _label(value: Value, item: object) -> int:
-    match item:
+            raise ValueError(f"its image is decoded: {kind_of(image)}; only encoded images are read")
+        case _:
+            raise ValueError(
+                f"its image is {kind_of(image)}, neither bytes nor a one-dimensional uint8 array"
+            )
+    match label:
         case Array(dtype=dtype, shape=(), data=data) if dtype[1] in "iu":
             order: Literal["big", "little"] = "big" if dtype[0] == ">" else "little"
             label = int.from_bytes(value.bytes_of(data), order, signed=dtype[1] == "i")
-        case int() if type(item) is int:
-            label = item
-        case _:
-            raise ValueError(f"its label is {kind_of(item)}, not an integer")
+        case _ if type(label) is not int:
+            raise ValueError(f"its label is {kind_of(label)}, not an integer")
     if not 0 <= label < MAX_LABELS:
         raise ValueError(f"its label is {label}; labels are 0 to {MAX_LABELS - 1} here")
-    return label
+    return Datapoint(place, label)
 
 
 def check_key(key: bytes) -> str:
