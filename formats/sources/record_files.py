@@ -395,6 +395,7 @@ class RecordSource(Source):
             shortfall=shortfall,
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},
+            notes=found.notes,
             options=self.source_options.kept("follow_symlinks", *self.TAKES),
             schema=found.schema,
             has_images=found.has_images,
@@ -428,6 +429,7 @@ class RecordContents(ABC):
     entries: Entries
     schema = Schema()
     has_images = True
+    notes: tuple[str, ...] = ()
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries; None for no boxes
 
     def __init__(self, top: Path) -> None:

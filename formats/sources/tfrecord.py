@@ -23,6 +23,7 @@ from shardprep.formats.sources.listing import GrowingTable, read_small_file, tex
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
+    LABELS,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -31,6 +32,7 @@ from shardprep.formats.sources.record_files import (
     column_name,
     naming_source,
     split_files,
+    usual,
     usual_image,
     usual_label,
 )
@@ -475,9 +477,11 @@ def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float,
 class _Column:
     """The values of a feature in the records so far; ``records`` of them have exactly one.
 
-    ``if_empty`` is the kind of lists without values, which counts if there are no others.
+    ``if_empty`` is the kind of lists without values, which counts if there are no others. ``before`` is the
+    number of records before the first that has the feature.
     """
 
+    before: int
     kind: str = ""
     if_empty: str = ""
     records: int = 0
@@ -549,7 +553,7 @@ class ExampleContents(RecordContents):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         single = []
         for name in sorted(found.keys() - self._dialect.no_columns):
-            column, feature = self._columns.setdefault(name, _Column()), found[name]
+            column, feature = self._columns.setdefault(name, _Column(self._records)), found[name]
             if feature.start == feature.end:
                 column.if_empty = column.if_empty or feature.kind
             elif column.kind in ("", feature.kind):
@@ -568,6 +572,12 @@ class ExampleContents(RecordContents):
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
         if self._dialect.boxes and self._records:
             self.boxes = self._boxes.finish()
+        if not self._dialect.label and not self._dialect.may_be_text:
+            late = [name for name in usual(self._columns, LABELS) if self._columns[name].before]
+            self.notes = tuple(
+                f"the feature {name} is a column, and not the label, because the first record lacks it"
+                for name in late
+            )
         fields = []
         for name, column in sorted(self._columns.items()):
             kinds = _SINGLE if column.records == self._records else _LISTS
