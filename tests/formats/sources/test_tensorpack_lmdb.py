@@ -293,18 +293,14 @@ def test_a_value_that_is_cut_off_anywhere_is_refused(serializer: str) -> None:
             datapoint_of(data[:end])
 
 
-def test_objects_in_msgpack_which_are_a_pickle_are_refused() -> None:
+def test_a_pickle_within_msgpack_and_what_is_too_large_for_an_image_are_refused() -> None:
     objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
+    large = Value(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
 
     with pytest.raises(ValueError, match="an array of more than plain numbers"):
         datapoint_of(packed([objects, 1]))
-
-
-def test_an_image_may_not_be_larger_than_any_image_is() -> None:
-    value = Value(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
-
     with pytest.raises(ValueError, match="too many for an image"):
-        read_datapoint(value)
+        read_datapoint(large)
 
 
 ARROW = {
