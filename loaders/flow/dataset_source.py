@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -14,17 +14,18 @@ from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
-from shardprep.formats.runtime.owned import CollectedEnd
+from shardprep.formats.runtime.owned import CollectedEnd, Owned
 from shardprep.formats.shards.columns import ChainedColumns, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
+from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import OpenShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, exact, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
-from shardprep.loaders.loader.ahead import Daemons, Prefetcher, ShardFiles
+from shardprep.loaders.loader.ahead import Daemons, Prefetcher, ShardFiles, end_downloads
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
@@ -94,6 +95,28 @@ class ItemFetch(RecordFetch):
         place = RecordPlace(number, shard, ordinal, address[0])
         values = [value(place) for value in read]
         return self.form.item(address[0].decode(), self.labels[address[1]], image, values)
+
+
+class PassDownloads(Owned):
+    """Downloads ahead of a flow's passes, one after the other. :meth:`close` cancels those that run."""
+
+    def __init__(self, source: FileSource) -> None:
+        threads = Daemons()
+        with ExitStack() as failed:
+            cache = failed.enter_context(source.opened())
+            self._prefetcher = Prefetcher(cache, threads, ahead=0)
+            failed.pop_all()
+        self.close = CollectedEnd(self, partial(end_downloads, cache, self._prefetcher, threads))
+
+    @contextmanager
+    def ahead(self, files: Sequence[FileEntry]) -> Iterator[None]:
+        """The context of a pass that uses these files; what is on its way at its end still comes."""
+        self._prefetcher.follow(files)
+        try:
+            yield
+        finally:
+            if self.made_here:  # else the lock can be held by a thread that was not copied
+                self._prefetcher.follow(())
 
 
 ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
@@ -171,40 +194,36 @@ class FromDataset(Fetched):
         return RecordFetch(parts, files, labels, self.with_keys, names)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        with self._ahead(now.number, within(numbers, self.length)) as places:
+        with self._ahead(now, within(numbers, self.length)) as places:
             yield from map(self._key, self.plan.order(now.number).each(places))
 
     @contextmanager
-    def _ahead(self, number: int, places: Iterable[int]) -> Iterator[Iterable[int]]:
+    def _ahead(self, now: PassContext, places: Iterable[int]) -> Iterator[Iterable[int]]:
         """The context of the places of a pass, with their shards downloaded, or read, ahead.
 
         Downloads take the room that the cache has. Nothing is evicted for them: what workers have read so far
         is unknown here.
         """
-        shards = self.plan.shards(number)
+        shards = self.plan.shards(now.number)
         if isinstance(self.dataset, CachedDataset):
             parts = self.columns.files_of(self.dataset)
             files = ShardFiles.of_parts(parts, with_image=self.columns.with_image)
             places = iter(places)
             first = list(islice(places, 1))  # where a resumed pass goes on
             start = sum(first) // self.plan.batch_size * self.plan.batch_size
-            uses = shard_uses(self.plan, number, start=start)
-            threads = Daemons()
-            try:
-                with (
-                    FileSource.of(self.dataset).opened() as cache,  # its end cancels the downloads
-                    closing(Prefetcher(cache, threads, ahead=0)) as prefetcher,
-                ):
-                    prefetcher.follow(files.of(uses.shards.tolist()))
-                    yield chain(first, places)
-            finally:
-                threads.join()
+            uses = shard_uses(self.plan, now.number, start=start)
+            make = partial(PassDownloads, FileSource.of(self.dataset))
+            with (
+                now.kept.borrowed((now.place(self), "downloads"), make) as downloads,
+                downloads.ahead(files.of(uses.shards.tolist())),
+            ):
+                yield chain(first, places)
         elif shards is None or not self.columns.with_image:
             yield places
         else:
             stream = ShardStream(self.dataset.path, self.dataset.blocks, shards)
             with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
-                yield _announced(ahead, self.plan.order(number), places)
+                yield _announced(ahead, self.plan.order(now.number), places)
 
     def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()

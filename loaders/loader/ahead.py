@@ -366,7 +366,7 @@ class ShardFeed(LocalShards, Owned):
         self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead * files.per_shard)
         self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
         ended = dataset, self._prefetcher, self._threads, self._feeds
-        self._end = CollectedEnd(self, partial(_end_downloads, *ended))
+        self._end = CollectedEnd(self, partial(end_downloads, *ended))
 
     def _check_limit(self, kept: int) -> None:
         room = self._cache.room_bytes
@@ -465,12 +465,15 @@ class ShardFeed(LocalShards, Owned):
         self._end()
 
 
-def _end_downloads(
-    dataset: CachedDataset, prefetcher: Prefetcher, threads: Daemons, feeds: weakref.WeakSet[EpochFeed]
+def end_downloads(
+    cache: CachedDataset | FileCache,
+    prefetcher: Prefetcher,
+    threads: Daemons,
+    feeds: Iterable[EpochFeed] = (),
 ) -> None:
     """End the downloads, and then the threads that wait for them. Epochs left open hold nothing then."""
     try:
-        dataset.close()
+        cache.close()
     finally:
         prefetcher.close()
         for feed in list(feeds):
