@@ -533,16 +533,19 @@ class LoaderMachine(RuleBasedStateMachine):
             0 <= own.start < stop and (own.start >= course.at.start or {*own} & {*range(stop)} <= passed)
             for own in places.values()
         )
+        after = passed | {at for own in places.values() for at in own if at < stop}
+        # a rest of fewer records than partitions can be resumed, but steps cannot be skipped to get there
+        fine = fine and not 0 < records - len(after) < self.oracle.partitions
         for loader in self.loaders:
             if fine:
                 loader.skip(steps)
             else:
                 before = loader.state_dict()
-                with pytest.raises(UsageError, match="step"):
+                with pytest.raises(UsageError, match=r"step|too few for"):
                     loader.skip(steps)
                 assert loader.state_dict() == before
         if fine:
-            passed |= {at for own in places.values() for at in own if at < stop}
+            passed = after
             at = replace(course.at, passed=tuple(sorted(passed)))
             changed = replace(course, at=at)
             if self.current is course:
