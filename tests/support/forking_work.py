@@ -1,4 +1,4 @@
-"""Work that forks in a worker: a process stays alive with all that the worker had open."""
+"""Work of other processes: some fork one that stays alive with all that they had open, some end or sleep."""
 
 from __future__ import annotations
 
@@ -85,3 +85,15 @@ def say_three_things_and_leave(channel: Channel, begin: Callable[[], None], *, f
     for thing in (b"one", b"two", b"three" * 10_000):
         channel.send(thing)
     os._exit(3)
+
+
+def killed_by(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def sleeps(noted: Path) -> None:
+    """Note the process's id, then sleep without end."""
+    part = noted.with_suffix(".part")
+    part.write_text(str(os.getpid()))
+    part.rename(noted)
+    time.sleep(3600)

@@ -1,4 +1,4 @@
-"""Programs that a test writes and starts as a user would."""
+"""Programs that a test starts as a user would."""
 
 from __future__ import annotations
 
@@ -49,3 +49,13 @@ def session_of(leader: int) -> list[int]:
         if fields and int(fields[3]) == leader and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+def killed(seconds: float, *words: object) -> None:
+    """Run ``prep`` for so many seconds, at most, and then kill it."""
+    command = [sys.executable, "-m", "shardprep.cli", *map(str, words), "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()

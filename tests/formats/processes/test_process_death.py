@@ -34,10 +34,10 @@ from support.forking_work import (
     AtItem,
     ForkThen,
     kill_those_of,
+    killed_by,
     say_three_things_and_leave,
     stopped_within_its_answer,
 )
-from support.isolated_calls import killed_by
 from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
@@ -521,7 +521,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     code = f"""
 from pathlib import Path
-from support.isolated_calls import sleeps
+from support.forking_work import sleeps
 from shardprep.formats.runtime.workers import isolated
 isolated(60, sleeps, Path({str(noted)!r}))
 """

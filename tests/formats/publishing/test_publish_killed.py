@@ -8,8 +8,8 @@ import pytest
 
 from support.datasets import prep, tree
 from support.faulty_proxy import Proxy
-from support.killing import killed
 from support.sampling import torture_except
+from support.scripts import killed
 
 pytestmark = pytest.mark.slow
 
