@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -15,8 +12,6 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Flow
-from support.flow_functions import pair
-from support.repository import SUPPORT
 
 ITEMS = 23
 FLOW = Flow.from_iterable(range(ITEMS))
@@ -66,31 +61,6 @@ GOOD = FLOW.state_dict()
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(UsageError, match="state"):
         FLOW.load_state_dict(state)
-
-
-PROGRAM = """
-import json, sys
-from support.flow_functions import pair
-from shardprep.loaders import Flow
-
-flow = Flow.from_iterable(range(50)).shuffle(50, seed=1).map(pair, random=True, threads=2).batch(4)
-flow.load_state_dict(json.loads(sys.argv[1]))
-print(json.dumps([numbers.tolist() for _, numbers in flow]))
-"""
-
-
-@pytest.mark.slow
-def test_another_process_goes_on() -> None:
-    flow = Flow.from_iterable(range(50)).shuffle(50, seed=1).map(pair, random=True).batch(4)
-    items = iter(flow)
-    before = [next(items)[1].tolist() for _ in range(5)]
-
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(flow.state_dict())],
-        env=os.environ | {"PYTHONPATH": SUPPORT}, capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-
-    assert before + json.loads(done.stdout) == [numbers.tolist() for _, numbers in flow.at_pass(0)]
 
 
 def in_tensorflow(flow: Flow) -> Any:

@@ -70,7 +70,10 @@ def test_a_slow_consumer_is_named_and_its_thread_is_shared_out_among_all_that_it
     own = [load for load in stats.loads if load.place == "main"]
 
     assert stats.verdict is not None
-    assert stats.verdict.limit == own[-1].name == STEP
+    values = json.loads(json.dumps(stats.to_dict()))
+    assert values["verdict"]["limit"] == stats.verdict.limit == own[-1].name == STEP
+    assert [load["name"] for load in values["loads"]] == [load.name for load in stats.loads]
+    assert {group["name"] for group in values["groups"]} == {"main", "map(abs)"}
     assert "a faster flow would gain nothing" in str(stats.verdict)
     assert sum(load.utilisation for load in own) + own[0].starved == pytest.approx(1, abs=0.02)
 
@@ -125,16 +128,6 @@ def test_before_a_second_item_nothing_is_known() -> None:
     assert [each.verdict for each in stats] == [None, None]
     assert [each.loads for each in stats] == [(), ()]
     assert "nothing is known" in str(stats[1])
-
-
-def test_stats_are_plain_json() -> None:
-    stats = drawn(numbers().map(slow, threads=2).batch(4))
-
-    values = json.loads(json.dumps(stats.to_dict()))
-
-    assert values["verdict"]["limit"] == "map(slow)"
-    assert [load["name"] for load in values["loads"]] == [load.name for load in stats.loads]
-    assert {group["name"] for group in values["groups"]} == {"main", "map(slow)"}
 
 
 class Terminal(io.StringIO):

@@ -264,29 +264,6 @@ def test_no_frame_of_many_mutations_is_delivered_or_does_harm(count: int) -> Non
 # Single faults
 
 
-def test_a_gap_is_filled_by_others_at_once() -> None:
-    room = Room()
-    room.enter(b"one")
-    (lease, *_) = room.leases(b"one")
-    first, _, third, *_ = room.good_frames(lease)
-    room.hear(b"one", first)
-    room.hear(b"one", third)
-    room.enter(b"other")
-
-    assert 1 in [lease.start for lease in room.leases(b"one") + room.leases(b"other")]
-
-
-def test_a_damaged_frame_s_step_is_made_again() -> None:
-    room = Room()
-    room.enter(b"one")
-    for lease in room.leases(b"one"):
-        for number, frame in enumerate(room.good_frames(lease)):
-            room.hear(b"one", flip_a_bit(frame, random.Random(1)) if number == 2 else frame)
-
-    assert room.stats.rejected == 1
-    assert 2 in {lease.start for lease in room.leases(b"one")}
-
-
 @pytest.mark.parametrize(
     "notes",
     [
