@@ -68,7 +68,7 @@ from shardprep.formats.sources.trees import (
 from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import Location
 
-_MAX_NAMED = 3
+MOST_NAMED = 3  # classes or folders in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,8 @@ class IlsvrcSource(Source):
                 want = per_class.get(one.name)
                 if not have if want is None else have != want:
                     wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
-            more = [f"{len(wrong) - _MAX_NAMED} more classes differ"] if len(wrong) > _MAX_NAMED else []
-            return ", ".join(wrong[:_MAX_NAMED] + more)
+            more = [f"{len(wrong) - MOST_NAMED} more classes differ"] if len(wrong) > MOST_NAMED else []
+            return ", ".join(wrong[:MOST_NAMED] + more)
         named = self.annotation_files.val_images(self.labels) if split == "val" else []
         official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
         there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
@@ -357,7 +357,6 @@ def _unexpected(member: Member, place: str) -> SourceDamaged:
 
 
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
-MOST_NAMED = 3  # folders in an error
 
 
 def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Tree | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from shardprep.formats.sources.ilsvrc import (
 from shardprep.formats.sources.lists import labelled_list, metadata_folder
 from shardprep.formats.sources.pairs import paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
-from shardprep.formats.sources.record_files import RecordSource
 from shardprep.formats.sources.source import SPLITS, Box, Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, tensorpack_lmdb
@@ -34,11 +33,6 @@ from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location
 
-RECORD_FILES: tuple[Callable[[Path, str | None, SourceOptions], RecordSource | None], ...] = (
-    webdataset,
-    tfrecord,
-    parquet,
-)
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
@@ -141,7 +135,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
         if _first_block(path).startswith((_GZIP, _ZIP)):
             raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
         if not is_folder or not official_tars(path):  # what lies beside these is none
-            records = [each(path, split, options) for each in RECORD_FILES]
+            given = (path, split, options)
+            records = (webdataset(*given), tfrecord(*given), parquet(*given))
             source = _only(records, "holds {}; give a folder or a file of one of them", path)
     if source is None:
         official = _official(path, options, check_md5)

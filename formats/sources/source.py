@@ -202,16 +202,6 @@ class ByteReader(AbstractContextManager["ByteReader"]):
         """The archive that may keep the images; None without one."""
         return None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the reader was entered and not left; always false for a reader that opens nothing."""
-        return False
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if self.is_open:
-            raise not_copyable(self, "leave its context first, or copy it before it is entered")
-        return super().__reduce_ex__(protocol)
-
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         """Return the encoded values of the listing's columns, in the order of its schema.
 
@@ -251,9 +241,10 @@ class OpeningReader(ByteReader, Generic[Opened]):
         if context is not None:
             context.__exit__(*error)
 
-    @property
-    def is_open(self) -> bool:
-        return self._context is not None
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        if self._context is not None:
+            raise not_copyable(self, "leave its context first, or copy it before it is entered")
+        return super().__reduce_ex__(protocol)
 
     @property
     def opened(self) -> Opened:

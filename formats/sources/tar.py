@@ -359,10 +359,8 @@ def remote_archive_of(file: RemoteFile, *, check_md5: bool) -> Archive:
 
     Raises SourceDamaged for an official name with another MD5, and RemoteFailed.
     """
-    entry, digest = (
-        Archive(file.name, file.stored.size, 0, e_tag=file.stored.e_tag),
-        hashlib.md5(usedforsecurity=False),
-    )
+    entry = Archive(file.name, file.stored.size, 0, e_tag=file.stored.e_tag)
+    digest = hashlib.md5(usedforsecurity=False)
     if check_md5:
         with RemoteArchive(file) as archive:
             for piece in archive.pieces():
