@@ -94,18 +94,7 @@ def test_repair_mends_each_split(shards: Path, made: Path, archives: Path) -> No
 
 @pytest.mark.slow
 def test_bench_loader_measures_each_split(made: Path) -> None:
-    words = [
-        "bench-loader",
-        made,
-        "--workers",
-        0,
-        "--seconds",
-        0.05,
-        "--transform",
-        "none",
-        "--batch-size",
-        2,
-    ]
+    words = ["bench-loader", made, "--workers", 0, "--seconds", 0.05, "--batch-size", 2]
 
     text = prep_here(*words)
     found = json.loads(prep_here(*words, "--json").stdout)

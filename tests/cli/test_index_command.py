@@ -58,18 +58,7 @@ def test_what_is_no_official_tar_is_wrong_usage(lmdb_shards: Path, tmp_path: Pat
 def test_the_speed_of_such_a_dataset_is_measured(own: Path, tmp_path: Path) -> None:
     prep_here("index", own, tmp_path / "out", "--split", "train", "--workers", 0, "--quiet")
 
-    words = (
-        "--workers",
-        0,
-        "--batch-size",
-        4,
-        "--seconds",
-        0.2,
-        "--shuffle",
-        "global",
-        "--transform",
-        "none",
-    )
+    words = ("--workers", 0, "--batch-size", 4, "--seconds", 0.2, "--shuffle", "global")
     done = prep_here("bench-loader", tmp_path / "out", *words)
 
     assert done.returncode == 0, done.stderr
