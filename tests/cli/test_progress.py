@@ -1,41 +1,22 @@
 """Progress on stderr: a bar on a terminal, lines in a log, or nothing."""
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 import time
 from pathlib import Path
 
 import pytest
 
 from shardprep.cli.console.progress import PlainProgress
+from support.terminal_screen import Terminal
+
+PREP = "from shardprep.cli.main import main; main()"
 
 
 def on_terminal(*words: object, columns: int) -> str:
-    """Run ``prep`` with stderr on a terminal of so many columns, and return what it wrote there."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
-        os.close(theirs)
-        written = b"".join(iter(lambda: read(ours), b""))
-        code = process.wait(timeout=60)
-    os.close(ours)
-    assert code == 0, written
-    return written.decode()
-
-
-def read(terminal: int) -> bytes:
-    """What comes next; nothing when the other end is closed."""
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:
-        return b""
+    """Run ``prep`` on a terminal of so many columns, and return what it wrote there."""
+    terminal = Terminal(PREP, *words, columns=columns)
+    assert terminal.end() == 0, terminal.written
+    return terminal.written
 
 
 def states(written: str) -> list[str]:
