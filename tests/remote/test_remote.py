@@ -297,9 +297,6 @@ def test_without_senders_the_log_says_so_once(
     ]
 
 
-# Keys
-
-
 # Refused senders
 
 

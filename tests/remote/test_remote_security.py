@@ -277,9 +277,6 @@ def test_an_oversized_handshake_is_not_read(receiver: Receiver, declared: int) -
     assert of_memory() - before < 16 << 20
 
 
-# What is kept
-
-
 def test_an_endpoint_that_is_taken_leaves_no_thread(receiver: Receiver, keys: KeyFolder) -> None:
     with pytest.raises(OperationError, match="in use"):
         Receiver(keys.receiver, receiver.endpoint)
