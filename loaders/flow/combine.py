@@ -74,12 +74,12 @@ class Combined(Node):
 
 
 @contextmanager
-def ended(passes: list[Iterator[Any]]) -> Iterator[None]:
+def ended(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
     """A context that ends all passes."""
     with ExitStack() as opened:
         for items in passes:
             opened.callback(end, items)
-        yield
+        yield passes
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,7 @@ class Mix(Combined):
         cost = self.weights is None  # then the number of items that a flow has left is its weight
         left = [n.length.items for n in self.nodes] if cost else weights_of(self.weights, len(self.nodes))
         word = words(now.bits(self, self.seed))
-        passes = self.begun(now)
-        with ended(passes):
+        with ended(self.begun(now)) as passes:
             while any(left):
                 n = weighted_choice(left, next(word))
                 found = list(islice(passes[n], 1))
@@ -240,8 +239,7 @@ class Choose(Combined):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         weights = self._weights
-        passes = self.begun(now)
-        with ended(passes):
+        with ended(self.begun(now)) as passes:
             for word in words(now.bits(self, self.seed)):
                 found = list(islice(passes[weighted_choice(weights, word)], 1))
                 if not found:

@@ -182,20 +182,16 @@ class InProcess(Step):
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
 
     def run(self, now: PassContext) -> Iterator[Any]:
+        meter = partial(EngineMeter, self.label, 1, stages={}, rest=self.label, consumer=now.here)
         with (
             now.kept.borrowed(now.place(self), partial(self._engine, now)) as engine,
-            now.meter.group(now.place(self), partial(self._meter, now)).run(
-                engine, self._plans(now.number)
-            ) as batches,
+            now.meter.group(now.place(self), meter).run(engine, self._plans(now.number)) as batches,
         ):
             for batch in batches:
                 yield from self._items_of(batch)
                 if batch.skipped:
                     return
                 del batch
-
-    def _meter(self, now: PassContext) -> EngineMeter:
-        return EngineMeter(self.label, 1, stages={}, rest=self.label, consumer=now.here)
 
     def _items_of(self, batch: EngineBatch) -> Iterator[Any]:
         """Yield the requested items that the pass has."""

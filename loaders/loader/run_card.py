@@ -489,16 +489,15 @@ def differences(one: RunCard, other: RunCard) -> Differences:
 def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
     """Return those that decide things of this kind. A seed decides nothing where nothing is random."""
     found = {name: texts for name in DECIDING[kind] if (texts := _texts(name, one, other))}
-    if "seed" in found and not _draws(kind, one, other):
-        del found["seed"]
+    is_random = any(
+        card.shuffle is not None
+        if kind == "order"
+        else card.transform is not None and card.transform.is_random
+        for card in (one, other)
+    )
+    if not is_random:
+        found.pop("seed", None)
     return found
-
-
-def _draws(kind: str, one: RunCard, other: RunCard) -> bool:
-    """Whether things of this kind may be drawn at random, in either run."""
-    if kind == "order":
-        return one.shuffle is not None or other.shuffle is not None
-    return any(card.transform is not None and card.transform.is_random for card in (one, other))
 
 
 def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:

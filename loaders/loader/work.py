@@ -241,24 +241,21 @@ class _ShardWorkspace:
         return outcome
 
     def _read(self, shard: Shard | None, item: Item) -> Record:
-        record = self._image(shard, item)
+        """Return the record with its columns; with no image if none is wanted."""
+        name, label = item.key.decode(), self._work.label_map[item.label]
+        if shard is None:
+            record = Record(name, label, b"")
+        else:
+            try:
+                image = shard.image(item.ordinal, item.address)
+            except DAMAGE as error:
+                image = self._shards.again(
+                    item.shard, error, lambda right: right.image(item.ordinal, item.address)
+                )
+            record = (CropReadyRecord if item.crop_ready else Record)(name, label, image)
         if not len(self._columns):
             return record
         return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
-
-    def _image(self, shard: Shard | None, item: Item) -> Record:
-        """Return the record without columns; with no image if none is wanted."""
-        label = self._work.label_map[item.label]
-        if shard is None:
-            return Record(item.key.decode(), label, b"")
-        try:
-            image = shard.image(item.ordinal, item.address)
-        except DAMAGE as error:
-            image = self._shards.again(
-                item.shard, error, lambda right: right.image(item.ordinal, item.address)
-            )
-        kind = CropReadyRecord if item.crop_ready else Record
-        return kind(item.key.decode(), label, image)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
