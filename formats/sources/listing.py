@@ -248,8 +248,10 @@ def read_small_below(top: Path, place: str, limit: int) -> bytes:
 
 def _read(fd: int, path: Path, limit: int) -> bytes:
     with os.fdopen(fd, "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        data = (
+            file.read() if os.fstat(fd).st_size <= limit else None
+        )  # a bounded read takes the memory at once
+    if data is None or len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data
 
