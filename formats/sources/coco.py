@@ -38,7 +38,6 @@ from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_be
 from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, TreeReader, holds_images, mtime_of, other_folders_note
 
-LAYOUT = "coco"
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
 PARTS = ("categories", "images", "annotations")
@@ -110,6 +109,7 @@ class CocoFolder(Source):
     ``crowd``, and ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
     """
 
+    LAYOUT = "coco"
     TAKES = ("coco",)
 
     root: Path
@@ -123,10 +123,6 @@ class CocoFolder(Source):
     @property
     def folders(self) -> tuple[Path, ...]:
         return tuple(one.images.resolve() for one in self.of_split.values())
-
-    @property
-    def description(self) -> str:
-        return f"{LAYOUT}: {', '.join(self.splits)}"
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         one, options = self.of_split[split], self.source_options
@@ -145,7 +141,7 @@ class CocoFolder(Source):
         ids, places = tuple(found.categories), (found.images, found.offsets)
         return Listing(
             split,
-            LAYOUT,
+            self.LAYOUT,
             found.entries,
             LabelSpace.of(()),
             CocoReader(images, one.instances, found.identity, schema, ids, *places),

@@ -27,7 +27,6 @@ from shardprep.formats.sources.source import (
     entry_dtype,
 )
 
-LAYOUT = "dataset"
 _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the one it is made from
 
 
@@ -42,6 +41,8 @@ def converted_dataset(path: Path) -> ConvertedDataset | None:
 @dataclass(frozen=True)
 class ConvertedDataset(Source):
     """The dataset of each split: its folder and manifest."""
+
+    LAYOUT = "dataset"
 
     members: Mapping[str, tuple[Path, Manifest]]
 
@@ -73,7 +74,7 @@ class ConvertedDataset(Source):
             entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
         return Listing(
             split,
-            LAYOUT,
+            self.LAYOUT,
             entries,
             manifest.labels,
             RecordReader(folder, manifest.root),

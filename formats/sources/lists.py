@@ -112,7 +112,6 @@ class ListedSource(Source):
     In a list each image has a label, and files may be missing.
     """
 
-    LAYOUT: ClassVar[str]
     ADVICE: ClassVar[str]
     KEPT: ClassVar[tuple[str, ...]]
     TAKES: ClassVar[tuple[str, ...]] = ("path_column", "label_column", "columns")
@@ -365,7 +364,7 @@ class LabelledList(ListedSource):
 
     @property
     def description(self) -> str:
-        return f"{self.LAYOUT}: {', '.join(self.splits)}, with files below {self.root}"
+        return f"{super().description}, with files below {self.root}"
 
     def read(self, found: ListedImages) -> None:
         found.read_table(self.path, self.split)
@@ -513,7 +512,7 @@ class MetadataFolder(ListedSource):
     @property
     def description(self) -> str:
         names = ", ".join(dict.fromkeys(str(table.relative_to(self.root)) for table in self.tables.values()))
-        return f"{self.LAYOUT}: {', '.join(self.splits)}, with columns of {names}"
+        return f"{super().description}, with columns of {names}"
 
     def read(self, found: ListedImages) -> None:
         for split, place in self.places.items():

@@ -48,7 +48,6 @@ from shardprep.formats.sources.trees import (
     other_folders_note,
 )
 
-LAYOUT = "paired-folders"
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "jpegimages", "rgb")
 _PARTNERS = re.compile(
     r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
@@ -180,6 +179,7 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
 class PairedFolders(Source):
     """Images below folders, each with a partner of the same path but for its extension in every pair."""
 
+    LAYOUT = "paired-folders"
     TAKES = ("pairs",)
 
     root: Path
@@ -197,7 +197,7 @@ class PairedFolders(Source):
 
     @property
     def description(self) -> str:
-        return f"{LAYOUT}: {', '.join(self.splits)}, with {', '.join(self.source_options.pairs)}"
+        return f"{super().description}, with {', '.join(self.source_options.pairs)}"
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         labels, problems, matched = self._found
@@ -206,7 +206,7 @@ class PairedFolders(Source):
         places += zip(one.folders.partners.values(), map(pair_columns, count()), strict=False)
         return Listing(
             split,
-            LAYOUT,
+            self.LAYOUT,
             one.entries,
             labels,
             PairedReader(tuple(TreeReader(folder, follow, columns) for folder, columns in places)),

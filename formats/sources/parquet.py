@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, repeat
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -423,7 +423,7 @@ class ParquetRows(RecordSource):
     number of its row.
     """
 
-    LAYOUT: ClassVar[str] = "parquet"
+    LAYOUT = "parquet"
 
     def contents(self, split: str) -> RowContents:
         problems = Problems()

@@ -28,12 +28,12 @@ from shardprep.formats.sources.pairs import paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
 from shardprep.formats.sources.source import SPLITS, Box, Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import BLOCK
-from shardprep.formats.sources.tensorpack import LAYOUT as TENSORPACK, tensorpack_lmdb
+from shardprep.formats.sources.tensorpack import TensorpackLmdb, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
 from shardprep.formats.sources.webdataset import WebDataset, webdataset
 from shardprep.formats.storage.store import Location
 
-LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TENSORPACK)
+LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
     "is not a known source. Give one of: "

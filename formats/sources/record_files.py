@@ -350,7 +350,6 @@ def _of_split(
 class RecordSource(Source):
     """Records in files; a label is the same in all splits, and so are the classes."""
 
-    LAYOUT: ClassVar[str]
     TAKES = ("image_column", "label_column")
 
     files: SplitFiles

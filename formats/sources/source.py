@@ -341,6 +341,7 @@ def boxes_by_key(
 class Source(ABC):
     """A dataset to convert; ``TAKES`` are the options that it takes of those that not all sources do."""
 
+    LAYOUT: ClassVar[str] = ""
     TAKES: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -349,9 +350,9 @@ class Source(ABC):
         """The splits that were found, in the order train, val, test."""
 
     @property
-    @abstractmethod
     def description(self) -> str:
         """One line for the user that describes the source."""
+        return f"{self.LAYOUT}: {', '.join(self.splits)}"
 
     @property
     def folders(self) -> tuple[Path, ...]:

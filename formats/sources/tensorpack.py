@@ -38,7 +38,6 @@ from shardprep.formats.sources.record_files import (
 from shardprep.formats.sources.source import Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import TarReader, archive_of
 
-LAYOUT = "tensorpack-lmdb"
 _ADVICE = "write the LMDB again"
 KEYS = b"__keys__"
 DIGITS = 8
@@ -84,6 +83,7 @@ class TensorpackLmdb(Source):
     record's key is the file's, with leading zeros if others have more digits.
     """
 
+    LAYOUT = "tensorpack-lmdb"
     TAKES = ("image_column", "label_column")
 
     path: Path
@@ -93,10 +93,6 @@ class TensorpackLmdb(Source):
     @property
     def splits(self) -> tuple[str, ...]:
         return (self.split,)
-
-    @property
-    def description(self) -> str:
-        return f"{LAYOUT}: {self.split}"
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         with naming_source(self.path), foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:
@@ -109,7 +105,7 @@ class TensorpackLmdb(Source):
         form, options = contents.form, self.source_options.kept(*self.TAKES)
         return Listing(
             split,
-            LAYOUT,
+            self.LAYOUT,
             entries,
             contents.classes.space(),
             contents.reader(archive.identity),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -376,7 +376,7 @@ class TfRecord(RecordSource):
     else that of the TFRecord file with the record's number.
     """
 
-    LAYOUT: ClassVar[str] = "tfrecord"
+    LAYOUT = "tfrecord"
 
     dialect: Dialect
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,7 +122,7 @@ class WebDataset(RecordSource):
     and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it.
     """
 
-    LAYOUT: ClassVar[str] = "webdataset"
+    LAYOUT = "webdataset"
 
     parts: SampleParts = field(default_factory=SampleParts)
 
