@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.loaders import Loader
-from shardprep.loaders.engine import engine as module
+from shardprep.loaders.engine import engine as module, messages
 from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course
+from shardprep.loaders.engine.messages import CpuClock
 from shardprep.loaders.measuring.progress_bar import tracing
 from support import loader_workers
 from support.loader_workers import Once, Tagging
@@ -82,3 +83,13 @@ def test_every_batch_is_counted_once_in_bins_of_equal_width(batches: list[tuple[
     assert [point.began for point in points] == [place * width for place in range(len(points))]
     last = sum(gap for gap, _, _ in batches[1:])
     assert points[-1].began <= last * (1 + 1e-9) + 1e-6
+
+
+def test_without_the_kernels_account_nothing_is_known_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SCHEDSTAT", "/nowhere")
+    clock = CpuClock()
+    before = clock.read()
+    sum(range(200_000))
+    computed, waited = clock.read() - before
+
+    assert (computed > 0, waited) == (True, 0)

@@ -136,7 +136,7 @@ def test_it_is_served_and_watched(make: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoded", torture_except([False, True], False))
+@pytest.mark.parametrize("encoded", [False, True])
 def test_equal_arguments_make_equal_batches_in_every_iteration(encoded: bool) -> None:
     options: dict[str, Any] = {"batch_size": 4, "size": (8, 8), "encoded": encoded}
     fake = FakeData(4, **options)

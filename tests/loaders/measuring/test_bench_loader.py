@@ -71,7 +71,7 @@ def everything(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     """The text and JSON that the command prints with all options, and the trace that it writes."""
     folder = tmp_path_factory.mktemp("everything")
     full_profile().save(folder / "disk.json")
-    words = ["bench-loader", dataset, "--seconds", "0.2", "--batch-size", "4", "--size", "32", "--explain"]
+    words = ["bench-loader", dataset, "--seconds", "0.5", "--batch-size", "4", "--size", "32", "--explain"]
     words += ["--sweep", "workers=1,2", "--disk", folder / "disk.json", "--trace", folder / "trace.json"]
     words += ["--shuffle-quality"]
     found: list[LoaderBench] = []

@@ -303,3 +303,8 @@ def test_images_of_any_extreme_aspect_differ_by_rounding_only(
         evaluated(image, size, resize, interpolation).astype(int) - whole(image, size, resize, interpolation)
     )
     assert different.max() <= 2
+
+
+def test_a_resized_side_below_the_size_is_refused() -> None:
+    with pytest.raises(UsageError, match="resize must be from 64 pixels"):
+        EvalTransform(64, resize=8)
