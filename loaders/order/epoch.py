@@ -61,7 +61,11 @@ class EpochPlan:
                 'gaps="close" is not possible with weights, by which a record comes a different number of times in '
                 'each epoch; use gaps="keep"'
             )
-        records = self.split(0).whole.records
+        records, partitions = self.split(0).whole.records, self.shuffle.partitions if self.shuffle else 1
+        if not self.passed and 0 < records < partitions:
+            raise UsageError(
+                f"{records} records are too few for {partitions} partitions; use at most as many"
+            )
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
             most = records // self.world_size

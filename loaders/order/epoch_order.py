@@ -338,10 +338,6 @@ class EpochSplit:
                 f"a batch_size of {batch_size} cannot be shared equally by the {self._owned} partitions of "
                 f"each of {world_size} ranks; use {' or '.join(sizes)}"
             )
-        if 0 < whole.records < partitions:
-            raise UsageError(
-                f"{whole.records} records are too few for {partitions} partitions; use at most as many"
-            )
 
     @property
     def partitions(self) -> range:

@@ -534,14 +534,12 @@ class LoaderMachine(RuleBasedStateMachine):
             for own in places.values()
         )
         after = passed | {at for own in places.values() for at in own if at < stop}
-        # a rest of fewer records than partitions can be resumed, but steps cannot be skipped to get there
-        fine = fine and not 0 < records - len(after) < self.oracle.partitions
         for loader in self.loaders:
             if fine:
                 loader.skip(steps)
             else:
                 before = loader.state_dict()
-                with pytest.raises(UsageError, match=r"step|too few for"):
+                with pytest.raises(UsageError, match="step"):
                     loader.skip(steps)
                 assert loader.state_dict() == before
         if fine:
