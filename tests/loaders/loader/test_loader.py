@@ -230,7 +230,9 @@ def test_what_cannot_be_meant_is_an_error_at_once(
         loader_on(lmdb_shards, **options)
 
 
-def test_an_epoch_a_folder_and_slots_that_cannot_be_meant_are_errors_at_once(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_an_epoch_a_folder_and_slots_that_cannot_be_meant_are_errors_at_once(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
     with loader_on(lmdb_shards) as loader:
         for epoch in (-1, 1 << 64):
             with pytest.raises(UsageError, match="epoch must be"):
