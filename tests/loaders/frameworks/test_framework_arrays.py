@@ -59,7 +59,7 @@ def framework(request: pytest.FixtureRequest) -> Framework:
 
 def arrays_of(batches: Any, steps: int | None = None) -> list[Kept]:
     """Copy arrays to numpy, as a caller that keeps them would."""
-    return epoch_of((tuple(np.array(part) for part in batch) for batch in batches), steps)
+    return epoch_of((tuple(np.asarray(part).copy() for part in batch) for batch in batches), steps)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_slot_stays_lent_while_an_array_on_it_lives(lmdb_shards: Path, framewo
     with crops_on(lmdb_shards, slots=6) as loader:
         batches = framework.batches_of(loader)
         for images, *_ in batches:
-            held, expected = images, np.array(images)
+            held, expected = images, np.asarray(images).copy()
             break
         del images, _
         for _ in range(3):
@@ -159,7 +159,7 @@ def test_a_padded_flow_of_dicts_keeps_its_names_and_mask(framework: Framework) -
     got = list(framework.batches_of(NUMBERS.map(named, random=True).batch(5, remainder="pad")))
 
     assert [list(batch) for batch in got] == [["values", "number", "mask"]] * 5
-    masks = np.concatenate([np.array(batch["mask"]) for batch in got])
+    masks = np.concatenate([np.asarray(batch["mask"]) for batch in got])
     assert masks.tolist() == [True] * 23 + [False] * 2
 
 
