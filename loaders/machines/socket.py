@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 import weakref
@@ -36,6 +39,7 @@ HANDSHAKES = (
 )
 TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
 LOOK_INTERVAL_S = 0.1
+UNREAD_LOOKS = 20  # in which a busy machine may not read a connection
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
 MONITOR = "inproc://monitor"
 DOMAIN = b"prep"  # of the authentication of peers
@@ -114,14 +118,20 @@ def _check_free(endpoint: str) -> None:
             raise OperationError(f"{endpoint}: {problem}")
 
 
-def _bytes_received(number: int) -> int:
-    """The bytes that the kernel has received over a connection, 0 where it does not tell."""
+def _bytes_received(number: int) -> tuple[int, int]:
+    """The bytes that the kernel has received over a connection, and those of them that were not read.
+
+    Both are 0 where it does not tell.
+    """
     try:
         with _same_connection(number) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
-            return int(struct.unpack_from("=Q", info, TCP_BYTES_RECEIVED)[0])
-    except (OSError, AttributeError, struct.error):  # not TCP, not Linux, or an old one
-        return 0
+            unread = fcntl.ioctl(connection, termios.FIONREAD, bytes(4))
+    except (OSError, AttributeError):  # not TCP, or not Linux
+        return 0, 0
+    with suppress(struct.error):  # an old one
+        return struct.unpack_from("=Q", info, TCP_BYTES_RECEIVED)[0], int.from_bytes(unread, sys.byteorder)
+    return 0, 0
 
 
 def _same_connection(number: int) -> socket.socket:
@@ -188,6 +198,7 @@ class FrameSocket(Owned):
         self._events: deque[tuple[int, int]] = deque()
         self.connections: dict[int, int] = {}  # the bytes that each had received after its last message
         self._heard: set[int] = set()  # connections with a message since the last check
+        self._read: dict[int, tuple[int, int]] = {}  # the bytes that were read, and looks without a change
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
         self._socket.monitor(MONITOR, self._watched | CONNECTIONS)
@@ -303,13 +314,22 @@ class FrameSocket(Owned):
         return any(own.endswith(places) for own in self.endpoints)
 
     def _end_endless(self) -> None:
-        """End the connections that bring more bytes than a message may have, and no end. Needs Linux."""
+        """End connections that bring more bytes than a message may have, and no end, and those not read.
+
+        libzmq 4.3 keeps a connection of which it could not decrypt a message, and never reads it again. Needs
+        Linux.
+        """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_INTERVAL_S
         self._look_at_monitor()
         for number, before in self.connections.items():
-            received = _bytes_received(number)
+            received, unread = _bytes_received(number)
+            read, looks = self._read.get(number, (0, 0))
+            is_read = not unread or received - unread != read
+            self._read[number] = received - unread, 0 if is_read else looks + 1
+            if looks > UNREAD_LOOKS:
+                self._reset(number)
             if number in self._heard:
                 self.connections[number] = received
             elif received > before + self._most_bytes:
@@ -377,6 +397,7 @@ class FrameSocket(Owned):
             kind, value = EVENT.unpack(event)
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
                 self.connections[value] = 0
+                self._read.pop(value, None)
                 if not self.binds:
                     self._ended.clear()
             elif kind == zmq.EVENT_DISCONNECTED:

@@ -238,16 +238,17 @@ def test_a_stopped_sender_is_replaced_and_may_continue(name: str, lmdb_shards: P
 
 
 @pytest.mark.slow
-def test_a_sender_goes_on_after_damage_on_the_way(keys: KeyFolder) -> None:
+@pytest.mark.parametrize("back", torture_except([True, False], True), ids=["to it", "to the receiver"])
+def test_a_sender_goes_on_after_damage_on_the_way(back: bool, keys: KeyFolder) -> None:
     with (
-        RemoteSource(ANY_PORT, keys=keys.receiver) as source,
+        RemoteSource(ANY_PORT, keys=keys.receiver, lease_seconds=1) as source,
         Tunnel(source.endpoint) as tunnel,
         serving(made_by("slow_numbers", Path()), tunnel.endpoint, keys=keys.sender()) as (sent,),
         source,
     ):
         for place, _ in enumerate(source):
             if place in (5, 15):
-                tunnel.flip(back=True)
+                tunnel.flip(back=back)
         source.receipt().check(30)
         source.close()
         assert sent.result(TIMEOUT_S).connections > 1
