@@ -298,7 +298,7 @@ def print_gate(found: GateResult) -> None:
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),
-    help="With --run: how many epochs it had.  [default: those of the log, or 1]",
+    help="With --run: how many epochs it had.  [default: those of the log or state, or 1]",
 )
 @work_options
 def find(
@@ -387,7 +387,8 @@ def sighted(
     with options.ordering_loader(recorded.card) as loader:
         order = loader.order_of()._replace(passed=recorded.passed)
         for one in sightings(order, seen, range(epochs or recorded.epochs or 1)):
-            seen[one.number].append((one.epoch, one.step, one.rank))
+            if recorded.has_reached(one.epoch, one.step):
+                seen[one.number].append((one.epoch, one.step, one.rank))
     return seen
 
 

@@ -246,6 +246,15 @@ class RecordedRun:
         """The number of epochs that the run has begun; 0 for a card."""
         return max((1 + entry.receipt.epoch for entry in self.entries), default=0)
 
+    def has_reached(self, epoch: int, step: int) -> bool:
+        """Whether a step, counted from the epoch's beginning, was delivered; True where nothing says so."""
+        steps = [
+            -(-place_within(entry.passed, entry.place) // (entry.card.batch_size * entry.card.world_size))
+            for entry in self.entries
+            if entry.receipt.epoch == epoch
+        ]
+        return not steps or step < max(steps)
+
     @property
     def passed(self) -> dict[int, Ranges]:
         """The ranges of places that were skipped, by epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,28 @@ def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[s
 
     assert set(map(tuple, sightings(order, range(25), range(3)))) == expected
     assert set(map(tuple, sightings(order, [7], range(3)))) == {one for one in expected if one[0] == 7}
+
+
+def test_a_log_of_a_run_that_stopped_in_an_epoch_says_what_it_has_seen_of_it(
+    files: list[Path], datasets: dict[str, Path], tmp_path: Path
+) -> None:
+    with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0) as loader:
+        list(loader)
+        loader.log_epoch(tmp_path / "run.jsonl")
+        list(islice(loader, 2))
+        loader.log_epoch(tmp_path / "run.jsonl")
+        expected = [
+            one[:3]
+            for one in sightings(loader.order_of(), range(25), range(2))
+            if one.epoch == 0 or one.step < 2
+        ]
+
+    words = ["find", datasets["plain"], *files[1:], "--workers", 1, "--run", tmp_path / "run.jsonl"]
+    told = json.loads(prep_here(*words, "--json").stdout)["found"]
+
+    seen = {(one["record"], at["epoch"], at["step"]) for one in told for at in one["seen"]}
+    assert len(expected) == 25 + 10
+    assert seen == set(expected)
 
 
 def test_the_command_says_where_and_when(
