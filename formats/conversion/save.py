@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
@@ -43,7 +44,7 @@ from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTE
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed
-from shardprep.formats.runtime.progress import ItemBar, Progress
+from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     finished_shards,
@@ -129,7 +130,8 @@ def write_dataset(
     if order not in ORDERS:
         raise UsageError(f"the order is one of {', '.join(ORDERS)}, not {order!r}")
     options = PlanOptions(container=container, shard_size=shard_size, order=ORDERS[order], seed=seed)
-    folder, progress = user_path(output), progress or ItemBar()
+    folder = user_path(output)
+    progress = progress or BarProgress("items", visible=sys.stderr.isatty() or in_notebook())
     refuse_other_shape(folder, split)
     refuse_busy(folder)
     items = opened_items(samples, schema, classes)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 # Lists, objects and their elements: each takes some 200 bytes of memory, and 2 bytes of a file. A list of
 # shards or classes in a file of 64 MiB has fewer, because an entry has at least 100 bytes.
 MOST_PARTS = 2_500_000
 
-# The part that is made into text at once; reading takes its memory besides that of value and file.
-_PIECE_ITEMS = 1024
-_PIECE_DEPTH = 4
-
 
 def canonical_json(value: object) -> bytes:
     """Return a value as ASCII JSON: sorted keys, no spaces, no NaN or infinity, a newline at the end."""
-    return _text(value) + b"\n"
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("ascii") + b"\n"
 
 
 def parse_canonical_json(data: bytes) -> Any:
@@ -32,7 +28,7 @@ def parse_canonical_json(data: bytes) -> Any:
         raise ValueError(f"has more than {MOST_PARTS} parts")
     try:
         value = json.loads(data.decode("ascii"))
-        is_canonical = _is_text_of(value, data)
+        is_canonical = canonical_json(value) == data
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not is_canonical:
@@ -42,48 +38,7 @@ def parse_canonical_json(data: bytes) -> Any:
 
 def sha256_of(value: object) -> str:
     """Return ``sha256:<hex>`` of a value's canonical JSON."""
-    digest = hashlib.sha256()
-    for piece in _pieces(value):
-        digest.update(piece)
-    digest.update(b"\n")
-    return "sha256:" + digest.hexdigest()
-
-
-def _is_text_of(value: object, data: bytes) -> bool:
-    at = 0
-    for piece in _pieces(value):
-        if not data.startswith(piece, at):
-            return False
-        at += len(piece)
-    return data[at:] == b"\n"
-
-
-def _text(value: object) -> bytes:
-    text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii")
-
-
-def _pieces(value: object, depth: int = 0) -> Iterator[bytes]:
-    """Yield the canonical text in pieces: the whole text may take as much memory as the value."""
-    if depth == _PIECE_DEPTH:
-        yield _text(value)
-    elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        yield b"{"
-        for number, name in enumerate(sorted(value)):
-            yield (b"," if number else b"") + _text(name) + b":"
-            yield from _pieces(value[name], depth + 1)
-        yield b"}"
-    elif isinstance(value, list | tuple):
-        yield from _pieces_of_list(value)
-    else:
-        yield _text(value)
-
-
-def _pieces_of_list(items: Sequence[object]) -> Iterator[bytes]:
-    yield b"["
-    for start in range(0, len(items), _PIECE_ITEMS):
-        yield (b"," if start else b"") + _text(items[start : start + _PIECE_ITEMS])[1:-1]
-    yield b"]"
+    return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")

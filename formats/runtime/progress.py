@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {elapsed}<{remaining}{postfix}"
+UNCOUNTED_BAR = "{desc}: {n_fmt} {unit}, {elapsed}{postfix}"
 
 
 class Progress(Protocol):
@@ -59,39 +60,46 @@ class NoProgress:
         """Do nothing."""
 
 
-class NotebookProgress:
-    """A progress bar below a notebook's cell, which is removed when the task ends."""
+class BarProgress:
+    """A progress bar on stderr or below a notebook's cell, removed when the task ends.
 
-    def __init__(self) -> None:
+    Records are shown as ``noun``; a task without records as bytes, or, if its size is not known either, by
+    their number alone. Nothing is shown if this is not ``visible``.
+    """
+
+    def __init__(self, noun: str = "images", *, visible: bool = True) -> None:
+        self._noun, self._is_visible = noun, visible
         self._bar: tqdm[Any] | None = None
         self._began = 0.0
 
     def note(self, text: str) -> None:
         """Print a line."""
-        bar_class().write(text)
+        if self._is_visible:
+            bar_class().write(text, file=None if in_notebook() else sys.stderr)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
         """Show a bar during the work."""
         self._began = time.monotonic()
-        total, form = (
-            records or size,
-            {"unit": "images"} if records else {"unit": "bytes", "unit_scale": True},
-        )
-        with bar_class()(total=total, desc=title, leave=False, bar_format=BAR, **form) as self._bar:
+        unit = {"unit": "bytes", "unit_scale": True} if size and not records else {"unit": self._noun}
+        total, shape = records or size or None, BAR if records or size else UNCOUNTED_BAR
+        with bar_class()(
+            total=total, desc=title, leave=False, bar_format=shape, disable=not self._is_visible, **unit
+        ) as self._bar:
             yield
 
     def at(self, records: int, size: int) -> None:
-        """Move the bar, and show the rate in bytes."""
-        if self._bar is not None:
-            rate = size / max(time.monotonic() - self._began, 1e-9) / 1e6
-            self._bar.set_postfix_str(f"{rate:,.0f} MB/s", refresh=False)
+        """Move the bar, and show the rates."""
+        if self._bar is not None and self._is_visible:
+            seconds = max(time.monotonic() - self._began, 1e-9)
+            rates = [f"{records / seconds:,.0f} {self._noun}/s"] if records else []
+            self._bar.set_postfix_str(", ".join([*rates, f"{size / seconds / 1e6:,.0f} MB/s"]), refresh=False)
             self._bar.update((records or size) - self._bar.n)
 
 
 def shown(progress: Progress | None) -> Progress:
     """Return ``progress``; where it is None a bar in a notebook, and elsewhere one that is not shown."""
-    return progress or (NotebookProgress() if in_notebook() else NoProgress())
+    return progress or (BarProgress() if in_notebook() else NoProgress())
 
 
 def in_notebook() -> bool:
@@ -126,39 +134,3 @@ def tell_shards(progress: Progress, done: int, total: int) -> None:
     """Call ``shards`` if the progress has it."""
     if isinstance(progress, ShardProgress):
         progress.shards(done, total)
-
-
-_KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} items, {elapsed}<{remaining}{postfix}"
-_UNKNOWN = "{desc}: {n_fmt} items, {elapsed}{postfix}"
-
-
-class ItemBar:
-    """A bar that is removed when the task ends; nothing is shown where there is no terminal or notebook."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
-        self._began = 0.0
-        self._is_shown = sys.stderr.isatty() or in_notebook()
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        if self._is_shown:
-            bar_class().write(text, file=sys.stderr)
-
-    @contextmanager
-    def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
-        """Show a bar during the work; ``records`` is 0 where their number is not known."""
-        self._began = time.monotonic()
-        shape = _KNOWN if records else _UNKNOWN
-        with bar_class()(
-            total=records or None, desc=title, leave=False, bar_format=shape, disable=not self._is_shown
-        ) as self._bar:
-            yield
-
-    def at(self, records: int, size: int) -> None:
-        """Move the bar, and show the rates in items and bytes."""
-        if self._bar is not None and self._is_shown:
-            seconds = max(time.monotonic() - self._began, 1e-9)
-            rates = f"{records / seconds:,.0f} items/s, {size / seconds / 1e6:,.0f} MB/s"
-            self._bar.set_postfix_str(rates, refresh=False)
-            self._bar.update(records - self._bar.n)
