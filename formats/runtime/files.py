@@ -471,9 +471,12 @@ _SECRETS = re.compile(r"(?<=://)[^/?#\s]*@|[^/\s:@]+:[^/\s@]*@|[?#][^\s\"')>]*|;
 def user_path(path: str | os.PathLike[str]) -> Path:
     """Return the path; a ``~`` or ``~name`` at its beginning is that user's home folder.
 
-    Where there is no such user, the path is taken as it is. Raises UsageError for the text of a URL, which
-    would be the path of another place, and for one that is misspelt, unless there is a file of that name.
+    Where there is no such user, the path is taken as it is. Raises UsageError for an empty text, as of an
+    unset variable, for the text of a URL, which would be the path of another place, and for one that is
+    misspelt, unless there is a file of that name.
     """
+    if path == "":
+        raise UsageError("a path is needed here, not an empty text; write . for the current folder")
     if isinstance(path, str) and (url := _URL.match(path)):  # the rest may hold a secret
         raise UsageError(f"a path on this machine is needed here, not a URL that begins with {url[0]}")
     if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):

@@ -227,6 +227,13 @@ def test_a_file_with_the_name_of_no_user_is_itself() -> None:
     assert user_path(Path("~/x")) == Path.home() / "x"
 
 
+@pytest.mark.parametrize("words", [("convert", "", "out"), ("convert", "~/archives", ""), ("verify", "")])
+def test_an_empty_path_of_an_unset_variable_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+    done = prep_here(*words)
+
+    assert (done.returncode, "not an empty text" in done.stderr) == (2, True)
+
+
 NO_URLS: dict[str, Callable[[str], object]] = {
     "a part": lambda url: formats.collect("all", [url]),
     "a collection's folder": lambda url: formats.collect(url, ["~/dataset"]),
