@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import struct
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -25,14 +23,14 @@ from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.items import ColumnRecord, ColumnValues
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import NO_COLUMNS, Record, record_crc
+from shardprep.formats.records.record import Record, record_crc
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.container import SUFFIXES
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_table, table_header
-from shardprep.formats.shards.read import DAMAGE, LOCAL, MAX_OPEN, LocalFiles, OpenShards, PartShards
+from shardprep.formats.shards.read import DAMAGE, LOCAL, LocalFiles, OpenShards, PartShards
 
 ROOT_DOMAIN = b"shardprep-columns-1\0"
 
@@ -176,37 +174,64 @@ class RecordPlace(NamedTuple):
     key: bytes
 
 
-class ColumnReader(Owned):
-    """Reader of one column of the dataset in ``folder``, with shards of the kind ``container``.
+class _Table:
+    """A column's table in one dataset, open. Raises ManifestDamaged for one of another size; OSError."""
 
-    Files are opened when first read, ``most`` shards at a time, after ``files`` made them be there, and read
-    by position. Every value is checked against its checksum in the table, which covers the record's key.
-    Thread-safe except for :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for
-    damage, ManifestDamaged for a damaged table, and OSError.
+    def __init__(self, path: Path, entry: ColumnEntry) -> None:
+        self._path, self.row = path, entry.row
+        self._start = len(table_header(self.row, entry.table.records))
+        self._records = entry.table.records
+        self._rows_at_once = max(1, ROWS_BYTES // self.row.itemsize)
+        self._block = -1, b""
+        self._file = ShardFile(path)
+        if self._file.size != entry.table.size:
+            message = f"has {self._file.size} bytes, not {entry.table.size}; prep repair rebuilds it"
+            raise ManifestDamaged(message, path=path)
+
+    def row_at(self, number: int) -> bytes:
+        """Return the bytes of a row; the rows around it are kept for the next records."""
+        first = number - number % self._rows_at_once
+        if (block := self._block)[0] != first:
+            count = min(self._rows_at_once, self._records - first)
+            self._block = block = first, self._read(first, count)
+        start = (number - first) * self.row.itemsize
+        return block[1][start : start + self.row.itemsize]
+
+    def rows(self) -> Rows:
+        """Return all rows, read-only."""
+        return np.frombuffer(self._read(0, self._records), self.row)
+
+    def _read(self, first: int, count: int) -> bytes:
+        size = count * self.row.itemsize
+        data = self._file.read_at(size, self._start + first * self.row.itemsize)
+        if len(data) != size:
+            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
+        return data
+
+
+MOST_TABLES = 32  # of one column that are open at a time, in a collection of more datasets
+
+
+class ColumnReader(Owned):
+    """Reader of one column of records that are numbered over all ``parts``: the one at ``place`` in each.
+
+    Files are opened when first read, after ``files`` made them be there, and read by position. Every value is
+    checked against its checksum in the table, which covers the record's key. Thread-safe except for
+    :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for
+    a damaged table, and OSError.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(
-        self,
-        folder: Path,
-        entry: ColumnEntry,
-        container: str,
-        files: LocalFiles = LOCAL,
-        *,
-        most: int | None = None,
-    ) -> None:
-        self.entry = entry
-        self._folder = folder
-        self._codec = entry.field.codec
-        self._row = entry.row
-        self._has_offsets = "offset" in (self._row.names or ())
-        self._start = len(table_header(self._row, entry.table.records))
-        self._rows_at_once = max(1, ROWS_BYTES // self._row.itemsize)
-        self._block = -1, b""
-        self._table: ShardFile | None = None
-        self._shards = OpenShards([PartShards(folder, container, entry.shards)], files, most=most)
+    def __init__(self, parts: Sequence[PartFiles], place: int, files: LocalFiles = LOCAL) -> None:
+        self._parts = [(part.folder, part.columns[place]) for part in parts]
+        self._firsts = [0, *accumulate(part.records for part in parts)]
+        self._field = self._parts[0][1].field
+        self._codec = self._field.codec
+        shards = [PartShards(part.folder, part.container, part.columns[place].shards) for part in parts]
+        self._shards = OpenShards(shards, files)
         self._files = files
+        self._tables: dict[int, _Table] = {}  # changed by single calls, without a lock: opening can download
 
     def value(self, place: RecordPlace) -> Any:
         """Return a record's value."""
@@ -220,14 +245,16 @@ class ColumnReader(Owned):
         try:
             return self._data(place)
         except (*DAMAGE, ManifestDamaged) as error:
-            with self._files.right(self.entry.table, error):
-                self._table, self._block = None, (-1, b"")
+            part = self._part_of(place)
+            with self._files.right(self._parts[part][1].table, error):
+                self._tables.pop(part, None)
                 return self._data(place)
 
     def _data(self, place: RecordPlace) -> bytes:
-        row = self._read_row(place)
+        part = self._part_of(place)
+        row = self._table(part).row_at(place.number - self._firsts[part])
         if self._codec.dtype is None:
-            offset, length, crc32c = _PLACE.unpack(row if self._has_offsets else bytes(8) + row)
+            offset, length, crc32c = _PLACE.unpack(row.rjust(_PLACE.size, b"\0"))  # format 1.0 has no offset
             address = place.key, UNLABELLED, crc32c, offset, length
             return self._shards.image(place.shard, place.ordinal, address)
         value, crc32c = row[:-4], int.from_bytes(row[-4:], "little")
@@ -235,59 +262,43 @@ class ColumnReader(Owned):
             raise self._corrupt(place, "does not match its CRC-32C; prep repair rebuilds it")
         return value
 
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """Return the length of each value in bytes, uint32."""
+    def lengths(self) -> npt.NDArray[np.uint32]:
+        """Return the length of each value in bytes."""
         if self._codec.size is not None:
-            return np.full(self.entry.table.records, self._codec.size, np.uint32)
-        return self.table()["length"].copy()
+            return np.full(self._firsts[-1], self._codec.size, np.uint32)
+        return self._all_of("length")
 
-    def table(self) -> Rows:
-        """Return all rows of the table, unchecked, read-only: of numbers, they are the values."""
-        size = self.entry.table.records * self._row.itemsize
-        data = self._opened().read_at(size, self._start)
-        if len(data) != size:
-            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
-        return np.frombuffer(data, self._row)
+    def fixed_values(self) -> npt.NDArray[Any]:
+        """Return all values of a column of one size, unchecked."""
+        return self._all_of("value")
 
-    def _read_row(self, place: RecordPlace) -> bytes:
-        """Return the bytes of a record's row; the rows around it are kept for the next records."""
-        size = self._row.itemsize
-        first = place.number - place.number % self._rows_at_once
-        if (block := self._block)[0] != first:
-            length = self._rows_at_once * size
-            self._block = block = first, self._opened().read_at(length, self._start + first * size)
-        start = (place.number - first) * size
-        row = block[1][start : start + size]
-        if len(row) != size:
-            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
-        return row
+    def _all_of(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([self._table(part).rows()[name] for part in range(len(self._parts))])
 
-    def _opened(self) -> ShardFile:
-        table = self._table
-        if table is None:
-            self._files.bring(self.entry.table)
-            table = ShardFile(self._path)
-            if table.size != self.entry.table.size:
-                table.close()
-                message = f"has {table.size} bytes, not {self.entry.table.size}; prep repair rebuilds it"
-                raise ManifestDamaged(message, path=self._path)
-            self._table = table
+    def _part_of(self, place: RecordPlace) -> int:
+        return bisect_right(self._firsts, place.number) - 1
+
+    def _table(self, part: int) -> _Table:
+        return self._tables.get(part) or self._opened(part)
+
+    def _opened(self, part: int) -> _Table:
+        folder, entry = self._parts[part]
+        self._files.bring(entry.table)
+        table = _Table(folder / entry.table.name, entry)
+        opened = list(self._tables)
+        for first in opened[: len(opened) + 1 - MOST_TABLES]:
+            self._tables.pop(first, None)
+        self._tables[part] = table
         return table
 
-    @property
-    def _path(self) -> Path:
-        return self._folder / self.entry.table.name
-
     def _corrupt(self, place: RecordPlace, message: str) -> CorruptRecord:
-        name = self.entry.field.name
         key = place.key.decode("utf-8", "replace")
-        return CorruptRecord(f"the column {name} {message}", path=self._folder, key=key)
+        folder = self._parts[self._part_of(place)][0]
+        return CorruptRecord(f"the column {self._field.name} {message}", path=folder, key=key)
 
     def close(self) -> None:
         """Close the files; the next read opens them again. No other thread may be reading."""
-        table, self._table, self._block = self._table, None, (-1, b"")
-        if table is not None:
-            table.close()
+        self._tables = {}
         self._shards.close()
 
 
@@ -298,16 +309,34 @@ BOX_COLUMNS = ("boxes", "box_labels")
 
 @dataclass(frozen=True)
 class BoxTable:
-    """A dataset's table of boxes, before it is read. Picklable.
+    """A dataset's table of boxes. Picklable before it is read.
 
     ``entry`` is the file in ``folder``, and ``records`` the number of the dataset's records. A box of class n
-    has the label ``label_map[n]``; the last one is that of a box without a class.
+    has the label ``label_map[n]``; the last one is that of a box without a class. A record has ``boxes``,
+    float32 [n, 4], and ``box_labels``, int32 [n], read-only. The table is read and checked when a record's
+    boxes are first asked for, and then kept: 24 bytes a box. Thread-safe. Raises ManifestDamaged, OSError.
     """
 
     folder: Path
     entry: FileEntry
     records: int
     label_map: tuple[int, ...]
+
+    def value(self, name: str, number: int) -> npt.NDArray[Any]:
+        """Return a record's value of one of BOX_COLUMNS."""
+        records = self._columns["record"]
+        first, last = np.searchsorted(records, np.array([number, number + 1], np.uint32))
+        return self._columns[name][first:last]
+
+    @cached_property
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns of the table, each contiguous: they are searched and cut for each record."""
+        rows = self.rows()
+        boxes = np.stack([rows[side] for side in SIDES], axis=1)
+        labels = np.array(self.label_map, np.int32)[rows["label"]]
+        for array in (boxes, labels):
+            array.flags.writeable = False
+        return {"record": np.ascontiguousarray(rows["record"]), "boxes": boxes, "box_labels": labels}
 
     def rows(self) -> Rows:
         """Read all rows: of existing records, in their order, within the image.
@@ -330,79 +359,6 @@ class BoxTable:
                 yield f"it has boxes with {low} and {high} that are not fractions in order"
 
 
-class OpenBoxes:
-    """The boxes of each record: ``boxes`` float32 [n, 4] and ``box_labels`` int32 [n], as BOX_COLUMNS.
-
-    The table is read and checked when a record's boxes are first asked for, and then kept: 24 bytes a box.
-    Arrays are read-only. Thread-safe. Raises ManifestDamaged, OSError.
-    """
-
-    def __init__(self, table: BoxTable) -> None:
-        self._table = table
-
-    def value(self, name: str, place: RecordPlace) -> npt.NDArray[Any]:
-        """Return a record's value of one of BOX_COLUMNS."""
-        records = self._columns["record"]
-        first, last = np.searchsorted(records, np.array([place.number, place.number + 1], np.uint32))
-        return self._columns[name][first:last]
-
-    @cached_property
-    def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns of the table, each contiguous: they are searched and cut for each record."""
-        rows = self._table.rows()
-        boxes = np.stack([rows[side] for side in SIDES], axis=1)
-        labels = np.array(self._table.label_map, np.int32)[rows["label"]]
-        for array in (boxes, labels):
-            array.flags.writeable = False
-        return {"record": np.ascontiguousarray(rows["record"]), "boxes": boxes, "box_labels": labels}
-
-
-MOST_PARTS = 32  # whose columns are open at a time
-
-
-class OpenColumns(Owned):
-    """Readers of ``entries``, columns of the dataset in ``folder`` with shards of the kind ``container``.
-
-    ``others`` are functions from a record's place to a value, by name: columns of records that have no files.
-    ``files`` makes a file be there before it is opened. Of each column ``most`` shards are open at a time.
-    Thread-safe except for :meth:`close`; usable after a fork, and after :meth:`close`.
-    """
-
-    instead = "open the dataset again by its path"
-
-    def __init__(
-        self,
-        folder: Path,
-        entries: Iterable[ColumnEntry],
-        container: str,
-        others: Mapping[str, Callable[[RecordPlace], Any]] = NO_COLUMNS,
-        files: LocalFiles = LOCAL,
-        *,
-        most: int | None = None,
-    ) -> None:
-        self._readers = {
-            entry.field.name: ColumnReader(folder, entry, container, files, most=most) for entry in entries
-        }
-        self._values = {name: reader.value for name, reader in self._readers.items()} | dict(others)
-        self.names = tuple(self._values)
-        """The names of a record's values, those of ``others`` last."""
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, name: str) -> ColumnReader:
-        return self._readers[name]
-
-    def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
-        """Return the record at ``place``, with columns that are read when they are asked for."""
-        return ColumnRecord.of(record, ColumnValues(self.names, lambda name: self._values[name](place)))
-
-    def close(self) -> None:
-        """Close the files; the next read opens them again. No other thread may be reading."""
-        for reader in self._readers.values():
-            reader.close()
-
-
 @dataclass(frozen=True)
 class PartFiles(PartShards):
     """The files of one dataset among several with records and shards that are numbered over all.
@@ -420,60 +376,53 @@ class PartFiles(PartShards):
         """The number of its records."""
         return sum(shard.records for shard in self.shards)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of a record's columns, those of boxes last."""
+        return (*(entry.field.name for entry in self.columns), *self.box_columns)
 
-class ChainedColumns(Owned):
-    """The open columns of several datasets, with records and shards that are numbered over all.
 
-    All have columns of the same names. ``files`` makes a file be there before it is opened. Those of
-    MOST_PARTS datasets are open at a time. Thread-safe except for :meth:`close`; usable after :meth:`close`.
+class Columns(Owned):
+    """The columns of records that are numbered over all ``parts``, which have columns of the same names.
+
+    ``files`` makes a file be there before it is opened. Thread-safe except for :meth:`close`; usable after a
+    fork, and after :meth:`close`.
     """
 
     instead = "open the dataset again by its path"
 
     def __init__(self, parts: Sequence[PartFiles], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
-        self._files = files
-        self._first_records = [0, *accumulate(part.records for part in parts)]
-        self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
-        self._boxes = [OpenBoxes(part.boxes) if part.boxes and part.box_columns else None for part in parts]
-        self._most = max(1, MAX_OPEN // min(len(parts), MOST_PARTS)) if len(parts) > 1 else None
-        self._open: OrderedDict[int, OpenColumns] = OrderedDict()
-        self._lock = threading.Lock()
+        self._names = [part.names for part in parts]
+        self._firsts = [0, *accumulate(part.records for part in parts)]
+        self._readers = {
+            entry.field.name: ColumnReader(parts, place, files)
+            for place, entry in enumerate(parts[0].columns)
+        }
 
-    def __len__(self) -> int:
-        """Number of columns of a record."""
-        return len(self._parts[0].columns) + len(self._parts[0].box_columns)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns of the first record, those of boxes last."""
+        return self._names[0]
+
+    def __getitem__(self, name: str) -> ColumnReader:
+        return self._readers[name]
 
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
-        """Return the record at ``place`` among those of all datasets, with its columns."""
-        part, inside = self.place_inside(place)
-        return self.part(part).of(record, inside)
+        """Return the record at ``place``, with columns that are read when they are asked for."""
+        part = bisect_right(self._firsts, place.number) - 1
+        return ColumnRecord.of(record, ColumnValues(self._names[part], partial(self._value, part, place)))
 
-    def place_inside(self, place: RecordPlace) -> tuple[int, RecordPlace]:
-        """Return the number of the dataset that has the record, and its place there."""
-        part = bisect_right(self._first_records, place.number) - 1
-        number, shard = place.number - self._first_records[part], place.shard - self._first_shards[part]
-        return part, place._replace(number=number, shard=shard)
-
-    def part(self, number: int) -> OpenColumns:
-        """Return the open columns of one of the datasets."""
-        with self._lock:
-            if number not in self._open:
-                self._open[number] = self._opened(number)
-                if len(self._open) > MOST_PARTS:
-                    self._open.popitem(last=False)  # closed when no thread reads from it
-            self._open.move_to_end(number)
-            return self._open[number]
-
-    def _opened(self, number: int) -> OpenColumns:
-        part, boxes = self._parts[number], self._boxes[number]
-        others = {name: partial(boxes.value, name) for name in part.box_columns} if boxes else {}
-        return OpenColumns(part.folder, part.columns, part.container, others, self._files, most=self._most)
+    def _value(self, part: int, place: RecordPlace, name: str) -> Any:
+        boxes = self._parts[part].boxes
+        if boxes is None or name in self._readers:
+            return self._readers[name].value(place)
+        return boxes.value(name, place.number - self._firsts[part])
 
     def close(self) -> None:
         """Close the files; the next read opens them again. No other thread may be reading."""
-        for columns in self._open.values():
-            columns.close()
+        for reader in self._readers.values():
+            reader.close()
 
 
 COLUMN_FILE = re.compile(r"column-[A-Za-z0-9_.-]+(\.npy|-\d{5,}\.(lmdb|h5))")

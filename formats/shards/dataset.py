@@ -29,7 +29,7 @@ from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
-from shardprep.formats.shards.columns import ChainedColumns, OpenColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import Columns, PartFiles, RecordPlace
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, Manifest, read_manifest
@@ -123,8 +123,8 @@ class RecordSet(ABC):
         self._label_map = self.space.mapping(labels).tolist()
         read = [part.files(labels) for part in parts]
         self._shards = OpenShards(read, files)
-        self._columns = ChainedColumns(read, files)
-        self._has_columns = len(self._columns) > 0
+        self._columns = Columns(read, files)
+        self._has_columns = any(part.names for part in read)
 
     @property
     @abstractmethod
@@ -346,9 +346,9 @@ class Dataset(RecordSet):
         return self.manifest.root
 
     @property
-    def columns(self) -> OpenColumns:
+    def columns(self) -> Columns:
         """The readers of the columns beside key, label and image, by name."""
-        return self._columns.part(0)
+        return self._columns
 
     @property
     def boxes(self) -> npt.NDArray[np.void] | None:

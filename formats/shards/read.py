@@ -169,7 +169,7 @@ class OpenShards(Owned):
     """Open shards of ``parts``, numbered one after the other, opened at their first use.
 
     The one that was opened first is released first.
-    At most ``most`` are open, by default MAX_OPEN. Deleted files are released when another one is opened;
+    At most MAX_OPEN are open. Deleted files are released when another one is opened;
     ``files`` makes a file be there. Thread-safe, also in a forked copy of the process. A released file is
     closed when the last thread that reads from it has finished.
 
@@ -177,13 +177,10 @@ class OpenShards(Owned):
     it. Then it raises what a :class:`Shard` raises.
     """
 
-    def __init__(
-        self, parts: Sequence[PartShards], files: LocalFiles = LOCAL, *, most: int | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[PartShards], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
         self._files = files
         self._firsts = [0, *accumulate(len(part.shards) for part in parts)]
-        self._most = most
         self._open: dict[int, Shard] = {}  # changed by single calls, without a lock: opening can download
 
     def __getitem__(self, number: int) -> Shard:
@@ -225,7 +222,7 @@ class OpenShards(Owned):
         part, entry = self._place(number)
         shard = Shard(part.folder / entry.name, part.container, entry)
         opened = list(self._open)
-        for first in opened[: len(opened) + 1 - (self._most or MAX_OPEN)]:
+        for first in opened[: len(opened) + 1 - MAX_OPEN]:
             self._open.pop(first, None)
         self._open[number] = shard
         return shard

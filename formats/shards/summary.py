@@ -67,7 +67,7 @@ def _label_counts(entry: ColumnEntry, reader: ColumnReader) -> npt.NDArray[np.in
     """Return the number of records without a label, and of each class; None for another kind of column."""
     if entry.field.kind != "label":
         return None
-    labels = np.clip(reader.table()["value"], -1, len(entry.field.classes) - 1)
+    labels = np.clip(reader.fixed_values(), -1, len(entry.field.classes) - 1)
     return np.bincount(labels + 1, minlength=len(entry.field.classes) + 1)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import accumulate
+from functools import cached_property, partial
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,41 +50,25 @@ def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
 
 
 def _difference(one: Manifest, other: Manifest) -> str:
-    if one.labels.classes != other.labels.classes and (found := _class_difference(one, other)):
-        return found
+    pairs = zip(one.labels.classes, other.labels.classes, strict=False)
+    for label, (mine, theirs) in enumerate(pairs):
+        if mine.name != theirs.name:
+            return f"label {label} is {mine.name!r} in one and {theirs.name!r} in the other"
+        if mine.ilsvrc2012_id != theirs.ilsvrc2012_id:
+            ids = f"{mine.ilsvrc2012_id} in one and {theirs.ilsvrc2012_id} in the other"
+            return f"the class {mine.name!r} has the ILSVRC2012_ID {ids}"
+    if len(one.labels) != len(other.labels):
+        return f"one has {one.labels.counted}, the other {other.labels.counted}"
     if one.has_images != other.has_images:
         return "one has images, the other has none"
-    mine, theirs = tuple(one.schema), tuple(other.schema)
-    for first, second in zip(mine, theirs, strict=False):
+    for first, second in zip_longest(one.schema, other.schema):
+        if first is None or second is None:
+            return f"the column {(first or second).name} is in only one of them"
         if first != second:
             return (
                 f"the column {first.name} ({first.kind}) stands where {second.name} ({second.kind}) does"
-                + (
-                    ", with different classes"
-                    if (first.name, first.kind) == (second.name, second.kind)
-                    else ""
-                )
+                + (", with different classes" if first.classes != second.classes else "")
             )
-    if len(mine) != len(theirs):
-        return (
-            f"the column {max(mine, theirs, key=len)[min(len(mine), len(theirs))].name} is in only one of "
-            "them"
-        )
-    return ""
-
-
-def _class_difference(one: Manifest, other: Manifest) -> str:
-    mine = [(each.name, each.ilsvrc2012_id) for each in one.labels.classes]
-    theirs = [(each.name, each.ilsvrc2012_id) for each in other.labels.classes]
-    for label, (first, second) in enumerate(zip(mine, theirs, strict=False)):
-        if first[0] != second[0]:
-            return f"label {label} is {first[0]!r} in one and {second[0]!r} in the other"
-        if first[1] != second[1]:
-            return (
-                f"the class {first[0]!r} has the ILSVRC2012_ID {first[1]} in one and {second[1]} in the other"
-            )
-    if len(mine) != len(theirs):
-        return f"one has {one.labels.counted}, the other {other.labels.counted}"
     return ""
 
 
@@ -214,190 +197,128 @@ def _is_name(text: str) -> bool:
     return True
 
 
-Numbers = npt.NDArray[np.int64]
+MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files
+HEADER_BYTES = 4096  # at the most
+ROWS_AT_ONCE = 1 << 16
 
 
-def row_numbers(wanted: Any, count: int) -> Numbers:
-    """Return the numbers of the rows that a mask, an array or list of numbers, or one number chooses.
+def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
+    """Return the rows of all parts, one after the other, in memory unless they are too many.
 
-    Negative numbers count from the end of the ``count`` rows. Raises IndexError for a number out of range,
-    and for a mask of another length; TypeError for anything else.
-
-    >>> row_numbers(np.array([True, False, True]), 3), row_numbers(-1, 3)
-    (array([0, 2]), array([2]))
+    The column ``shard`` counts the shards of all parts, and keys have the width of the widest. Raises
+    ShardDamaged for an archive that is not the indexed one, ManifestDamaged, OSError.
     """
-    if not isinstance(wanted, (np.ndarray, list)):
-        return _in_range(np.array([operator.index(wanted)]), count)
-    chosen = np.asarray(wanted)
-    if chosen.dtype == bool:
-        if chosen.shape != (count,):
-            raise IndexError(f"the mask has the shape {chosen.shape}, but there are {count} records")
-        return np.flatnonzero(chosen)
-    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
-        raise TypeError(f"records are chosen by whole numbers, not by {chosen.dtype}")
-    return _in_range(chosen.astype(np.int64), count)
+    for part in parts:
+        if part.manifest.archive:
+            part.manifest.archive.check(part.folder)
+    entries = [part.manifest.table(INDEX_NAME) for part in parts]
+    if sum(entry.size for entry in entries if entry) > MOST_INDEX_BYTES:
+        return StoredIndex(parts, verify=verify)
+    found = [checked_index(part.folder, part.manifest, verify=verify) for part in parts]
+    rows = np.zeros(sum(map(len, found)), index_dtype(max(each.dtype["key"].itemsize for each in found)))
+    for part in parts:
+        _put(rows, part.records, part, found.pop(0))
+    rows.flags.writeable = False
+    return rows
 
 
-def _in_range(numbers: Numbers, count: int) -> Numbers:
-    wrong = numbers[(numbers < -count) | (numbers >= count)]
-    if wrong.size:
-        raise IndexError(f"record {wrong[0]} of {count}")
-    return np.where(numbers < 0, numbers + count, numbers)
+def _put(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
+    """Put rows of a part among those of all; its keys can be shorter, and offsets missing."""
+    for name in found.dtype.names or ():
+        rows[name][where] = found[name]
+    rows["shard"][where] += np.uint32(part.first_shard)
 
 
-class ChainedIndex:
-    """Indexes one after the other: their rows are gathered when they are asked for.
+class StoredIndex:
+    """The indexes of several datasets, whose rows are read from the files when they are asked for.
 
-    ``shards`` are the numbers of the parts' shards. The column ``shard`` counts the shards of all parts, and
-    keys have the width of the widest.
+    Each file was verified before, as its :class:`.Seal` says, or is when this is made: it is hashed, and read
+    into memory for that time, or always with ``verify``. From then on each read is of that very file, by its
+    inode, size and times, and each row is checked to be of its record. Raises ManifestDamaged, OSError.
     """
 
-    def __init__(self, parts: Sequence[IndexRows], shards: Sequence[int]) -> None:
-        self._parts = parts
-        self._ends = np.cumsum([len(part) for part in parts])
-        self._firsts = self._ends - [len(part) for part in parts]
-        self._first_shards = np.cumsum([0, *shards[:-1]]).astype(np.uint32)
-        self._dtype = index_dtype(max(part.dtype["key"].itemsize for part in parts))
-
-    @property
-    def dtype(self) -> np.dtype[np.void]:
-        """The columns of a row."""
-        return self._dtype
+    def __init__(self, parts: Sequence[DatasetPart], *, verify: bool = False) -> None:
+        self._files = [_IndexFile(part, verify=verify) for part in parts]
+        self._ends = np.cumsum([part.manifest.records for part in parts])
+        self.dtype = index_dtype(max(file.row["key"].itemsize for file in self._files))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, wanted: Any, /) -> Any:
         if isinstance(wanted, str):
-            return self._column(wanted)
+            found = np.empty(len(self), self.dtype[wanted])
+            for start in range(0, len(self), ROWS_AT_ONCE):
+                numbers = np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
+                found[numbers] = self._rows(numbers)[wanted]
+            return found
         if isinstance(wanted, slice):
             return self._rows(np.arange(*wanted.indices(len(self))))
-        rows = self._rows(row_numbers(wanted, len(self)))
-        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
-
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        """Return a column of all rows."""
-        found = np.empty(len(self), self._dtype[name])
-        for part, start, stop, shard in zip(
-            self._parts, self._firsts, self._ends, self._first_shards, strict=True
-        ):
-            found[start:stop] = part[name] if name in (part.dtype.names or ()) else 0
-            if name == "shard":
-                found[start:stop] += shard
-        return found
+        numbers = np.asarray(wanted)
+        if numbers.dtype == bool:
+            if numbers.shape != (len(self),):
+                raise IndexError(f"the mask has the shape {numbers.shape}, but there are {len(self)} records")
+            numbers = np.flatnonzero(numbers)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise TypeError(f"records are chosen by whole numbers, not by {numbers.dtype}")
+        wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+        if wrong.size:
+            raise IndexError(f"record {wrong.flat[0]} of {len(self)}")
+        rows = self._rows(np.atleast_1d(numbers.astype(np.int64) % len(self)))
+        return rows if numbers.ndim else rows[0]
 
     def _rows(self, numbers: npt.NDArray[np.int64]) -> Rows:
         """Return rows in any order: those of each part are read together."""
-        rows = np.empty(len(numbers), self._dtype)
+        rows = np.zeros(len(numbers), self.dtype)
         parts = np.searchsorted(self._ends, numbers, side="right")
-        for part in np.unique(parts):
-            mine = np.flatnonzero(parts == part)
-            found = self._parts[part][numbers[mine] - self._firsts[part]]
-            for name in self._dtype.names or ():  # the keys' widths may differ
-                rows[name][mine] = found[name] if name in (found.dtype.names or ()) else 0
-            rows["shard"][mine] += self._first_shards[part]
+        for number in np.unique(parts).tolist():
+            file, mine = self._files[number], np.flatnonzero(parts == number)
+            _put(rows, mine, file.part, file.read(numbers[mine] - file.part.first_record))
         return rows
 
 
-HEADER_BYTES = 4096  # at the most
-ROWS_AT_ONCE = 1 << 16
+class _IndexFile:
+    """The index of one dataset in a :class:`StoredIndex`."""
 
-
-class StoredIndex:
-    """The rows of one dataset's index, read from its file when they are asked for.
-
-    The file was verified before, as its :class:`.Seal` says, or is when this is made: it is hashed, and read
-    into memory for that time, or always with ``verify``. From then on each read is of that very file, by its
-    inode, size and times, and each row is checked to be of its record. Raises ManifestDamaged, OSError.
-    """
-
-    def __init__(self, folder: Path, manifest: Manifest, *, verify: bool = False) -> None:
-        self._path = folder / INDEX_NAME
-        self._records = manifest.records
-        self._classes = len(manifest.labels)
-        self._ends = np.cumsum([shard.records for shard in manifest.shards])
+    def __init__(self, part: DatasetPart, *, verify: bool) -> None:
+        self.part, self._manifest = part, part.manifest
+        self._path = part.folder / INDEX_NAME
+        self._starts = np.cumsum([0, *(shard.records for shard in part.manifest.shards)])
         with published_file(self._path) as descriptor:
             status = os.fstat(descriptor)
-            if verify or not self._is_sealed(manifest, status):
-                checked_index(folder, manifest, verify=verify)
+            if verify or not self._is_sealed(status):
+                checked_index(part.folder, part.manifest, verify=verify)
             self._known = _identity(status)
-            self._dtype, self._start = self._form(descriptor, offsets=manifest.offsets)
+            begin = read_at(descriptor, HEADER_BYTES, 0)
+        self._start = 10 + int.from_bytes(begin[8:10], "little")
+        width = (status.st_size - self._start) // max(1, self._manifest.records)
+        row = index_row_of(width, offsets=self._manifest.offsets)
+        if row is None or begin[: self._start] != table_header(row, self._manifest.records):
+            raise ManifestDamaged(f"is not an index of {self._manifest.records} rows", path=self._path)
+        self.row = row
 
-    def _is_sealed(self, manifest: Manifest, status: os.stat_result) -> bool:
-        entry = manifest.table(INDEX_NAME)
-        is_it = entry is not None and (entry.size, entry.records) == (status.st_size, manifest.records)
-        return is_it and Seal(status, manifest.root).holds
+    def _is_sealed(self, status: os.stat_result) -> bool:
+        entry, root = self._manifest.table(INDEX_NAME), self._manifest.root
+        is_it = entry is not None and (entry.size, entry.records) == (status.st_size, self._manifest.records)
+        return is_it and Seal(status, root).holds
 
-    def _form(self, descriptor: int, *, offsets: bool) -> tuple[np.dtype[np.void], int]:
-        """Return the columns of a row, and where the first one begins."""
-        begin = read_at(descriptor, HEADER_BYTES, 0)
-        start = 10 + int.from_bytes(begin[8:10], "little")
-        width = (os.fstat(descriptor).st_size - start) // max(1, self._records)
-        row = index_row_of(width, offsets=offsets)
-        if row is None or begin[:start] != table_header(row, self._records):
-            raise ManifestDamaged(f"is not an index of {self._records} rows", path=self._path)
-        return row, start
-
-    @property
-    def dtype(self) -> np.dtype[np.void]:
-        """The columns of a row."""
-        return self._dtype
-
-    def __len__(self) -> int:
-        return self._records
-
-    def __getitem__(self, wanted: Any, /) -> Any:
-        if isinstance(wanted, str):
-            return self._column(wanted)
-        if isinstance(wanted, slice):
-            start, stop, step = wanted.indices(self._records)
-            return (
-                self._run(start, max(start, stop))[::step] if step > 0 else self[np.arange(start, stop, step)]
-            )
-        rows = self._rows(row_numbers(wanted, self._records))
-        return rows if isinstance(wanted, (np.ndarray, list)) else rows[0]
-
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        """Return a column of all rows; the others are not in memory together."""
-        found = np.empty(self._records, self._dtype[name])
-        for start in range(0, self._records, ROWS_AT_ONCE):
-            stop = min(start + ROWS_AT_ONCE, self._records)
-            found[start:stop] = self._run(start, stop)[name]
-        return found
-
-    def _run(self, start: int, stop: int) -> Rows:
-        """Return adjacent rows."""
-        rows = np.empty(stop - start, self._dtype)
+    def read(self, numbers: npt.NDArray[np.int64]) -> Rows:
+        """Return rows in any order; adjacent ones are read together."""
+        rows = np.empty(len(numbers), self.row)
+        runs = np.flatnonzero(np.diff(numbers, prepend=-2) != 1).tolist()
         with published_file(self._path) as descriptor:
-            self._fill(descriptor, rows, start)
-            self._refuse_changed(descriptor)
-        return self._checked(rows, np.arange(start, stop))
-
-    def _rows(self, numbers: npt.NDArray[np.int64]) -> Rows:
-        """Return rows in any order."""
-        rows = np.empty(len(numbers), self._dtype)
-        with published_file(self._path) as descriptor:
-            for place, number in enumerate(numbers.tolist()):
-                self._fill(descriptor, rows[place : place + 1], number)
-            self._refuse_changed(descriptor)
-        return self._checked(rows, numbers)
-
-    def _fill(self, descriptor: int, rows: Rows, first: int) -> None:
-        memory = rows.view(np.uint8).data
-        if read_into(descriptor, memory, self._start + first * self._dtype.itemsize) != len(memory):
-            raise self._changed()
-
-    def _refuse_changed(self, descriptor: int) -> None:
-        if _identity(os.fstat(descriptor)) != self._known:
-            raise self._changed()
-
-    def _checked(self, rows: Rows, numbers: npt.NDArray[np.int64]) -> Rows:
-        """Check that rows are those of their records: bytes on a disk can change without a new time."""
-        shards = np.searchsorted(self._ends, numbers, side="right")
-        ordinals = numbers - np.append(0, self._ends)[shards]
-        labels = rows["label"]
-        is_known = (labels >= UNLABELLED) & (labels < self._classes)
-        if not ((rows["shard"] == shards) & (rows["ordinal"] == ordinals) & is_known).all():
+            for first, last in pairwise([*runs, len(numbers)]):
+                memory = rows[first:last].view(np.uint8).data
+                offset = self._start + int(numbers[first]) * self.row.itemsize
+                if read_into(descriptor, memory, offset) != len(memory):
+                    raise self._changed()
+            if _identity(os.fstat(descriptor)) != self._known:
+                raise self._changed()
+        # bytes on a disk can change without a new time
+        shards = np.searchsorted(self._starts, numbers, side="right") - 1
+        labels = (rows["label"] >= UNLABELLED) & (rows["label"] < len(self._manifest.labels))
+        places = (rows["shard"] == shards) & (rows["ordinal"] == numbers - self._starts[shards])
+        if not (places & labels).all():
             raise self._changed()
         return rows
 
@@ -409,9 +330,6 @@ class StoredIndex:
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files
 
 
 class Collection(RecordSet):
@@ -446,7 +364,7 @@ class Collection(RecordSet):
         first_records = accumulate((each.records for each in manifests), initial=0)
         first_shards = accumulate((len(each.shards) for each in manifests), initial=0)
         parts = tuple(map(DatasetPart, names, folders, manifests, first_records, first_shards))
-        super().__init__(path, parts, _index_of(parts, verify=verify), labels=labels)
+        super().__init__(path, parts, index_of(parts, verify=verify), labels=labels)
 
     @property
     def root(self) -> str:
@@ -454,32 +372,10 @@ class Collection(RecordSet):
         return self._file.root
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _collection_at, (self.path, self.label_space)
+        return partial(Collection, labels=self.label_space), (self.path,)
 
     def __repr__(self) -> str:
         return f"<Collection {os.fspath(self.path)!r}: {len(self):,} records in {len(self.parts):,} parts>"
-
-
-def _index_of(parts: tuple[DatasetPart, ...], *, verify: bool) -> ChainedIndex:
-    """Open the indexes of all parts. Raises ManifestDamaged, OSError."""
-    entries = [part.manifest.table(INDEX_NAME) for part in parts]
-    in_memory = sum(entry.size for entry in entries if entry) <= MOST_INDEX_BYTES
-    rows: list[IndexRows] = []
-    for part in parts:
-        if part.manifest.archive:
-            part.manifest.archive.check(part.folder)
-        rows.append(_rows_of(part.folder, part.manifest, in_memory=in_memory, verify=verify))
-    return ChainedIndex(rows, [len(part.manifest.shards) for part in parts])
-
-
-def _rows_of(folder: Path, manifest: Manifest, *, in_memory: bool, verify: bool) -> IndexRows:
-    if in_memory:
-        return checked_index(folder, manifest, verify=verify)
-    return StoredIndex(folder, manifest, verify=verify)
-
-
-def _collection_at(path: Path, labels: str) -> Collection:
-    return Collection(path, labels=labels)
 
 
 def open_collection(

@@ -15,7 +15,7 @@ from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
-from shardprep.formats.shards.columns import ChainedColumns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import Columns, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
@@ -55,11 +55,11 @@ class RecordFetch:
         with (
             self.files.open() as files,
             closing(OpenShards(self.parts, files)) as shards,
-            closing(ChainedColumns(self.parts, files)) as columns,
+            closing(Columns(self.parts, files)) as columns,
         ):
             yield partial(self._item, shards, columns)
 
-    def _item(self, shards: OpenShards, columns: ChainedColumns, key: ItemKey) -> tuple[Any, ...]:
+    def _item(self, shards: OpenShards, columns: Columns, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
         name, label = address[0].decode(), self.labels[address[1]]
         image = shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
@@ -84,10 +84,9 @@ class ItemFetch(RecordFetch):
         with (
             self.files.open() as files,
             closing(OpenShards(self.parts, files)) as shards,
-            closing(ChainedColumns(self.parts, files)) as columns,
+            closing(Columns(self.parts, files)) as columns,
         ):
-            own = columns.part(0)
-            yield partial(self._saved, shards, [own[name].value for name in self.form.columns])
+            yield partial(self._saved, shards, [columns[name].value for name in self.form.columns])
 
     def _saved(self, shards: OpenShards, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey) -> Any:
         number, shard, ordinal, address = key

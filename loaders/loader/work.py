@@ -14,7 +14,7 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
-from shardprep.formats.shards.columns import ChainedColumns, ColumnEntry, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import ColumnEntry, Columns, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
@@ -144,7 +144,7 @@ class ShardWork:
         with (
             self.files.open(held=True) as files,
             closing(OpenShards(self.parts, files)) as shards,
-            closing(ChainedColumns(self.parts, files)) as columns,
+            closing(Columns(self.parts, files)) as columns,
         ):
             yield _ShardWorkspace(self, shards, columns, clock).fill
 
@@ -152,7 +152,7 @@ class ShardWork:
 class _ShardWorkspace:
     """The open shards of a worker; fills rows in one thread."""
 
-    def __init__(self, work: ShardWork, shards: OpenShards, columns: ChainedColumns, clock: Clock) -> None:
+    def __init__(self, work: ShardWork, shards: OpenShards, columns: Columns, clock: Clock) -> None:
         self._work = work
         self._shards = shards
         self._columns = columns
@@ -253,7 +253,7 @@ class _ShardWorkspace:
                     item.shard, error, lambda right: right.image(item.ordinal, item.address)
                 )
             record = (CropReadyRecord if item.crop_ready else Record)(name, label, image)
-        if not len(self._columns):
+        if not self._columns.names:
             return record
         return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
 
