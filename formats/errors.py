@@ -31,7 +31,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── ExecutorFailed (formats/runtime/executors.py)  an executor lost a job
     │   ├── OtherMachine (formats/runtime/executors.py)  a worker's machine differs
     │   ├── NoSpace  the disk is, or would get, full
-    │   │   └── CacheTooSmall (formats/storage/downloads.py)  its limit is too small
+    │   │   └── CacheTooSmall (formats/storage/cache.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did
     │   ├── ChildLost (formats/runtime/workers.py)  a process was killed, or took too long
     │   ├── WorkFailed (loaders/engine/messages.py)  an exception that cannot be pickled

@@ -5,42 +5,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged, ShardDamaged
+from shardprep.formats.errors import CorruptRecord, ManifestDamaged, NoSpace, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, no_space, user_path
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import LockDescriptor, Owned
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import LOCAL, LocalFiles
 from shardprep.formats.storage.cache_folder import (
     PATIENCE_S,
+    ArrivingFile,
     CacheFolder,
+    Evict,
+    NoRoom,
     Patience,
     ReaderFile,
     hex_of,
     holder_of,
     identity_of,
 )
-from shardprep.formats.storage.downloads import (
-    CacheTooSmall,
-    Downloads,
-    Evict,
-    FileHold,
-    NoRoom,
-    room_on_disk,
-    take_room,
-)
-from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
+from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
+from shardprep.formats.storage.transfer import Transfer
 
+AT_ONCE = 8  # downloads
+ALIVE_S = 10.0
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
 
@@ -48,9 +49,76 @@ LetGo = Callable[[], bool]
 """Releases something that takes room; returns whether there was any."""
 
 
-def nothing() -> bool:
-    """Release nothing."""
-    return False
+class FileHold(Owned, AbstractContextManager["FileHold"]):
+    """Files in the cache that are not evicted before :meth:`release`, or the end of this process."""
+
+    def __init__(self) -> None:
+        self._pins: dict[str, LockDescriptor] = {}
+        self.sizes: dict[str, int] = {}
+        """The sizes of the files in bytes, by their SHA-256."""
+        self.came = False
+        """Whether any of the files had to come first."""
+
+    def add(self, entry: FileEntry, pin: LockDescriptor) -> None:
+        """Hold a file by its lock."""
+        self._pins[hex_of(entry)] = pin
+        self.sizes[hex_of(entry)] = entry.size
+
+    def pin_of(self, entry: FileEntry) -> LockDescriptor:
+        """Return the lock on a file that is held."""
+        return self._pins[hex_of(entry)]
+
+    def lacks(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
+        """Return the files that are not held."""
+        return [entry for entry in entries if hex_of(entry) not in self._pins]
+
+    def take(self, other: FileHold) -> None:
+        """Take over the files of the other one, which holds nothing afterwards."""
+        replaced = [self._pins[name] for name in other._pins.keys() & self._pins.keys()]
+        self._pins |= other._pins
+        self.sizes |= other.sizes
+        other._pins, other.sizes = {}, {}
+        for pin in replaced:
+            pin.close()
+
+    def release(self) -> None:
+        """Let the files go. Idempotent."""
+        pins, self._pins, self.sizes = self._pins, {}, {}
+        for pin in pins.values():
+            pin.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+class CacheTooSmall(NoSpace):
+    """A cache is too small for the files that are read at once; ``needed`` is the least limit."""
+
+    def __init__(self, message: str, *, path: os.PathLike[str] | None = None, needed: int = 0) -> None:
+        super().__init__(message, path=path)
+        self.needed = needed
+
+
+@dataclass
+class _Download(Transfer):
+    """The download of a file whose room is taken."""
+
+    file: ArrivingFile
+
+    async def run(self) -> None:
+        """Download the file, verify it and publish it. Raises what :meth:`fill` does."""
+        alive = asyncio.create_task(self._show_alive())
+        try:
+            await self.fill(self.file)
+            await in_thread(self.file.become_whole)
+        finally:
+            alive.cancel()
+
+    async def _show_alive(self) -> None:
+        """Change the file's time as long as this process runs, also while the server is silent."""
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self.file.touch()
 
 
 @dataclass(frozen=True)
@@ -97,39 +165,37 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self.place = place
         self._patience_s = patience_s
         self._lock = threading.RLock()
-        self._kept, self._hits = FileHold(), 0
-        self._downloads = Downloads(self.folder, place, policy)
+        self._policy = policy
+        self._loop: LoopThread | None = None
+        self._remote: RemoteFolder | None = None
+        self._is_closed = False
+        self._kept = FileHold()
+        self._files = self._bytes = self._received_bytes = self._hits = 0
         with naming_full_disk(self.folder.path):
             self.folder.make()
             with self.folder.turn():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
                 self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
-            take_room(self.folder, (), self.limit_bytes)  # removes leftovers, and files over the limit
+            self.folder.take_room((), self.limit_bytes)  # removes leftovers, and files over the limit
         self._replaced = self.folder.replaced
 
     @property
     def counts(self) -> CacheCounts:
         """Files downloaded, found and waited for so far."""
-        arrived = self._downloads
-        return CacheCounts(
-            arrived.files,
-            arrived.bytes,
-            arrived.received_bytes,
-            self._hits,
-            max(0, self.folder.replaced - self._replaced),
-        )
+        replaced = max(0, self.folder.replaced - self._replaced)
+        return CacheCounts(self._files, self._bytes, self._received_bytes, self._hits, replaced)
 
     @property
     def room_bytes(self) -> int:
         """The bytes that all its files could have now: the limit, or what the disk has."""
-        return min(self.limit_bytes, room_on_disk(self.folder))
+        return min(self.limit_bytes, self.folder.room_bytes)
 
     def check_fits(self, entries: Iterable[FileEntry]) -> None:
         """Raise CacheTooSmall if one of these files can never be in the cache."""
         for entry in entries:
             self._fitting([entry])
 
-    def hold(self, entries: Iterable[FileEntry], let_go: LetGo = nothing) -> FileHold:
+    def hold(self, entries: Iterable[FileEntry], let_go: LetGo = lambda: False) -> FileHold:
         """Download the missing ones of some files, and hold all of them; waits until there is room.
 
         While it waits for room, it holds none of them, so that two readers never wait for each other with
@@ -176,21 +242,18 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         found.release()
         return True
 
-    def hold_right(self, entry: FileEntry, let_go: LetGo = nothing) -> FileHold:
+    def hold_right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
         """Hold a file as :meth:`hold` does, after its bytes were hashed: a copy that is wrong is replaced."""
-        held = self.hold([entry], let_go)
-        try:
+        with ExitStack() as wrong:
+            held = wrong.enter_context(self.hold([entry], let_go))
             if held.came or _is_right(held.pin_of(entry), entry):
+                wrong.pop_all()
                 return held
             self.folder.discard(entry, held.pin_of(entry))
-        except BaseException:
-            held.release()
-            raise
-        held.release()
         return self.hold([entry], let_go)
 
     @contextmanager
-    def right(self, entry: FileEntry, let_go: LetGo = nothing) -> Iterator[None]:
+    def right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
         """The context in which a file is held right; damage that is read then was published."""
         with self.hold_right(entry, let_go), saying_published(self.place, self.folder.path, entry):
             yield
@@ -215,17 +278,24 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def close(self) -> None:
         """Release all files, and end the threads. Idempotent; not reusable afterwards."""
-        if not self.made_here or self._downloads.is_closed:
+        if not self.made_here or self._is_closed:
             return
-        self._downloads.close()
         with self._lock:
+            self._is_closed = True
+            loop, self._loop = self._loop, None
             self._kept.release()
+        if loop is not None:
+            loop.cancel()
+            loop.__exit__()
         with self.folder.last_turn():
             self._reader.remove()
 
     def _refuse_closed(self) -> None:
-        if self._downloads.is_closed:
-            raise self._downloads.closed()
+        if self._is_closed:
+            raise self._closed()
+
+    def _closed(self) -> UsageError:
+        return UsageError("the cache is closed", path=self.folder.path)
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -259,24 +329,64 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             return self._taken(wanted, evict)
 
     def _taken(self, wanted: Sequence[FileEntry], evict: Evict) -> FileHold | NoRoom:
-        held = FileHold()
-        try:
+        with ExitStack() as failed:
+            held = failed.enter_context(FileHold())
             hits = self._pin(held, wanted)
             while missing := held.lacks(wanted):
-                found = take_room(self.folder, missing, self.limit_bytes, evict=evict)
+                found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
-                    held.release()
                     return found
                 held.came = True
-                self._downloads.run(found, held)
+                if found.own:
+                    self._download(found.own, held)
                 hits += self._await(held, found.coming)
-        except BaseException:
-            held.release()
-            raise
+            failed.pop_all()
         if self.made_here:  # else the lock can be held by a thread that was not copied
             with self._lock:
                 self._hits += hits
         return held
+
+    def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
+        """Download files, and hold them. If one fails, all are let go."""
+        try:
+            if not self.made_here:
+                raise UsageError(
+                    "cannot download in a process that was forked from the one that opened it; start this one "
+                    "by multiprocessing's 'spawn'",
+                    path=self.folder.path,
+                )
+            with self._lock:  # closing ends earlier downloads
+                self._refuse_closed()
+                remote = self._remote = self._remote or RemoteFolder(self.place, self._policy)
+                loop = self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
+                works = [_Download(remote, file.entry, file, arrived=self._arrived) for file in files]
+                future = loop.begin(self._run(works))
+        except BaseException:
+            self._give_up(files)
+            raise
+        try:
+            loop.result(future)
+        except CancelledError as error:
+            raise self._closed() from error
+        for file in files:
+            held.add(file.entry, file.lock)
+
+    async def _run(self, works: Sequence[_Download]) -> None:
+        try:
+            await run_all(works, AT_ONCE)
+        except BaseException:  # given up here, where no other thread uses the files any more
+            await in_thread(self._give_up, [work.file for work in works])
+            raise
+        self._files += len(works)  # all in this thread
+        self._bytes += sum(work.entry.size for work in works)
+
+    def _arrived(self, size: int) -> None:
+        self._received_bytes += size
+
+    def _give_up(self, files: Iterable[ArrivingFile]) -> None:
+        with self.folder.last_turn():
+            for file in files:
+                file.give_up()
 
     def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> int:
         """Hold the files that are in the cache; return their number."""
@@ -339,60 +449,92 @@ class FileSource:
     def open(self, *, held: bool = False) -> Iterator[LocalFiles]:
         """The context of the files. Unless another process has ``held`` them, each is before it is opened.
 
-        A process holds one file in each of its threads, until it opens another one.
+        The cache is opened when it is needed.
         """
-        if self.url is None or self.cache is None:
+        if self.url is None:
             yield LOCAL
             return
-        with closing(_SourceFiles(self, held=held)) as opened:
-            yield opened
+        opened: list[FileCache] = []
+        lock = threading.Lock()
+
+        def cache() -> FileCache:
+            with lock:
+                if not opened:
+                    opened.append(self.opened())
+                return opened[0]
+
+        files = HeldFiles(cache, most=0 if held else MOST_HELD)
+        try:
+            yield files
+        finally:
+            files.release()
+            for each in opened:
+                each.close()
 
     def opened(self) -> FileCache:
-        """Open the cache."""
+        """Open the cache of the files at a URL."""
         if self.url is None or self.cache is None:
             raise ValueError("the files are there")
-
         return FileCache(self.cache, self.limit, Location.parse(self.url))
 
 
-class _SourceFiles(LocalFiles, Owned):
-    """The files of a source. Unless another process has ``held`` them, each thread holds the last of its own.
+MOST_HELD = 4  # the others stay open, and can be evicted: who is idle takes little room from others
 
-    The cache is opened when it is needed.
+
+class HeldFiles(LocalFiles, Owned):
+    """The files that were opened last, held; fewer of them where there is no room.
+
+    ``cache`` returns the cache. With ``most`` of 0, another process holds the files, and they are only
+    replaced here. Thread-safe; a forked copy of the process begins with none.
     """
 
-    def __init__(self, source: FileSource, *, held: bool) -> None:
-        self._source, self._held = source, held
-        self._cache: FileCache | None = None
-        self._last: dict[int, FileHold] = {}
-        self._lock = threading.Lock()
+    def __init__(self, cache: Callable[[], FileCache], *, most: int = MOST_HELD) -> None:
+        self._cache, self._most = cache, most
+        self._clear()
 
-    def _opened(self) -> FileCache:
-        with self._lock:
-            self._cache = self._cache or self._source.opened()
-            return self._cache
+    def _clear(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, FileHold] = OrderedDict()
+
+    def _here(self) -> threading.Lock:
+        if self._process != os.getpid():
+            self._clear()
+        return self._lock
 
     def bring(self, entry: FileEntry) -> None:
-        if not self._held:
-            self._let_go()
-            self._last[threading.get_ident()] = self._opened().hold([entry])
-
-    def _let_go(self) -> None:
-        if last := self._last.pop(threading.get_ident(), None):
-            last.release()
+        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
+        if not self._most:
+            return
+        with self._here():
+            held = self._held.pop(hex_of(entry), None)
+        held = held or self._cache().hold([entry], self._let_go_first)  # other threads go on meanwhile
+        with self._here():
+            if other := self._held.pop(hex_of(entry), None):
+                other.release()
+            self._held[hex_of(entry)] = held
+            is_one_more = len(self._held) > self._most
+        if is_one_more:
+            self._let_go_first()
 
     @contextmanager
     def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self._let_go()  # or its room could not be had
-        with self._opened().right(entry):
+        self.release()  # or a copy that is replaced would be held
+        with self._cache().right(entry, self._let_go_first):
             yield
 
-    def close(self) -> None:
-        """Release the files, and close the cache."""
-        while self._last:
-            self._last.popitem()[1].release()
-        if self._cache is not None:
-            self._cache.close()
+    def _let_go_first(self) -> bool:
+        """Let the file go that was opened first; return whether there was any."""
+        with self._here():
+            if not self._held:
+                return False
+            self._held.popitem(last=False)[1].release()
+            return True
+
+    def release(self) -> None:
+        """Let all go."""
+        while self._let_go_first():
+            pass
 
 
 @contextmanager

@@ -19,14 +19,15 @@ import errno
 import math
 import os
 import re
+import shutil
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -267,6 +268,115 @@ class CacheFolder:
         """
         return sum(_bytes_coming(Path(each)) for each in _listed(self.parts))
 
+    @property
+    def room_bytes(self) -> int:
+        """The bytes that all files have, with what is free on the disk."""
+        with self.turn():
+            cached = sum(file.size for file in self.cached()) + self.remove_leftovers()
+            return max(0, cached + shutil.disk_usage(self.path).free - SPARE_BYTES)
+
+    def take_room(
+        self, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
+    ) -> Arrivals | NoRoom:
+        """Take the room of all the files that are neither there nor on their way, or of none.
+
+        ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are
+        pinned stay; ``evict`` says which others go: any, those that are used later than the one entry, or
+        none. Raises OSError.
+        """
+        with self.turn(), ExitStack() as failed:
+            readers, disk = [*living_readers(self.readers)], shutil.disk_usage(self.path)
+            limit = min([limit, disk.total, *(reader.limit for reader in readers)])
+            arriving, files = self.remove_leftovers(), self.cached()
+            there = {file.name: file.size for file in files}
+            found = Arrivals([], [])
+            for entry in entries:
+                if there.get(hex_of(entry)) == entry.size:
+                    found.coming.append(entry)  # since the caller looked
+                    continue
+                try:
+                    found.own.append(ArrivingFile(self, entry))
+                    failed.callback(found.own[-1].give_up)
+                except FileExistsError:
+                    found.coming.append(entry)
+            wanted = sum(file.entry.size for file in found.own)
+            used = arriving + sum(file.size for file in files)
+            lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
+            lacking = max(used + wanted - limit, lacking_on_disk)
+            freed = _evict(_evictable(files, entries, nearest(readers), evict), lacking)
+            state = {file.name for file in files}, arriving, [reader.position for reader in readers]
+            if freed < lacking:
+                least = used + wanted - freed
+                return NoRoom(least, limit, freed < lacking_on_disk and least <= limit, state)
+            if not all(file.reserve() for file in found.own):
+                return NoRoom(0, limit, True, state)
+            failed.pop_all()
+            return found
+
+
+Evict = Literal["any", "later", "none"]
+
+SPARE_BYTES = 1 << 20  # of the disk, for the cache's notes beside its files
+
+
+class Arrivals(NamedTuple):
+    """Missing files: ``own`` have their room, to be downloaded here; others bring the ``coming``."""
+
+    own: list[ArrivingFile]
+    coming: list[FileEntry]
+
+
+class NoRoom(NamedTuple):
+    """The cache is too small now: the ``least`` limit that would do, and the state of the cache.
+
+    ``is_full`` says that the disk is full of other files. ``state`` is another one as soon as any
+    reader has moved on.
+    """
+
+    least: int
+    limit: int
+    is_full: bool
+    state: tuple[object, ...]
+
+
+def _evictable(
+    files: Iterable[CachedFile], entries: Sequence[FileEntry], distances: Mapping[int, float], evict: Evict
+) -> list[CachedFile]:
+    """Return the files that may go for the entries, in the order in which they do."""
+    if evict == "none":
+        return []
+    bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1
+    keep = {hex_of(entry) for entry in entries}
+    others = [file for file in files if file.name not in keep]
+    return eviction_order(
+        (file for file in others if distances.get(identity_of(file.name), math.inf) > bound), distances
+    )
+
+
+def _evict(files: Sequence[CachedFile], lacking: int) -> int:
+    """Remove the first files on which there is no lock, as many as are needed, or none if all are too few.
+
+    Return the bytes that were, or could have been, removed.
+    """
+    free = [file for file in files if _is_unused(file)] if lacking > 0 else []
+    if (freed := sum(file.size for file in free)) < lacking:
+        return freed
+    freed = 0
+    for file in free:
+        if freed >= lacking:
+            break
+        freed += file.size if _is_unused(file, remove=True) else 0
+    return freed
+
+
+def _is_unused(file: CachedFile, *, remove: bool = False) -> bool:
+    """Whether no reader has a lock on the file, which is removed then."""
+    with closing(LockDescriptor(os.open(file.path, OPEN_FLAGS | os.O_NOFOLLOW))) as lock:
+        is_unused = lock.lock(wait=False)
+        if is_unused and remove:
+            remove_file(file.path, lock)
+        return is_unused
+
 
 def remove_file(path: Path, file: LockDescriptor) -> None:
     """Remove a file and its bytes, which a reader that has it open would otherwise keep on the disk.
@@ -335,19 +445,12 @@ MOST_BYTES = 1 << 28
 Uses = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True)
-class LivingReader:
-    """The announced uses of one reader."""
+class LivingReader(NamedTuple):
+    """The announced uses of one reader, of which ``position`` are over."""
 
     limit: int
     position: int
     uses: Uses
-
-    @property
-    def distances(self) -> dict[int, int]:
-        """The number of uses before each file is used again, by the number that stands for it."""
-        found, first = np.unique(self.uses[self.position :], return_index=True)
-        return dict(zip(found.tolist(), first.tolist(), strict=True))
 
 
 class ReaderFile(Owned):
@@ -433,13 +536,14 @@ def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
     """Return the number of uses before each file is used again by that reader which uses it first."""
     found: dict[int, float] = {}
     for reader in readers:
-        for identity, distance in reader.distances.items():
+        uses, firsts = np.unique(reader.uses[reader.position :], return_index=True)
+        for identity, distance in zip(uses.tolist(), firsts.tolist(), strict=True):
             found[identity] = min(found.get(identity, distance), distance)
     return found
 
 
-class ReservedPart(PartFile):
-    """A locked part. It is made, published and removed in a turn of the cache.
+class ArrivingFile(PartFile):
+    """A file on its way, locked. It is made, published and removed in a turn of the cache.
 
     Raises FileExistsError for one that is on its way already.
     """
@@ -447,43 +551,53 @@ class ReservedPart(PartFile):
     _opened: ClassVar[type[Descriptor]] = LockDescriptor
     _descriptor: LockDescriptor
 
-    def __init__(self, path: Path, entry: FileEntry) -> None:
-        super().__init__(path)
+    def __init__(self, folder: CacheFolder, entry: FileEntry) -> None:
+        super().__init__(folder.part_of(hex_of(entry)))
         self.entry = entry
+        self._folder, self._is_published = folder, False
         if not self._descriptor.lock(wait=False):
             self.close()
-            raise FileExistsError(path)
+            raise FileExistsError(self.path)
 
-    def reserve(self) -> None:
-        """Take the room. Raises OSError for a full disk."""
+    def reserve(self) -> bool:
+        """Take the room; return whether the disk has it, which it alone knows. Raises OSError."""
         with naming(self.path):
-            if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(self._descriptor.fileno(), 0, self.entry.size)
-            os.ftruncate(self._descriptor.fileno(), self.entry.size)
+            try:
+                if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(self._descriptor.fileno(), 0, self.entry.size)
+                os.ftruncate(self._descriptor.fileno(), self.entry.size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return False
         self.room = self.entry.size
-
-    def flush(self) -> None:
-        """Flush the file."""
-        with naming(self.path):
-            os.fsync(self._descriptor.fileno())
+        return True
 
     def touch(self) -> None:
         """Show other processes, which wait for the file, that this one lives."""
         with suppress(OSError):
             os.utime(self._descriptor.fileno())
 
-    def remove(self) -> None:
-        """Give up the file and its room."""
-        try:
-            self.path.unlink(missing_ok=True)
-        finally:
-            self.close()
+    def become_whole(self) -> None:
+        """Give the file, which has all its bytes, its name, and share its lock with its readers."""
+        with naming(self.path):
+            os.fsync(self._descriptor.fileno())  # before the turn: it can take long
+        final = self._folder.path_of(hex_of(self.entry))
+        final.parent.mkdir(exist_ok=True)
+        with self._folder.turn():
+            self.publish(final)
+            self._descriptor.lock(shared=True)
+            self._is_published = True
 
     @property
     def lock(self) -> LockDescriptor:
         """The lock on the file, also after it was published."""
         return self._descriptor
 
-    def share(self) -> None:
-        """Share the lock on the file that was published with its readers."""
-        self._descriptor.lock(shared=True)
+    def give_up(self) -> None:
+        """Let the file go, and remove an incomplete one."""
+        try:
+            if not self._is_published:
+                self.path.unlink(missing_ok=True)
+        finally:
+            self.close()

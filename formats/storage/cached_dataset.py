@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import ManifestDamaged, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import publish_bytes, unfinished, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
-from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import LocalFiles
 from shardprep.formats.shards.tables import INDEX_NAME
-from shardprep.formats.storage.cache import FileCache, saying_published
+from shardprep.formats.storage.cache import FileCache, HeldFiles, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
-from shardprep.formats.storage.downloads import FileHold
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
 
@@ -72,62 +68,6 @@ def tables_of(manifest: Manifest) -> list[FileEntry]:
     return [*manifest.tables, *(column.table for column in columns)]
 
 
-MOST = 4  # the others stay open, and can be evicted: a dataset that is idle takes little room from others
-
-
-class ShardPins(LocalFiles, Owned):
-    """The files that were opened last, held; fewer of them where there is no room.
-
-    ``cache`` returns the cache. Thread-safe; a forked copy of the process begins with none.
-    """
-
-    def __init__(self, cache: Callable[[], FileCache]) -> None:
-        self._cache = cache
-        self._clear()
-
-    def _clear(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._held: OrderedDict[str, FileHold] = OrderedDict()
-
-    def _here(self) -> threading.Lock:
-        if self._process != os.getpid():
-            self._clear()
-        return self._lock
-
-    def bring(self, entry: FileEntry) -> None:
-        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
-        with self._here():
-            held = self._held.pop(hex_of(entry), None)
-        held = held or self._cache().hold([entry], self._let_go_first)  # other threads go on meanwhile
-        with self._here():
-            if other := self._held.pop(hex_of(entry), None):
-                other.release()
-            self._held[hex_of(entry)] = held
-            is_one_more = len(self._held) > MOST
-        if is_one_more:
-            self._let_go_first()
-
-    @contextmanager
-    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self.release()  # or a copy that is replaced would be held
-        with self._cache().right(entry, self._let_go_first):
-            yield
-
-    def _let_go_first(self) -> bool:
-        """Let the file go that was opened first; return whether there was any."""
-        with self._here():
-            if not self._held:
-                return False
-            self._held.popitem(last=False)[1].release()
-            return True
-
-    def release(self) -> None:
-        """Let all go."""
-        while self._let_go_first():
-            pass
-
-
 class CachedDataset(Dataset):
     """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
 
@@ -152,8 +92,7 @@ class CachedDataset(Dataset):
         self._cache: FileCache | None = None
         self._lock = threading.Lock()  # of its opening
         self._root: str | None = None  # known when it is open
-        self._pins = ShardPins(lambda: self.cache)
-        self._files = self._pins
+        self._files = self._held = HeldFiles(lambda: self.cache)
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)
@@ -213,19 +152,14 @@ class CachedDataset(Dataset):
 
     def _end(self) -> None:
         cache, self._cache = self._cache, None
-        self._pins.release()
+        self._held.release()
         if cache is not None:
             cache.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         place, folder, limit, policy = self._opening
-        return _reopened, (place, folder, limit, self.label_space, self.manifest.root, policy)
-
-
-def _reopened(
-    place: Location, cache: Path, limit: int | None, labels: str, root: str, policy: RetryPolicy
-) -> CachedDataset:
-    return CachedDataset(place, cache, limit, labels=labels, root=root, policy=policy)
+        again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root, policy=policy)
+        return again, (place, folder, limit)
 
 
 def _asked(place: Location, folder: CacheFolder, root: str | None, policy: RetryPolicy) -> Manifest:

@@ -15,10 +15,9 @@ from shardprep.formats.runtime.loop_thread import LoopThread, run_all
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.cache import AT_ONCE, FileCache
 from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
-from shardprep.formats.storage.downloads import AT_ONCE
 from shardprep.formats.storage.open import cache_for, limit_bytes, refuse_cache, url_of
 from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
 from shardprep.formats.verification.levels import check_level, verify_files, verify_folder

@@ -21,9 +21,8 @@ from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.cache import CacheTooSmall, FileCache, FileHold
 from shardprep.formats.storage.cached_dataset import CachedDataset, tables_of
-from shardprep.formats.storage.downloads import CacheTooSmall, FileHold
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.shard_uses import ShardUses, shard_uses

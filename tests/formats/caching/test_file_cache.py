@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.storage import cache_folder, downloads as cached_download
+from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import (
     CacheBusy,
@@ -354,7 +354,7 @@ def test_a_process_that_is_frozen_in_a_download_is_named_and_one_that_lives_is_w
     ):
         cache.hold(shards[:1])
 
-    monkeypatch.setattr(cached_download, "ALIVE_S", 0.02)
+    monkeypatch.setattr(file_cache, "ALIVE_S", 0.02)
     proxy.asked.clear()
     with (
         opened(tmp_path / "cache") as slow,

@@ -51,8 +51,7 @@ import os, sys
 from contextlib import suppress
 from pathlib import Path
 from shardprep.formats import NoSpace, open_dataset, read_manifest
-from shardprep.formats.storage.cache import FileCache
-from shardprep.formats.storage.downloads import CacheTooSmall
+from shardprep.formats.storage.cache import CacheTooSmall, FileCache
 from shardprep.formats.storage.store import Location
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
 

@@ -13,7 +13,7 @@ import pytest
 
 from shardprep.formats import read_manifest
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.storage.downloads import CacheTooSmall
+from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.loader.ahead import AT_ONCE
