@@ -14,10 +14,8 @@ import click
 from shardprep.cli.console.options import (
     FOLDER_OR_URL,
     LOADER_OPTIONS,
-    DatasetWork,
     Parsed,
     cache_options,
-    check_cache,
     check_replaced,
     check_writable,
     command,
@@ -28,8 +26,8 @@ from shardprep.cli.console.options import (
     transform_of,
     workers_option,
 )
-from shardprep.cli.console.output import print_fields, print_json, say
-from shardprep.cli.console.progress import SHARE, Form, StatusLine
+from shardprep.cli.console.output import Output, each_dataset, fields
+from shardprep.cli.console.progress import SHARE, BarProgress, CommandProgress
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.storage.collection import open_records
@@ -86,11 +84,10 @@ def bench_disk(
     path: Path,
     seconds: float,
     record_bytes: int | None,
-    form: Form,
-    as_json: bool,
+    progress: CommandProgress,
     plot: Path | None,
     save: Path | None,
-) -> None:
+) -> Output:
     """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
 
     Cold (the page cache emptied of these files, and checked) and warm; forward and at random places; many
@@ -101,30 +98,27 @@ def bench_disk(
 
     for place in (plot, save):
         check_writable(place)
-    with StatusLine(form, SHARE) as status:
-        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=status.show)
+    with progress.status(SHARE) as show:
+        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=show)
     if save:
         profile.save(save)
     if plot:
         save_picture(profile, plot)
-    if as_json:
-        print_json(profile.to_json())
-    else:
-        print_profile(profile)
+    return Output(profile.to_json(), profile_lines(profile))
 
 
-def print_profile(profile: DiskProfile) -> None:
-    """Print the measurements: the conditions, a table, bars, and last one sentence."""
+def profile_lines(profile: DiskProfile) -> Iterator[str]:
+    """Yield the measurements: the conditions, a table, bars, and last one sentence."""
     from shardprep.loaders.measuring.disk_chart import bars, terminal_lines  # start-up time: OpenCV
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
-    say(f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}")
+    yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
     methods = {
         "posix_fadvise": "pages dropped by posix_fadvise, checked by mincore",
         "O_DIRECT": "read with O_DIRECT",
     }
     missing = profile.missing
-    print_fields(
+    yield from fields(
         {
             "cold": methods.get(profile.cold_method or "", f"could not be measured: {missing.cold}"),
             "records": f"{profile.record_bytes:,} bytes",
@@ -139,16 +133,16 @@ def print_profile(profile: DiskProfile) -> None:
     rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
-    say()
-    say(f"  {'':22}{'cold':>30}{'warm':>30}")
+    yield ""
+    yield f"  {'':22}{'cold':>30}{'warm':>30}"
     for name, reads in rows:
-        say(f"  {name:22}{_cell(reads.cold):>30}{_cell(reads.warm):>30}")
-    say(f"  {'write and fsync':22}{_cell(profile.writing):>30}")
-    say()
-    for line in terminal_lines([bar for bar in bars(profile) if bar.label in SHOWN], mark=_mark()):
-        say(f"  {line}")
-    say()
-    say(sentence(profile))
+        yield f"  {name:22}{_cell(reads.cold):>30}{_cell(reads.warm):>30}"
+    yield f"  {'write and fsync':22}{_cell(profile.writing):>30}"
+    yield ""
+    shown = [bar for bar in bars(profile) if bar.label in SHOWN]
+    yield from (f"  {line}" for line in terminal_lines(shown, mark=_mark()))
+    yield ""
+    yield sentence(profile)
 
 
 def _cell(found: Measurement | None) -> str:
@@ -252,10 +246,9 @@ def bench_loader(
     disk: Path | None,
     columns: str | None,
     mixing: bool,
-    form: Form,
-    as_json: bool,
-    **cached: Any,
-) -> int:
+    progress: CommandProgress,
+    cached: dict[str, Any],
+) -> Output:
     """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
 
     The first epoch reads the disk; later ones, and data that fit in memory, show the speed of decoding.
@@ -264,7 +257,6 @@ def bench_loader(
     from shardprep.loaders.measuring.bench import bench
     from shardprep.loaders.measuring.disk import DiskProfile
 
-    check_cache(dataset, **cached)
     splits = datasets_in(dataset)
     check_replaced(html)
     for file, option in ((trace, "--trace"), (html, "--html")):
@@ -300,7 +292,7 @@ def bench_loader(
             swept=swept,
             explain=explain,
             trace=trace,
-            watched=form == "bar",
+            watched=isinstance(progress, BarProgress),
             mixing=mixing,
             disk=profile,
         )
@@ -312,14 +304,11 @@ def bench_loader(
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
         return BenchResult(place, found)
 
-    work = DatasetWork(
-        measured,
-        lambda done: print_report(*done, explain=explain),
-        lambda done: {"dataset": str(done.dataset), **done.bench.to_json()},
-        summary_of,
-        collections="as one",
-    )
-    return work.run(dataset, as_json=as_json)
+    def output(done: BenchResult) -> Output:
+        found = {"dataset": str(done.dataset), **done.bench.to_json()}
+        return Output(found, report_lines(*done, explain=explain))
+
+    return each_dataset(dataset, measured, output, summary_of, collections="as one")
 
 
 class BenchResult(NamedTuple):
@@ -340,28 +329,27 @@ def summary_of(results: Mapping[str, BenchResult]) -> str:
     return ", ".join(f"{name} {rate:,.0f} images/s" for name, rate in rates.items())
 
 
-def print_report(dataset: Path | str, found: LoaderBench, *, explain: bool) -> None:
-    """Print the figures, the requested tables, and last the verdict in one sentence."""
+def report_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:
+    """Yield the figures, the requested tables, and last the verdict in one sentence."""
     speed, quality = found.speed, found.shuffle_quality
-    for line in sweep_lines(found.sweep) if found.sweep else ():
-        say(line)
+    if found.sweep:
+        yield from sweep_lines(found.sweep)
     rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
-    say(f"{dataset}: {rate} (median of half seconds)")
-    print_fields(_speed_fields(speed))
+    yield f"{dataset}: {rate} (median of half seconds)"
+    yield from fields(_speed_fields(speed))
     tables = (
-        load_lines(speed.stats.loads) if explain and speed.verdict else None,
-        probe_lines(found.probes) if found.probes else None,
-        quality_lines(quality) if quality else None,
+        load_lines(speed.stats.loads) if explain and speed.verdict else (),
+        probe_lines(found.probes) if found.probes else (),
+        quality_lines(quality) if quality else (),
     )
     for table in filter(None, tables):
-        for line in ("", *table):
-            say(line)
-    say()
+        yield from ("", *table)
+    yield ""
     if quality:
-        say(quality.sentence)
+        yield quality.sentence
     if found.disk:
-        say(found.disk.sentence)
-    say(found.speed.sentence)
+        yield found.disk.sentence
+    yield speed.sentence
 
 
 def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
@@ -21,13 +21,12 @@ from shardprep.cli.console.options import (
     command,
     file_option,
     flag,
-    json_option,
     progress_option,
     work_options,
     workers_option,
 )
-from shardprep.cli.console.output import columns_text, print_fields, print_json, say, say_next
-from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.output import Output, columns_text, fields, json_option, next_step, say
+from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.conversion.convert import (
     Converted,
@@ -161,10 +160,8 @@ def convert(
     cluster: str | None,
     scratch: Path | None,
     dry_run: bool,
-    form: Form,
-    as_json: bool,
     **chosen: Any,
-) -> int:
+) -> Output:
     """Convert SOURCE to shards in OUTPUT: one folder per split, or --split into OUTPUT itself.
 
     OUTPUT is a folder, or a place in a bucket (s3://, gs://, az://, file://), to which each shard is
@@ -192,21 +189,17 @@ def convert(
         "options": _options_of(ConvertOptions, chosen),
         "source_options": _options_of(SourceOptions, chosen),
         "workers": chosen["workers"],
-        "progress": progress_in(form),
+        "progress": chosen["progress"],
     }
     if isinstance(output, str):
-        show_converted(convert_to_url(source, output, scratch=scratch, **arguments), output, as_json=as_json)
-    elif dry_run:
+        return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)
+    if dry_run:
         planned = plan_conversion(source, output, part=part, **arguments)
-        print_json(planned.to_json()) if as_json else print_dry_run(planned)
-        return planned.exit_code
-    elif part:
-        show_part(convert_part(source, output, part, **arguments), part, as_json=as_json)
-    else:
-        with cluster_executor(cluster) as executor:
-            done = convert_source(source, output, executor=executor, **arguments)
-        show_converted(done, output, as_json=as_json)
-    return 0
+        return Output(planned.to_json(), dry_run_lines(planned), planned.exit_code)
+    if part:
+        return output_of_part(convert_part(source, output, part, **arguments), part)
+    with cluster_executor(cluster) as executor:
+        return output_of(convert_source(source, output, executor=executor, **arguments), output)
 
 
 def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
@@ -236,11 +229,10 @@ def index(
     split: str | None,
     shard_size: int,
     workers: int | None,
-    form: Form,
+    progress: CommandProgress,
     on_bad_image: str,
-    as_json: bool,
     **chosen: Any,
-) -> None:
+) -> Output:
     """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
@@ -257,13 +249,13 @@ def index(
         ),
         options=ConvertOptions(**chosen),
         workers=workers,
-        progress=progress_in(form),
+        progress=progress,
     )
-    show_converted(done, output, as_json=as_json)
+    return output_of(done, output)
 
 
-def show_converted(done: Sequence[Converted | ConvertedTo], output: Path | str, *, as_json: bool) -> None:
-    """Print the result of a conversion, and the next command."""
+def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:
+    """Return the result of a conversion, and the next command; warnings and notes are printed."""
     places: dict[str, list[str]] = {}
     for one in done:
         if emptied := one.skipped.emptied:  # these classes keep their labels
@@ -273,15 +265,13 @@ def show_converted(done: Sequence[Converted | ConvertedTo], output: Path | str, 
             places.setdefault(note, []).append(_place_of(one))
     for note, of in places.items():
         say(f"note: {', '.join(of)}: {note}", err=True)
-    if as_json:
-        print_json({"splits": [_converted_json(one) for one in done]})
-        return
-    for one in done:
-        _print_converted(one)
+    lines = [line for one in done for line in _converted_lines(one)]
     if isinstance(output, str):
-        say_next("fetch", output, "COPY")
+        lines.append(next_step("fetch", output, "COPY"))
     else:
-        say_next("bench-loader" if all(one.already_complete for one in done) else "verify", output)
+        was_complete = all(one.already_complete for one in done)
+        lines.append(next_step("bench-loader" if was_complete else "verify", output))
+    return Output({"splits": [_converted_json(one) for one in done]}, lines)
 
 
 def _place_of(done: Converted | ConvertedTo) -> str:
@@ -312,15 +302,15 @@ def _converted_json(done: Converted | ConvertedTo) -> dict[str, Any]:
     }
 
 
-def _print_converted(done: Converted | ConvertedTo) -> None:
+def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
     manifest = done.manifest
     kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
     shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
     state = " (was complete, and is intact)" if done.already_complete else ""
     records = records_of(manifest.records, has_images=manifest.has_images, has_labels=done.has_labels)
     classes = count_of(len(manifest.labels), "class")
-    say(f"{_place_of(done)}: {records}, {classes}, {size(manifest.image_bytes)} in {shards}{state}")
-    print_fields(
+    yield f"{_place_of(done)}: {records}, {classes}, {size(manifest.image_bytes)} in {shards}{state}"
+    yield from fields(
         {
             "source": manifest.source["layout"],
             "columns": columns_text(manifest.schema.kinds),
@@ -337,25 +327,25 @@ def _ignored_text(ignored: Mapping[str, int]) -> str | None:
     return ", ".join(f"{name}: {number}" for name, number in sorted(ignored.items())) or None
 
 
-def show_part(built: Sequence[ConvertedPart], part: tuple[int, int], *, as_json: bool) -> None:
-    """Print the shards that the part has of each split, and the next step."""
+def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
+    """Return the shards that the part has of each split, and the next step."""
     number, of = part
-    if as_json:
-        print_json({"part": number, "parts": of, "splits": [_part_json(one) for one in built]})
-        return
+    lines = []
     for one in built:
         state = " (was complete)" if one.already_complete else ""
         records = records_of(one.records, has_images=one.has_images, has_labels=one.has_labels)
         shards = count_of(len(one.shards), "shard")
-        say(f"{one.path}: part {number} of {of}: {records}, {size(one.file_bytes)} in {shards}{state}")
+        lines.append(
+            f"{one.path}: part {number} of {of}: {records}, {size(one.file_bytes)} in {shards}{state}"
+        )
         missing = f"{one.missing:,} of {count_of(one.total, 'shard')}"
-        print_fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
+        lines += fields({"missing": missing, "skipped": one.skipped if one.skipped.count else None})
     if all(one.already_complete for one in built):
-        say("the conversion is finished")
-    elif any(one.missing for one in built):
-        say("next: when all parts have ended, run the same command without --part to finish")
+        lines.append("the conversion is finished")
     else:
-        say("next: when no part is running, run the same command without --part to finish")
+        ends = "all parts have ended" if any(one.missing for one in built) else "no part is running"
+        lines.append(f"next: when {ends}, run the same command without --part to finish")
+    return Output({"part": number, "parts": of, "splits": [_part_json(one) for one in built]}, lines)
 
 
 def _part_json(one: ConvertedPart) -> dict[str, Any]:
@@ -375,16 +365,16 @@ def _part_json(one: ConvertedPart) -> dict[str, Any]:
     }
 
 
-def print_dry_run(planned: DryRun) -> None:
-    """Print each split, the problems, and the time to expect."""
+def dry_run_lines(planned: DryRun) -> Iterator[str]:
+    """Yield each split, the problems, and the time to expect."""
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""
         records = records_of(split.images, has_images=split.has_images, has_labels=split.has_labels)
         classes = count_of(split.classes, "class")
-        say(f"{split.path}: {records}, {classes}, {size(split.image_bytes)} in {shards}{state}")
+        yield f"{split.path}: {records}, {classes}, {size(split.image_bytes)} in {shards}{state}"
         bad = count_of(split.skipped, "bad image")
-        print_fields(
+        yield from fields(
             {
                 "source": split.layout,
                 "disk": f"at most {size(split.disk_bytes)}",
@@ -394,20 +384,20 @@ def print_dry_run(planned: DryRun) -> None:
             }
         )
         for note in split.notes:
-            say(f"note: {note}")
+            yield f"note: {note}"
     for problem in planned.skipped:
-        say(f"skipped: {problem}")
+        yield f"skipped: {problem}"
     for problem in planned.problems:
-        say(f"problem: {problem}")
+        yield f"problem: {problem}"
     if planned.seconds is not None and planned.read_rate is not None:
         workers = count_of(max(1, planned.workers), "process")
-        say(
+        yield (
             f"time: about {_duration(planned.seconds)} with {workers}: reading at {size(planned.read_rate)}/s, "
             "as in this run, and hashing, by a sample; writing is not measured"
         )
-    found = len([*planned.problems])
+    found = sum(1 for _ in planned.problems)
     state = f"the conversion would fail: {count_of(found, 'problem')}" if found else "no problems"
-    say(f"dry run: {state}; nothing was written")
+    yield f"dry run: {state}; nothing was written"
 
 
 def _duration(seconds: float) -> str:
@@ -439,7 +429,7 @@ def _duration(seconds: float) -> str:
     help="FROM is a dataset, a .npy file or a table with keys; FROM#COLUMN names a column of it. Repeatable.",
 )
 @work_options
-def join(dataset: Path, columns: tuple[str, ...], workers: int | None, form: Form, as_json: bool) -> None:
+def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
     """Add columns to DATASET; none of its files is written again.
 
     Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
@@ -452,25 +442,17 @@ def join(dataset: Path, columns: tuple[str, ...], workers: int | None, form: For
         if not origin or name in origins:
             raise UsageError(f"expected NAME=FROM or NAME:KIND=FROM, each name once, not {text!r}")
         origins[name] = origin
-    done = join_columns(dataset, origins, workers=workers, progress=progress_in(form))
+    done = join_columns(dataset, origins, **chosen)
     manifest = done.manifest
     roots = {"content_root": manifest.content_root, "root": manifest.root}
-    if as_json:
-        changed = {"added": list(done.added), "rebuilt": list(done.rebuilt)}
-        kinds = manifest.schema.kinds
-        print_json(
-            {"path": str(done.path), "records": manifest.records, "columns": kinds, **changed, **roots}
-        )
-        return
     state = "" if done.added or done.rebuilt else " (were joined already, and are intact)"
     records, number = count_of(manifest.records, "record"), count_of(len(manifest.schema), "column")
-    say(f"{done.path}: {records}, {number}{state}")
-    print_fields(
-        {
-            "columns": columns_text(manifest.schema.kinds),
-            "added": ", ".join(done.added) or None,
-            "rebuilt": ", ".join(done.rebuilt) or None,
-            **roots,
-        }
-    )
-    say_next("verify", dataset)
+    told = {
+        "columns": columns_text(manifest.schema.kinds),
+        "added": ", ".join(done.added) or None,
+        "rebuilt": ", ".join(done.rebuilt) or None,
+        **roots,
+    }
+    lines = [f"{done.path}: {records}, {number}{state}", *fields(told), next_step("verify", dataset)]
+    found = {"path": str(done.path), "records": manifest.records, "columns": manifest.schema.kinds}
+    return Output(found | {"added": list(done.added), "rebuilt": list(done.rebuilt), **roots}, lines)

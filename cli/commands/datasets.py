@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,20 +20,16 @@ from shardprep.cli.console.options import (
     PATH_OR_URL,
     ROOT_FOLDER,
     SIZE,
-    DatasetWork,
     cache_options,
-    check_cache,
     check_replaced,
     command,
     file_option,
     flag,
-    json_option,
     output_options,
     work_options,
     workers_option,
 )
-from shardprep.cli.console.output import print_fields, print_json, say, say_next
-from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.output import Output, each_dataset, fields, json_option, next_step
 from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
@@ -71,12 +67,11 @@ from shardprep.formats.verification.verify import verify as verify_dataset
 @file_option("--html", "FILE", "Also write the page of prep report.")
 @cache_options
 @json_option
-def inspect(dataset: Path | str, classes: bool, html: Path | None, as_json: bool, **cached: Any) -> int:
+def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[str, Any]) -> Output:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
     Of a folder of splits, or of a collection, it sums up each of them.
     """
-    check_cache(dataset, **cached)
     check_replaced(html)
     if html and isinstance(dataset, str):
         raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
@@ -91,10 +86,7 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, as_json: bool
         with open_dataset(place, **cached) as opened:
             return InspectResult(inspect_dataset(opened), class_counts(opened) if classes else None, page)
 
-    work = DatasetWork(
-        inspected, print_inspected, inspected_json, summary_of_inspected, collections="by part"
-    )
-    return work.run(dataset, as_json=as_json)
+    return each_dataset(dataset, inspected, output_of_inspected, summary_of_inspected, collections="by part")
 
 
 class InspectResult(NamedTuple):
@@ -105,10 +97,11 @@ class InspectResult(NamedTuple):
     page: Path | None
 
 
-def inspected_json(found: InspectResult) -> dict[str, Any]:
-    """Return the summary, and what else was asked for, as a JSON object."""
+def output_of_inspected(found: InspectResult) -> Output:
+    """Return the summary, and what else was asked for."""
     listed = {} if found.classes is None else {"class_counts": [asdict(each) for each in found.classes]}
-    return found.summary.to_json() | listed | ({"page": str(found.page)} if found.page else {})
+    page = {"page": str(found.page)} if found.page else {}
+    return Output(found.summary.to_json() | listed | page, _inspected_lines(found))
 
 
 def summary_of_inspected(results: Mapping[str, InspectResult]) -> str:
@@ -124,16 +117,15 @@ def _range_of(ends: tuple[int, int], noun: str) -> str:
     return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
 
 
-def print_inspected(found: InspectResult) -> None:
-    """Print the summary, and what else was asked for."""
+def _inspected_lines(found: InspectResult) -> Iterator[str]:
     summary = found.summary
     is_labelled = summary.classes_present > 0
     records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
-    say(f"{summary.path}: {summary.split} split, {records}")
+    yield f"{summary.path}: {summary.split} split, {records}"
     least_and_most = _range_of(summary.per_class, "image")
     classes = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
-    print_fields(
+    yield from fields(
         {
             "classes": classes if is_labelled else "none: the split has no labels",
             "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
@@ -150,12 +142,12 @@ def print_inspected(found: InspectResult) -> None:
     )
     if found.classes:
         width = max(len(printable(each.name)) for each in found.classes)
-        say(f"  {'label':>7}{'images':>11}  {'name':{width}}  words")
+        yield f"  {'label':>7}{'images':>11}  {'name':{width}}  words"
         for each in found.classes:
             row = f"  {each.label:>7}{each.images:>11,}  {printable(each.name):{width}}  {each.words or ''}"
-            say(row.rstrip())
+            yield row.rstrip()
     if found.page:
-        say(f"page: {found.page}")
+        yield f"page: {found.page}"
 
 
 def _on_disk(summary: Summary) -> str:
@@ -239,15 +231,7 @@ def _order(summary: Summary) -> str:
 @cluster_option
 @cache_options
 @output_options
-def verify(
-    dataset: Path | str,
-    level: str,
-    workers: int | None,
-    cluster: str | None,
-    form: Form,
-    as_json: bool,
-    **cached: Any,
-) -> int:
+def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **chosen: Any) -> Output:
     """Check that DATASET, or each split in that folder, or each part of a collection, is intact.
 
     \b
@@ -261,25 +245,15 @@ def verify(
     the source. Changes nothing. The files at a URL come through the cache, which can be smaller than the
     dataset; files that do not belong to it are not looked for.
     """
-    check_cache(dataset, **cached)
     with cluster_executor(cluster) as executor:
-        verified = partial(
-            verify_dataset,
-            level=level,
-            workers=workers,
-            executor=executor,
-            progress=progress_in(form),
-            **cached,
-        )
-        work = DatasetWork(
-            verified, print_verified, Report.to_json, summary_of, exit_code_of, collections="by part"
-        )
-        return work.run(dataset, as_json=as_json)
+        verified = partial(verify_dataset, executor=executor, **cached, **chosen)
+        return each_dataset(dataset, verified, output_of_verified, summary_of, collections="by part")
 
 
-def exit_code_of(report: Report) -> int:
-    """Return the exit code of a report."""
-    return report.exit_code
+def output_of_verified(report: Report) -> Output:
+    """Return the report, and what to do about its findings."""
+    mends = [what_mends(report)] if report.findings else []
+    return Output(report.to_json(), [*report_lines(report), *mends], report.exit_code)
 
 
 def summary_of(reports: Mapping[str, Report]) -> str:
@@ -293,29 +267,22 @@ def summary_of(reports: Mapping[str, Report]) -> str:
     return f"{', '.join(reports)}: {images}, {total}, all intact"
 
 
-def print_report(report: Report) -> None:
-    """Print the findings, then a summary in one line."""
+def report_lines(report: Report) -> Iterator[str]:
+    """Yield the findings, then a summary in one line."""
     kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
     for kind, findings in kinds.items():
         for finding in findings:
-            say(f"{kind}: {finding}")
+            yield f"{kind}: {finding}"
     manifest = report.manifest
     if report.exit_code or manifest is None:
         found = count_of(len(report.findings), "finding")
         unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
-        say(f"{report.location}: NOT intact: {found}{unread} (level {report.level})")
+        yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
         return
     word = "complete" if report.level == "quick" else "intact"
     images, files = count_of(manifest.records, "image"), count_of(len(manifest.shards), "shard")
-    say(f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})")
-    print_fields({"root": manifest.root})
-
-
-def print_verified(report: Report) -> None:
-    """Print the report, and what to do about its findings."""
-    print_report(report)
-    if report.findings:
-        _say_what_mends(report)
+    yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
+    yield from fields({"root": manifest.root})
 
 
 MOST_PROVENANCE_BYTES = 1 << 20
@@ -340,32 +307,29 @@ PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that passes 
 FOREIGN = "next: move the files that do not belong to the dataset elsewhere"
 
 
-def _say_what_mends(report: Report) -> None:
-    """Print what to do about the findings."""
+def what_mends(report: Report) -> str:
+    """Return what to do about the findings."""
     if report.url is not None:
-        say(PUBLISH_AGAIN)
-        return
+        return PUBLISH_AGAIN
     folder, manifest = report.dataset, report.manifest
     files = {file.name for file in manifest.files} if manifest else set()
     found = {finding.file for finding in report.findings}
     if manifest is None or MANIFEST_NAME in found:
         if not files and (folder / WORK_FOLDER_NAME).is_dir():
-            say(GOES_ON)
-        else:
-            made = any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME))
-            say(CONVERT_AGAIN if made else NO_DATASET)
-    elif names := _joined_columns(manifest, found):
-        say(JOIN_AGAIN.format(" and ".join(names)))
-    elif manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
-        say(ARCHIVE_CHANGED)
-    elif any(finding.file in files and finding.key is None for finding in report.findings):
+            return GOES_ON
+        made = any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME))
+        return CONVERT_AGAIN if made else NO_DATASET
+    if names := _joined_columns(manifest, found):
+        return JOIN_AGAIN.format(" and ".join(names))
+    if manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
+        return ARCHIVE_CHANGED
+    if any(finding.file in files and finding.key is None for finding in report.findings):
         try:
             options = _source_of(folder)
         except (OSError, DataError, ValueError, TypeError, KeyError, RecursionError, click.ClickException):
             options = []  # the provenance is in no hash, and may hold anything
-        say_next("repair", folder, *(options if "--source" in options else ["--source", "SOURCE"]))
-    else:
-        say(BAD_IN_SOURCE if found & files else FOREIGN)
+        return next_step("repair", folder, *(options if "--source" in options else ["--source", "SOURCE"]))
+    return BAD_IN_SOURCE if found & files else FOREIGN
 
 
 def _joined_columns(manifest: Manifest, found: set[str]) -> list[str]:
@@ -411,30 +375,22 @@ def _source_of(dataset: Path) -> list[str | Path]:
 @workers_option
 @cluster_option
 @output_options
-def repair(dataset: Path, cluster: str | None, form: Form, as_json: bool, **chosen: Any) -> int:
+def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
     """Bring back exactly the damaged or missing files of DATASET, or of each split in that folder.
 
     They are rebuilt from the archives, or fetched from an intact copy in object storage or on a server.
     The root stays the same.
     """
     with cluster_executor(cluster) as executor:
-        work = DatasetWork(
-            partial(repair_dataset, executor=executor, progress=progress_in(form), **chosen),
-            print_repaired,
-            lambda report: report.to_json() | {"rebuilt": report.rebuilt},
-            summary_of_repaired,
-            exit_code_of,
-        )
-        return work.run(dataset, as_json=as_json)
+        repaired = partial(repair_dataset, executor=executor, **chosen)
+        return each_dataset(dataset, repaired, output_of_repaired, summary_of_repaired)
 
 
-def print_repaired(report: Report) -> None:
-    """Print the rebuilt files, and the report."""
-    for name in report.rebuilt:
-        say(f"rebuilt: {name}")
-    if not report.rebuilt:
-        say(f"{report.dataset}: nothing to rebuild")
-    print_report(report)
+def output_of_repaired(report: Report) -> Output:
+    """Return the rebuilt files, and the report."""
+    rebuilt = [f"rebuilt: {name}" for name in report.rebuilt] or [f"{report.dataset}: nothing to rebuild"]
+    found = report.to_json() | {"rebuilt": report.rebuilt}
+    return Output(found, [*rebuilt, *report_lines(report)], report.exit_code)
 
 
 def summary_of_repaired(reports: Mapping[str, Report]) -> str:
@@ -451,29 +407,27 @@ def summary_of_repaired(reports: Mapping[str, Report]) -> str:
 @click.argument("out", type=ANY_PATH)
 @click.argument("parts", type=FOLDER, nargs=-1, required=True)
 @json_option
-def collect(out: Path, parts: tuple[Path, ...], as_json: bool) -> None:
+def collect(out: Path, parts: tuple[Path, ...]) -> Output:
     """Make the folder OUT with a collection of the datasets PARTS, in this order.
 
     Nothing is copied: OUT gets a file of names and roots. The parts must have the same classes and columns. A
     Loader reads OUT as one dataset, with its records numbered over all parts.
     """
     with collect_parts(out, parts) as made:
-        if as_json:
-            listed = [
-                {
-                    "name": part.name,
-                    "path": str(part.folder),
-                    "records": part.manifest.records,
-                    "root": part.manifest.root,
-                }
-                for part in made.parts
-            ]
-            print_json({"path": str(made.path), "records": len(made), "parts": listed, "root": made.root})
-            return
-        say(f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}")
-        fields = {part.name: count_of(part.manifest.records, "record") for part in made.parts}
-        print_fields(fields | {"root": made.root})
-        say_next("verify", out)
+        told = {part.name: count_of(part.manifest.records, "record") for part in made.parts}
+        summary = f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}"
+        lines = [summary, *fields(told | {"root": made.root}), next_step("verify", out)]
+        listed = [
+            {
+                "name": part.name,
+                "path": str(part.folder),
+                "records": part.manifest.records,
+                "root": part.manifest.root,
+            }
+            for part in made.parts
+        ]
+        found = {"path": str(made.path), "records": len(made), "parts": listed, "root": made.root}
+        return Output(found, lines)
 
 
 @command(
@@ -486,19 +440,19 @@ def collect(out: Path, parts: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @click.option("--shard-size", type=SIZE, default="256MiB", help="Bytes of images and columns per file.")
 @work_options
-def export(dataset: Path, output: Path, to: str, form: Form, as_json: bool, **chosen: Any) -> None:
+def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
     """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
 
     Images stay as they are, and each is checked. Interrupted in any way, the same command finishes the
     job, and the result is byte-identical. A finished export is compared with what was written.
     """
-    done = export_dataset(dataset, output, to=to, progress=progress_in(form), **chosen)
-    if as_json:
-        paths = ({"path": str(one.path), "files": [file.to_json() for file in one.files]} for one in done)
-        print_json({"splits": [asdict(one) | told for one, told in zip(done, paths, strict=True)]})
-        return
+    done = export_dataset(dataset, output, to=to, **chosen)
+    lines, splits = [], []
     for one in done:
         state = " (was complete, and is intact)" if one.already_complete else ""
         form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
         total = size(sum(file.size for file in one.files))
-        say(f"{one.path}: {count_of(one.records, 'image')}, {total} in {form_of_files}{state}")
+        lines.append(f"{one.path}: {count_of(one.records, 'image')}, {total} in {form_of_files}{state}")
+        files = [file.to_json() for file in one.files]
+        splits.append(asdict(one) | {"path": str(one.path), "files": files})
+    return Output({"splits": splits}, lines)

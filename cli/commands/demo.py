@@ -12,13 +12,8 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.options import (
-    ANY_PATH,
-    command,
-    output_options,
-)
-from shardprep.cli.console.output import print_fields, print_json, say
-from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.options import ANY_PATH, command, output_options
+from shardprep.cli.console.output import Output, fields, say
 from shardprep.cli.console.start import Interrupted
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.sources.sample import make_sample
@@ -112,16 +107,14 @@ def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
 @click.option("--test", default=20, help="Test images (unlabelled).")
 @click.option("--seed", default=0, help="Another seed gives other classes and crops.")
 @output_options
-def sample(output: Path, form: Form, as_json: bool, **chosen: Any) -> None:
+def sample(output: Path, **chosen: Any) -> Output:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
 
     Crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK, grayscale,
     progressive and tiny images, EXIF orientation. To try everything on before the 148 GB.
     """
-    made = make_sample(output, progress=progress_in(form), **chosen)
-    if as_json:
-        print_json({"output": str(output), **asdict(made)})
-        return
+    made = make_sample(output, **chosen)
     images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())
-    say(f"{output}: {count_of(len(made.wnids), 'class')}, {images} images")
-    print_fields({file.name: size(file.size) for file in made.files})
+    summary = f"{output}: {count_of(len(made.wnids), 'class')}, {images} images"
+    lines = [summary, *fields({file.name: size(file.size) for file in made.files})]
+    return Output({"output": str(output), **asdict(made)}, lines)

@@ -16,15 +16,14 @@ from shardprep.cli.console.options import (
     command,
     file_option,
     flag,
-    json_option,
     output_options,
     together,
     transfer_options,
     transform_of,
     work_options,
 )
-from shardprep.cli.console.output import print_fields, print_json, say, say_next
-from shardprep.cli.console.progress import TEXT_ONLY, Form, StatusLine, progress_in
+from shardprep.cli.console.output import Output, fields, json_option, next_step
+from shardprep.cli.console.progress import TEXT_ONLY, CommandProgress
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.shards.manifest import Manifest
@@ -70,29 +69,28 @@ def _shard_numbers(text: str) -> list[int]:
 )
 @transfer_options(at_once=8, timeout_s=30, without="a byte")
 @output_options
-def fetch(url: str, folder: Path, form: Form, as_json: bool, **chosen: Any) -> None:
+def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
     URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
     Interrupted in any way, the same command continues. Intact files are kept, what is damaged
     is fetched anew.
     """
-    done = fetch_dataset(url, folder, progress=progress_in(form), **chosen)
-    if as_json:
-        print_json({"splits": [_copy_json(one) for one in done]})
-        return
+    done = fetch_dataset(url, folder, **chosen)
+    lines = []
     for one in done:
         manifest, state = one.manifest, _bytes_text(one.manifest, "fetched", one.fetched, one.kept)
         if one.complete:
-            say(f"{one.path}: {_contents(manifest)}, all intact: {state}")
-            print_fields({"root": manifest.root})
+            lines.append(f"{one.path}: {_contents(manifest)}, all intact: {state}")
+            lines += fields({"root": manifest.root})
         else:
             files = f"{len(one.fetched) + len(one.kept):,} of {count_of(len(manifest.files), 'file')}"
-            say(f"{one.path}: {files}, each intact: {state}; not a dataset yet")
+            lines.append(f"{one.path}: {files}, each intact: {state}; not a dataset yet")
     if all(one.complete for one in done):
-        say_next("inspect", folder)
+        lines.append(next_step("inspect", folder))
     else:
-        say("next: run the same command without --shards to fetch the rest and complete the dataset")
+        lines.append("next: run the same command without --shards to fetch the rest and complete the dataset")
+    return Output({"splits": [_copy_json(one) for one in done]}, lines)
 
 
 def _contents(manifest: Manifest) -> str:
@@ -146,7 +144,7 @@ CHECKING_USE = "goes to everyone who checks: prep prove --signed-by"
 @flag("--force", "Replace the pair of that name; the other machines then need the new public key.")
 @flag("--signing", "Make keys that sign the logs of runs: NAME.pem and NAME.pub.pem.")
 @json_option
-def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
+def keygen(name: Path, force: bool, signing: bool) -> Output:
     """Make a key pair: NAME.key_secret, which stays on this machine, and NAME.key for the others.
 
     Run it once on the training machine and once on each data machine. With keys, each end of the
@@ -163,11 +161,9 @@ def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
         from shardprep.loaders.machines.keys import make_keys  # start-up time: ZeroMQ
 
         pair, uses = make_keys(name, overwrite=force), (PRIVATE_USE, PUBLIC_USE)
-    if as_json:
-        print_json({"secret": str(pair.secret), "public": str(pair.public), "fingerprint": pair.fingerprint})
-        return
-    files = dict(zip((str(pair.secret), str(pair.public)), uses, strict=True))
-    print_fields(files | {"fingerprint": pair.fingerprint}, indent="")
+    files = {"secret": str(pair.secret), "public": str(pair.public)}
+    told = dict(zip(files.values(), uses, strict=True)) | {"fingerprint": pair.fingerprint}
+    return Output(files | {"fingerprint": pair.fingerprint}, fields(told, indent=""))
 
 
 @command(
@@ -179,22 +175,21 @@ def keygen(name: Path, force: bool, signing: bool, as_json: bool) -> None:
 @click.argument("url")
 @transfer_options(at_once=4, timeout_s=120, without="an answer")
 @output_options
-def publish(folder: Path, url: str, form: Form, as_json: bool, **chosen: Any) -> None:
+def publish(folder: Path, url: str, **chosen: Any) -> Output:
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
 
     URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
     last. Interrupted in any way, the same command continues; files that are already there are kept.
     """
-    done = publish_datasets(folder, url, progress=progress_in(form), **chosen)
-    if as_json:
-        print_json({"splits": [_copy_json(one) for one in done]})
-        return
+    done = publish_datasets(folder, url, **chosen)
+    lines = []
     for one in done:
         state = _bytes_text(one.manifest, "uploaded", one.uploaded, one.kept)
         before = " (was complete)" if one.already_complete else ""
-        say(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
-        print_fields({"root": one.manifest.root})
-    say_next("fetch", url, "COPY")
+        lines.append(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
+        lines += fields({"root": one.manifest.root})
+    lines.append(next_step("fetch", url, "COPY"))
+    return Output({"splits": [_copy_json(one) for one in done]}, lines)
 
 
 @command(
@@ -224,10 +219,9 @@ def serve(
     patience: float,
     insecure_plaintext: bool,
     workers: int | None,
-    form: Form,
-    as_json: bool,
+    progress: CommandProgress,
     **chosen: Any,
-) -> None:
+) -> Output:
     """Make batches of DATASET for the RemoteSource of a training machine, until that is closed.
 
     All machines that serve one receiver need the same dataset and options; workers may differ. Stop it with
@@ -250,7 +244,7 @@ def serve(
             world_size=1,
             **chosen,
         ) as loader,
-        StatusLine(form, TEXT_ONLY) as status,
+        progress.status(TEXT_ONLY) as show,
     ):
         stats = remote.serve(
             loader,
@@ -259,16 +253,15 @@ def serve(
             insecure=insecure_plaintext,
             name=name,
             patience=patience,
-            report=lambda stats: status.show(
+            report=lambda stats: show(
                 f"{printable(stats.state)}: {stats.batches:,} batches, {_megabytes_per_second(stats)}, "
                 f"{stats.lag} more asked for"
             ),
         )
-    if as_json:
-        print_json({"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()})
-        return
     sent = f"{stats.batches:,} batches, {stats.bytes / 1e6:,.1f} MB"
-    print_fields({"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}, indent="")
+    told = {"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}
+    found = {"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()}
+    return Output(found, fields(told, indent=""))
 
 
 def _megabytes_per_second(stats: SenderStats) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,11 @@ from shardprep.cli.console.options import (
     command,
     file_option,
     flag,
-    json_option,
     output_options,
     together,
 )
-from shardprep.cli.console.output import print_fields, print_json, say
-from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.output import Output, fields, json_option
+from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import TRANSFORM_NAME, RunOptions, refuse_typed, typed_options
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of
@@ -103,10 +102,9 @@ def replay(
     diff: tuple[Path, Path] | None,
     epochs: int,
     by_pixels: bool,
-    form: Form,
-    as_json: bool,
+    progress: CommandProgress,
     **run: Any,
-) -> None:
+) -> Output:
     """Make again what a rank got from DATASET at a step: records, labels, crops and pixels, bit for bit.
 
     The run is that of a card, of a loader's state, of a log, or of the options. --diff names the first step
@@ -124,8 +122,7 @@ def replay(
     options = RunOptions(dataset, run, typed & run.keys())
     if diff:
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
-        compare_runs(options, diff, epochs, by_pixels=by_pixels, form=form, as_json=as_json)
-        return
+        return compare_runs(options, diff, epochs, by_pixels=by_pixels, progress=progress)
     refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
     if sheet:  # what writing it would raise
         check_suffix(sheet)
@@ -141,22 +138,18 @@ def replay(
             raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
         if sheet:
             ContactSheet(made, loader.transform).save(sheet)
-        if not as_json:
-            print_replayed(loader, made, listed=listed, sheet=sheet)
-            return
-        print_json(
-            {
-                "dataset": str(loader.dataset.path),
-                "epoch": made.epoch,
-                "step": made.step,
-                "start": start,
-                "batch": [_form(part) for part in made.batch],
-                "records": [record.to_json() for record in made.records],
-                "digests": made.digests(),
-                "card": loader.card().to_json(),
-                "sheet": str(sheet) if sheet else None,
-            }
-        )
+        found = {
+            "dataset": str(loader.dataset.path),
+            "epoch": made.epoch,
+            "step": made.step,
+            "start": start,
+            "batch": [_form(part) for part in made.batch],
+            "records": [record.to_json() for record in made.records],
+            "digests": made.digests(),
+            "card": loader.card().to_json(),
+            "sheet": str(sheet) if sheet else None,
+        }
+        return Output(found, list(replayed_lines(loader, made, listed=listed, sheet=sheet)))
 
 
 def _place(run: dict[str, Any], recorded: RecordedRun | None) -> tuple[int, int, int]:
@@ -173,13 +166,13 @@ def _place(run: dict[str, Any], recorded: RecordedRun | None) -> tuple[int, int,
     return epoch, step, start
 
 
-def print_replayed(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> None:
-    """Print the step: its batch, and its records or the first of them."""
+def replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> Iterator[str]:
+    """Yield the step: its batch, and its records or the first of them."""
     card = loader.card()
     ranks = f", rank {card.rank} of {card.world_size}" if card.world_size > 1 else ""
     records = count_of(len(made), "record")
-    say(f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}: {records}")
-    print_fields(
+    yield f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}: {records}"
+    yield from fields(
         {
             "batch": ", ".join(_text(_form(part)) for part in made.batch),
             "digest": made.digest(),
@@ -188,15 +181,15 @@ def print_replayed(loader: Loader, made: Replayed, *, listed: bool, sheet: Path 
         }
     )
     shown = made.records if listed else made.records[:FIRST]
-    say(f"  {'number':>9}{'label':>7}  {'crop':<26}key")
+    yield f"  {'number':>9}{'label':>7}  {'crop':<26}key"
     for record in shown:
         first, *others = record.views or (None,)
         why = f"  skipped: {printable(record.skipped)}" if record.skipped is not None else ""
-        say(f"  {record.number:>9}{record.label:>7}  {_crop(first):<26}{printable(record.key)}{why}")
+        yield f"  {record.number:>9}{record.label:>7}  {_crop(first):<26}{printable(record.key)}{why}"
         for number, part in enumerate(others, 1):
-            say(f"  {f'view {number}':>16}  {_crop(part)}")
+            yield f"  {f'view {number}':>16}  {_crop(part)}"
     if left := len(made.records) - len(shown):
-        say(f"  and {left:,} more: --records lists them")
+        yield f"  and {left:,} more: --records lists them"
 
 
 def _crop(part: ShownPart | None) -> str:
@@ -225,33 +218,37 @@ def _text(form: dict[str, Any]) -> str:
 
 
 def compare_runs(
-    options: RunOptions, files: tuple[Path, Path], epochs: int, *, by_pixels: bool, form: Form, as_json: bool
-) -> None:
-    """Print where the runs of two files part, and which of their settings differ."""
+    options: RunOptions,
+    files: tuple[Path, Path],
+    epochs: int,
+    *,
+    by_pixels: bool,
+    progress: CommandProgress,
+) -> Output:
+    """Return where the runs of two files part, and which of their settings differ."""
     # start-up time: OpenCV
     from shardprep.loaders.loader.run_card import differences
     from shardprep.loaders.loader.run_log import RecordedRun
 
     runs = [RecordedRun.load(file) for file in files]
-    parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, form=form)
+    parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, progress=progress)
     differing = differences(*(run.card for run in runs))
-    if as_json:
-        settings = {name: list(both) for name, both in differing.items()}
-        found = parting.to_json() if parting else None
-        steps = order._asdict() if order else None
-        print_json({"runs": list(map(str, files)), "parting": found, "order": steps, "settings": settings})
-        return
+    found = {
+        "runs": list(map(str, files)),
+        "parting": parting.to_json() if parting else None,
+        "order": order._asdict() if order else None,
+        "settings": {name: list(both) for name, both in differing.items()},
+    }
+    lines = [f"the runs do not diverge in {epochs} of their epochs"]
     because = parting.because if parting else {}
-    if parting is None:
-        say(f"the runs do not diverge in {epochs} of their epochs")
-    else:
+    if parting:
         place = f"epoch {parting.epoch}, step {parting.step}, row {parting.row}"
-        say(f"the runs diverge at {place}: {MEANINGS[parting.kind]}")
         numbers = " | ".join("none" if number is None else f"{number}" for number in parting.numbers)
         record = None if parting.kind == "dataset" else numbers
-        print_fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})
+        lines = [f"the runs diverge at {place}: {MEANINGS[parting.kind]}"]
+        lines += fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})
     if order:
-        print_fields(
+        lines += fields(
             {
                 "steps": f"{order.differing:,} of {order.steps:,} differ",
                 "only first": _numbers(order.only_first),
@@ -259,8 +256,8 @@ def compare_runs(
             }
         )
     if others := {name: " | ".join(both) for name, both in differing.items() if name not in because}:
-        say("other settings that differ:")
-        print_fields(others)
+        lines += ["other settings that differ:", *fields(others)]
+    return Output(found, lines)
 
 
 def _numbers(numbers: tuple[int, ...]) -> str | None:
@@ -272,7 +269,12 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 
 
 def _parting(
-    options: RunOptions, runs: Sequence[RecordedRun], epochs: int, *, by_pixels: bool, form: Form
+    options: RunOptions,
+    runs: Sequence[RecordedRun],
+    epochs: int,
+    *,
+    by_pixels: bool,
+    progress: CommandProgress,
 ) -> tuple[Parting | None, OrderDifference | None]:
     """Return where two runs part, and, if their orders do, how these differ."""
     # start-up time: OpenCV
@@ -283,7 +285,7 @@ def _parting(
     if parted := parting_of_datasets(one_card, other_card):
         return parted, None
     make = options.loader if by_pixels else options.ordering_loader
-    progress, done = progress_in(form), count(1)
+    done = count(1)
     with make(one_card) as one, make(other_card) as other:
         per_step = max(card.batch_size for card in cards)
         total = epochs * max(one.batches_per_epoch, other.batches_per_epoch) * per_step
@@ -328,8 +330,7 @@ def prove(
     signed_by: Path | None,
     save: Path | None,
     key: Path | None,
-    as_json: bool,
-) -> None:
+) -> Output:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 
     The order is computed again. Records that were left out on purpose, cut off or skipped as bad are named.
@@ -342,8 +343,4 @@ def prove(
     if save:
         check_replaced(save)
     found = prove_run(dataset, logs, signed_by=signed_by, save=save, key=key)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        for line in found.statement.splitlines():
-            say(line)
+    return Output(found.to_json(), found.statement.splitlines())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,6 @@ import click
 from shardprep.cli.console.options import (
     ANY_PATH,
     FOLDER,
-    DatasetWork,
     Parsed,
     check_replaced,
     command,
@@ -19,8 +18,8 @@ from shardprep.cli.console.options import (
     flag,
     work_options,
 )
-from shardprep.cli.console.output import say
-from shardprep.cli.console.progress import Form, progress_in
+from shardprep.cli.console.output import Output, each_dataset
+from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import RunOptions, option_of, typed_options
 from shardprep.formats.errors import DataError, printable
 from shardprep.formats.reports.examine import report as report_dataset
@@ -75,10 +74,8 @@ def report(
     run: Path | None,
     trace: Path | None,
     disk: Path | None,
-    form: Form,
-    as_json: bool,
     **chosen: Any,
-) -> int:
+) -> Output:
     """Write a page of HTML that shows what is in DATASET, or in each split in that folder.
 
     It has counts, sizes, pictures, duplicates, suspects of a wrong label, and oddities. The page is one file,
@@ -93,27 +90,22 @@ def report(
     if run and (typed := typed_options().intersection(OF_A_DATASET)):
         raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
     if dataset is None:
-        report_run(run or Path(), output, trace=trace, disk=disk, as_json=as_json)
-        return 0
+        return report_run(run or Path(), output, trace=trace, disk=disk)
     has_splits = bool(splits_of(dataset))
     if record is not None and has_splits:
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
     def examined(place: Path) -> ReportResult:
         page = file_of(output, place, has_splits)
-        found = report_dataset(place, page, record=record, progress=progress_in(form), **chosen)
+        found = report_dataset(place, page, record=record, **chosen)
         findings = file_of(save_findings, place, has_splits) if save_findings else None
         if findings:
             found.save_findings(findings)
         return ReportResult(page, findings, found.to_json())
 
-    work = DatasetWork(
-        examined,
-        print_examined,
-        lambda done: {"page": str(done.page)} | done.found,
-        lambda results: f"{count_of(len(results), 'page')} written",
+    return each_dataset(
+        dataset, examined, output_of_examined, lambda results: f"{count_of(len(results), 'page')} written"
     )
-    return work.run(dataset, as_json=as_json)
 
 
 def file_of(file: Path, dataset: Path, has_splits: bool) -> Path:
@@ -129,8 +121,8 @@ class ReportResult(NamedTuple):
     found: dict[str, Any]
 
 
-def print_examined(done: ReportResult) -> None:
-    """Print how much was examined, the observations, and the files."""
+def output_of_examined(done: ReportResult) -> Output:
+    """Return the examination, and as text how much was examined, the observations, and the files."""
     looked = done.found["looked_at"]
     if looked["pixels"] == "none":
         seen = "the index only"
@@ -138,15 +130,16 @@ def print_examined(done: ReportResult) -> None:
         seen = "records without images"
     else:
         seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} looked at"
-    say(f"{done.page}: {done.found['dataset']['path']}, {seen}")
+    lines = [f"{done.page}: {done.found['dataset']['path']}, {seen}"]
     for one in done.found["observations"]:
         least = "at least " if one["is_partial"] else ""
-        say(f"  {one['title']}: {least}{count_of(one['count'], one['what'])}")
+        lines.append(f"  {one['title']}: {least}{count_of(one['count'], one['what'])}")
     if done.findings:
-        say(f"  record numbers: {done.findings}")
+        lines.append(f"  record numbers: {done.findings}")
+    return Output({"page": str(done.page)} | done.found, lines)
 
 
-def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None, as_json: bool) -> None:
+def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
     """Write the page of a run of a loader, from the file of its stats."""
     from shardprep.loaders.loader.run_page import json_of, run_page, save_page
     from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
@@ -159,7 +152,7 @@ def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None
     except DataError as error:
         raise DataError(error.message, path=error.path or run) from error
     save_page(text, output)
-    say(json.dumps({"page": str(output)}) if as_json else f"{output}: the run in {run}")
+    return Output({"page": str(output)}, [f"{output}: the run in {run}"])
 
 
 def _limit(text: str) -> Limit:
@@ -230,12 +223,11 @@ def gate(
     others: dict[str, Limit],
     file: Path | None,
     junit: Path | None,
-    form: Form,
-    as_json: bool,
     pixels: str,
     workers: int | None,
+    progress: CommandProgress,
     **named: Limit | None,
-) -> int:
+) -> Output:
     """Check DATASET, or each split in that folder, against limits, and exit with 1 if one is exceeded.
 
     N is a number of records, or below 1 a share of them, such as 0.001. A limit on the command line replaces
@@ -259,30 +251,28 @@ def gate(
             against=against,
             pixels=pixels,
             workers=workers,
-            progress=progress_in(form),
+            progress=progress,
         )
         if junit is not None:
             found.save_junit(file_of(junit, place, has_splits))
         return found
 
-    work = DatasetWork(
+    return each_dataset(
+        dataset,
         checked,
-        print_gate,
-        GateResult.to_json,
+        lambda found: Output(found.to_json(), gate_lines(found), 0 if found.passed else 1),
         lambda results: f"{sum(one.passed for one in results.values())} of {len(results)} passed",
-        exit_code=lambda found: 0 if found.passed else 1,
     )
-    return work.run(dataset, as_json=as_json)
 
 
-def print_gate(found: GateResult) -> None:
-    """Print each check, and the first records of those that do not hold."""
+def gate_lines(found: GateResult) -> Iterator[str]:
+    """Yield each check, and the first records of those that do not hold."""
     seen = f", {count_of(found.looked_at, 'image')} looked at" if found.looked_at else ""
-    say(f"{found.dataset}: {count_of(found.records, 'record')}{seen}")
+    yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:
-        say(f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}")
+        yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}"
         for key in () if check.passed else check.records:
-            say(f"        {'':<14}{printable(key)}")
+            yield f"        {'':<14}{printable(key)}"
 
 
 @command(
@@ -308,10 +298,8 @@ def find(
     hashes: Path | None,
     run: Path | None,
     epochs: int | None,
-    workers: int | None,
-    form: Form,
-    as_json: bool,
-) -> int:
+    **chosen: Any,
+) -> Output:
     """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
 
     A record is found if it has the picture's bytes, or was made of them; with --near also if it looks alike.
@@ -327,18 +315,15 @@ def find(
 
     def searched(place: Path) -> SearchResult:
         kept = file_of(hashes, place, has_splits) if hashes else None
-        found = find_images(
-            place, images, near=near, hashes=kept, workers=workers, progress=progress_in(form)
-        )
+        found = find_images(place, images, near=near, hashes=kept, **chosen)
         return SearchResult(place, images, near, found, sighted(place, run, found, epochs) if run else {})
 
-    work = DatasetWork(
+    return each_dataset(
+        dataset,
         searched,
-        print_search,
-        SearchResult.to_json,
+        lambda done: Output(done.to_json(), search_lines(done)),
         lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
     )
-    return work.run(dataset, as_json=as_json)
 
 
 class SearchResult(NamedTuple):
@@ -395,12 +380,12 @@ def sighted(
 MOST_SIGHTINGS = 10  # of a record, printed
 
 
-def print_search(done: SearchResult) -> None:
-    """Print the records by picture."""
-    say(f"{done.dataset}: {count_of(len(done.found), 'record')} found")
+def search_lines(done: SearchResult) -> Iterator[str]:
+    """Yield the records by picture."""
+    yield f"{done.dataset}: {count_of(len(done.found), 'record')} found"
     for image in done.images:
         mine = [one for one in done.found if one.image == str(image)]
-        say(f"  {printable(str(image))}{'' if mine else ': not found'}")
+        yield f"  {printable(str(image))}{'' if mine else ': not found'}"
         for one in mine:
             how = (
                 "equal bytes"
@@ -408,13 +393,13 @@ def print_search(done: SearchResult) -> None:
                 else f"looks alike, {count_of(one.distance, 'bit')} differ"
             )
             of = f" of {printable(one.class_name)}" if one.class_name else ""
-            say(f"    record {one.record:,}{of}: {printable(one.key)} ({how})")
+            yield f"    record {one.record:,}{of}: {printable(one.key)} ({how})"
             seen = done.seen.get(one.record, [])
             for epoch, step, rank in seen[:MOST_SIGHTINGS]:
-                say(f"      epoch {epoch}, step {step:,}, rank {rank}")
+                yield f"      epoch {epoch}, step {step:,}, rank {rank}"
             if len(seen) > MOST_SIGHTINGS:
-                say(f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them")
+                yield f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them"
             if done.seen and not seen:
-                say("      never seen by the run")
+                yield "      never seen by the run"
     if done.missing and not done.near:
-        say("  --near also finds copies that were scaled or compressed again")
+        yield "  --near also finds copies that were scaled or compressed again"

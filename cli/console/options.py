@@ -1,27 +1,24 @@
-"""Options that several commands share, and work on splits or on the parts of a collection."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from shardprep.cli.console.output import Failure, failure_of, print_fields, print_json, say
-from shardprep.cli.console.progress import FORMS, form_of
-from shardprep.formats.errors import DatasetNotFound, OperationError, ShardprepError, UsageError
+from shardprep.cli.console.output import json_option
+from shardprep.cli.console.progress import FORMS, progress_in
+from shardprep.formats.errors import DatasetNotFound, OperationError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.sizes import parse_bytes
-from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.storage.collection import read_collection
-from shardprep.formats.storage.open import cache_for, datasets_in, refuse_cache
+from shardprep.formats.storage.open import cache_for, refuse_cache
 from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
@@ -129,21 +126,10 @@ def together(*options: Option) -> Option:
     return add
 
 
-json_option: Option = flag("--json", "Print one JSON object on stdout, and nothing else.", name="as_json")
 workers_option: Option = click.option(
     "--workers",
     type=click.IntRange(0, 4096),
     help="Number of processes; 0 works in this one.  [default: the usable CPUs]",
-)
-cache_options = together(
-    file_option(
-        "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
-    ),
-    click.option(
-        "--cache-limit",
-        type=SIZE,
-        help="Largest size of the cache, such as 200GiB.  [default: the free space of the disk]",
-    ),
 )
 LOADER_OPTIONS: tuple[Option, ...] = (
     click.option(
@@ -166,21 +152,46 @@ LOADER_OPTIONS: tuple[Option, ...] = (
 
 
 def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--progress`` and ``--quiet`` to a command; it gets them as ``form``, of type Form."""
+    """Add ``--progress`` and ``--quiet`` to a command; it gets the ``progress`` of that form."""
 
     @click.option(
         "--progress",
-        "shown",
+        "form",
         type=click.Choice(FORMS),
         default="auto",
         help="Show a bar, or plain lines for a log; auto shows a bar on a terminal, else lines.",
     )
     @flag("--quiet", "Show no progress; same as --progress never.")
     @wraps(command)
-    def with_form(*arguments: Any, shown: Any, quiet: bool, **options: Any) -> Any:
-        return command(*arguments, form=form_of("never" if quiet else shown), **options)
+    def with_progress(*arguments: Any, form: str, quiet: bool, **options: Any) -> Any:
+        return command(*arguments, progress=progress_in("never" if quiet else form), **options)
 
-    return with_form
+    return with_progress
+
+
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--cache`` and ``--cache-limit`` to a command, which gets both as ``cached``.
+
+    A URL without a cache, and a folder with one, are wrong usage.
+    """
+
+    @file_option(
+        "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
+    )
+    @click.option(
+        "--cache-limit",
+        type=SIZE,
+        help="Largest size of the cache, such as 200GiB.  [default: the free space of the disk]",
+    )
+    @wraps(command)
+    def with_cache(dataset: Path | str, cache: Path | None, cache_limit: int | None, **options: Any) -> Any:
+        if isinstance(dataset, str):
+            cache_for(Location.parse(dataset), cache)
+        else:
+            refuse_cache(dataset, cache, cache_limit)
+        return command(dataset=dataset, cached={"cache": cache, "cache_limit": cache_limit}, **options)
+
+    return with_cache
 
 
 output_options = together(progress_option, json_option)
@@ -225,14 +236,6 @@ def transform_of(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def check_cache(dataset: Path | str, *, cache: Path | None, cache_limit: int | None) -> None:
-    """Raise UsageError for a URL without a cache, and for a folder with one."""
-    if isinstance(dataset, str):
-        cache_for(Location.parse(dataset), cache)
-    else:
-        refuse_cache(dataset, cache, cache_limit)
-
-
 def check_writable(file: Path | None) -> None:
     """Raise OperationError, before the work begins, if its result cannot be written to the file."""
     if file and not os.access(file if file.exists() else file.parent, os.W_OK):
@@ -244,99 +247,3 @@ def check_replaced(file: Path | None) -> None:
     if file:
         check_writable(file.parent)
         check_replaceable(file)
-
-
-@dataclass(frozen=True)
-class DatasetWork(Generic[T]):
-    """The work of a command on a dataset, and the output of its result of type ``T``.
-
-    Attributes:
-        result: Makes the result for the dataset in a folder, or at a URL. Raises ShardprepError, OSError.
-        show: Prints a result as text.
-        to_json: Returns a result as a JSON object.
-        summary: Returns one line about all splits that have a result, by name.
-        exit_code: Returns the exit code that a result asks for.
-        collections: How the command takes a collection.
-    """
-
-    result: Callable[[Any], T]
-    show: Callable[[T], None]
-    to_json: Callable[[T], dict[str, Any]]
-    summary: Callable[[Mapping[str, T]], str]
-    exit_code: Callable[[T], int] = lambda result: 0
-    collections: Literal["refused", "by part", "as one"] = "refused"
-
-    def run(self, folder: Path | str, *, as_json: bool) -> int:
-        """Do the work on the dataset, or on every split in the folder, and return the worst exit code.
-
-        An error ends the work on one dataset; of several, the others are still done. So is the work on the
-        parts of a collection.
-        """
-        if self.collections != "as one" and isinstance(folder, Path) and is_collection(folder):
-            if self.collections == "refused":
-                raise UsageError("is a collection; give its parts, one at a time", path=folder)
-            collection = read_collection(folder)
-            root = {"root": collection.root}
-            ends: dict[str, tuple[Path | str, T | Failure]] = {}
-            for part in collection.parts:
-                place = folder / part.path
-                ends[part.name] = place, self._end(place, partial(part.manifest, folder), as_json=as_json)
-            code = self._tell(folder, "parts", ends, root, as_json=as_json)
-            if not as_json:
-                print_fields(root)
-            return code
-        if splits := datasets_in(folder):
-            ends = {name: (place, self._end(place, as_json=as_json)) for name, place in splits.items()}
-            return self._tell(folder, "splits", ends, {}, as_json=as_json)
-        result = self.result(folder)
-        if as_json:
-            print_json(self.to_json(result))
-        else:
-            self.show(result)
-        return self.exit_code(result)
-
-    def _end(
-        self, place: Path | str, check: Callable[[], object] | None = None, *, as_json: bool
-    ) -> T | Failure:
-        """Return the result, or the failure, which is reported; ``check`` is called before the work."""
-        try:
-            if check is not None:
-                check()
-            result = self.result(place)
-        except (ShardprepError, OSError) as error:
-            failure = failure_of(error)
-            failure.report(as_json=False)
-            return failure
-        if not as_json:
-            self.show(result)
-        return result
-
-    def _tell(
-        self,
-        folder: Path | str,
-        kind: str,
-        ends: Mapping[str, tuple[Path | str, T | Failure]],
-        about: Mapping[str, str],
-        *,
-        as_json: bool,
-    ) -> int:
-        """Say how the work on several datasets ended; return the exit code: damage, or else the largest."""
-        codes, found, undone = set(), [], []
-        results: dict[str, T] = {}
-        for name, (place, end) in ends.items():
-            if isinstance(end, Failure):
-                codes.add(end.exit_code)
-                undone.append(name)
-                told = {"dataset": str(place), "path": str(place), "ok": False, "error": end.to_json()}
-            else:
-                codes.add(self.exit_code(end))
-                results[name] = end
-                told = {"ok": self.exit_code(end) == 0} | self.to_json(end) if as_json else {}
-            found.append(told)
-        code = 1 if 1 in codes else max(codes)
-        if as_json:
-            print_json({"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about})
-        else:
-            failed = f"; {', '.join(undone)} failed" if undone else ""
-            say(f"{folder}: {self.summary(results) if results else 'nothing was done'}{failed}")
-        return code

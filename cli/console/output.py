@@ -5,17 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Any
+from functools import partial, wraps
+from pathlib import Path, PurePath
+from typing import Any, Literal, TypeVar
 
 import click
 
 from shardprep.cli.console.start import Interrupted, load_failure
-from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
+from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, UsageError, printable
 from shardprep.formats.runtime.files import advice
+from shardprep.formats.shards.dataset import is_collection
+from shardprep.formats.storage.collection import read_collection
+from shardprep.formats.storage.open import datasets_in
+
+T = TypeVar("T")
 
 MOST_IN_LINE = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
 
@@ -25,17 +31,17 @@ def say(text: str = "", *, err: bool = False) -> None:
     click.echo(printable(text, MOST_IN_LINE), err=err)
 
 
-def say_next(*words: str | PurePath) -> None:
-    """Print the command of ``prep`` to type next, as a shell takes it."""
-    say(f"next: prep {shlex.join(map(str, words))}")
+def next_step(*words: str | PurePath) -> str:
+    """Return the line with the command of ``prep`` to type next, as a shell takes it."""
+    return f"next: prep {shlex.join(map(str, words))}"
 
 
-def print_fields(fields: Mapping[str, object], indent: str = "  ") -> None:
-    """Print names and values in two columns, each printable and on one line; None is left out."""
-    shown = {printable(name): printable(str(value)) for name, value in fields.items() if value is not None}
-    width = max(map(len, shown))
+def fields(values: Mapping[str, object], indent: str = "  ") -> Iterator[str]:
+    """Yield names and values in two columns, each printable and on one line; None is left out."""
+    shown = {printable(name): printable(str(value)) for name, value in values.items() if value is not None}
+    width = max(map(len, shown), default=0)
     for name, value in shown.items():
-        click.echo(f"{indent}{name:<{width}}  {value}")
+        yield f"{indent}{name:<{width}}  {value}"
 
 
 def columns_text(columns: Mapping[str, str]) -> str | None:
@@ -46,6 +52,96 @@ def columns_text(columns: Mapping[str, str]) -> str | None:
 def print_json(value: Any) -> None:
     """Print one JSON object to stdout; its strings are escaped as JSON requires."""
     click.echo(json.dumps(value, indent=2))
+
+
+@dataclass(frozen=True)
+class Output:
+    """Result of a command: the object that ``--json`` prints, the lines of its text, and the exit code."""
+
+    json: dict[str, Any]
+    lines: Iterable[str]
+    exit_code: int = 0
+
+    def print_lines(self) -> None:
+        """Print the text."""
+        for line in self.lines:
+            say(line)
+
+
+def json_option(command: Callable[..., Output]) -> Callable[..., int]:
+    """Add ``--json`` to a command, and print the Output that it returns."""
+
+    @click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
+    )
+    @wraps(command)
+    def printed(*arguments: Any, as_json: bool, **options: Any) -> int:
+        done = command(*arguments, **options)
+        if as_json:
+            print_json(done.json)
+        else:
+            done.print_lines()
+        return done.exit_code
+
+    return printed
+
+
+def each_dataset(
+    folder: Path | str,
+    work: Callable[[Any], T],
+    output: Callable[[T], Output],
+    summary: Callable[[Mapping[str, T]], str],
+    *,
+    collections: Literal["refused", "by part", "as one"] = "refused",
+) -> Output:
+    """Do the work of the running command on a dataset, each split in a folder, or each part of a collection.
+
+    Of several, each is printed as soon as it is done, and an error ends only the work on its own.
+
+    Args:
+        folder: The folder or URL.
+        work: Makes the result for a dataset. Raises ShardprepError, OSError.
+        output: Returns what a result prints.
+        summary: Returns one line about all splits that have a result, by name.
+        collections: How the command takes a collection.
+    """
+    kind, about = "splits", {}
+    checks: dict[str, Callable[[], object]] = {}
+    if collections != "as one" and isinstance(folder, Path) and is_collection(folder):
+        if collections == "refused":
+            raise UsageError("is a collection; give its parts, one at a time", path=folder)
+        collection = read_collection(folder)
+        kind, about = "parts", {"root": collection.root}
+        places: Mapping[str, Path | str] = {part.name: folder / part.path for part in collection.parts}
+        checks = {part.name: partial(part.manifest, folder) for part in collection.parts}
+    elif not (places := datasets_in(folder)):
+        return output(work(folder))
+    as_json = click.get_current_context().params["as_json"]
+    results: dict[str, T] = {}
+    found, codes, failed = [], set(), []
+    for name, place in places.items():
+        try:
+            if name in checks:
+                checks[name]()
+            results[name] = work(place)
+        except (ShardprepError, OSError) as error:
+            failure = failure_of(error)
+            failure.report(as_json=False)
+            codes.add(failure.exit_code)
+            failed.append(name)
+            found.append({"dataset": str(place), "path": str(place), "ok": False, "error": failure.to_json()})
+            continue
+        done = output(results[name])
+        codes.add(done.exit_code)
+        found.append({"ok": done.exit_code == 0} | done.json)
+        if not as_json:
+            done.print_lines()
+    code = 1 if 1 in codes else max(codes)  # damage comes before other failures
+    told = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
+    line = f"{folder}: {summary(results) if results else 'nothing was done'}"
+    if failed:
+        line += f"; {', '.join(failed)} failed"
+    return Output(told, [line, *fields(about)], code)
 
 
 EXIT_OPERATION_FAILED = 3

@@ -3,56 +3,43 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Self
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.progress import NoProgress, bar_class
 from shardprep.formats.runtime.sizes import count_of, size as size_of
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 WINDOW_S = 60.0
 LEAST_S = 1.0  # of a rate: before, it would show how long processes take to start
-
-
-class Sample(NamedTuple):
-    """How much of a task was done at a time, in seconds of the monotonic clock."""
-
-    time: float
-    records: int
-    size: int
 
 
 class Pace:
     """How far a task of so many records and bytes is, and how fast it goes on; without records, of bytes."""
 
     def __init__(self, records: int, size: int) -> None:
-        self._records, self.counts_bytes = records, size > 0 and not records
-        self.total, self._sized = size if self.counts_bytes else records, size > 0
-        self._samples = deque([Sample(time.monotonic(), 0, 0)])
+        self.total, self.counts_bytes = records or size, size > 0 and not records
+        self._has_bytes = size > 0
+        self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, what is done, bytes
 
     def at(self, records: int, size: int) -> None:
         """Take the number of records and bytes that are done now."""
         now = time.monotonic()
-        self._samples.append(Sample(now, min(records, self._records), size))
-        while len(self._samples) > 2 and self._samples[1].time < now - WINDOW_S:
+        self._samples.append((now, min(size if self.counts_bytes else records, self.total), size))
+        while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW_S:
             self._samples.popleft()
-
-    @property
-    def records(self) -> int:
-        """The number of records that are done, at most all."""
-        return self._samples[-1].records
 
     @property
     def done(self) -> int:
         """The number of records, or of bytes, that are done, at most all."""
-        return min(self._samples[-1].size, self.total) if self.counts_bytes else self.records
+        return self._samples[-1][1]
 
     @property
     def share(self) -> float:
@@ -61,9 +48,10 @@ class Pace:
 
     def rates(self) -> list[str]:
         """Return images/s, and MB/s if there are bytes, as far as they are known."""
-        images, size = self._rate("records"), self._rate("size")
-        found = [] if images is None or self.counts_bytes else [f"{images:,.0f} images/s"]
-        return found if size is None or not self._sized else [*found, f"{size / 1e6:,.0f} MB/s"]
+        if (rates := self._rates()) is None:
+            return []
+        images = [] if self.counts_bytes else [f"{rates[0]:,.0f} images/s"]
+        return [*images, f"{rates[1] / 1e6:,.0f} MB/s"] if self._has_bytes else images
 
     def left(self) -> str:
         """Return the time that is left, "?" if it is not known yet.
@@ -71,16 +59,17 @@ class Pace:
         >>> Pace(0, 0).left()
         '0:00'
         """
-        rate = self._rate("size" if self.counts_bytes else "records")
-        missing = self.total - self.done
+        missing, rates = self.total - self.done, self._rates()
         if not missing:
             return clock(0)
-        return clock(missing / rate) if rate else "?"
+        return clock(missing / rates[0]) if rates and rates[0] else "?"
 
-    def _rate(self, column: str) -> float | None:
-        first, last = self._samples[0], self._samples[-1]
-        seconds = last.time - first.time
-        return (getattr(last, column) - getattr(first, column)) / seconds if seconds >= LEAST_S else None
+    def _rates(self) -> tuple[float, float] | None:
+        (began, *first), (now, *last) = self._samples[0], self._samples[-1]
+        seconds = now - began
+        return (
+            ((last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds) if seconds >= LEAST_S else None
+        )
 
 
 def clock(seconds: float) -> str:
@@ -94,37 +83,37 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-Form = Literal["never", "plain", "bar"]
-
 FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
 SHARD_INTERVAL_S = 1.0
 LEAST_BAR = 8  # characters of the bar itself, which gives way to nothing but the time left
 BESIDE_BAR = len(": 100%|| ")
 
-
-def progress_in(form: Form) -> Progress:
-    """Return the progress of that form."""
-    match form:
-        case "bar":
-            return BarProgress()
-        case "plain":
-            return PlainProgress()
-    return NoProgress()
+SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+TEXT_ONLY = "{desc}"
 
 
-def form_of(chosen: Literal["auto"] | Form) -> Form:
-    """Return the form for a value of ``--progress``: "auto" is a bar on a terminal, else lines."""
-    if chosen != "auto":
-        return chosen
-    return "bar" if sys.stderr.isatty() else "plain"
+class Status(Protocol):
+    """Shows the state of work that does not count images: a text, and the share that is done."""
+
+    def __call__(self, text: str, share: float = 0.0, /) -> None: ...
 
 
-def new_bar(**options: Any) -> tqdm[Any]:
-    """Return a bar on stderr that starts no thread and takes no semaphore, and is cleared at its end."""
-    tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, in /dev/shm
-    tqdm.monitor_interval = 0  # otherwise tqdm starts a thread, and warns if the system allows none
-    return tqdm(file=sys.stderr, leave=False, dynamic_ncols=True, miniters=0, **options)
+class CommandProgress(NoProgress):
+    """The progress of a command, which is not shown."""
+
+    @contextmanager
+    def status(self, bar_format: str) -> Iterator[Status]:
+        """Show what the yielded function is called with; ``bar_format`` is SHARE or TEXT_ONLY."""
+        yield lambda text, share=0.0: None
+
+
+def progress_in(form: str) -> CommandProgress:
+    """Return the progress of one of FORMS: "auto" is a bar on a terminal, else lines."""
+    if form == "auto":
+        form = "bar" if sys.stderr.isatty() else "plain"
+    kinds: dict[str, type[CommandProgress]] = {"bar": BarProgress, "plain": PlainProgress}
+    return kinds.get(form, CommandProgress)()
 
 
 def stamped(text: str) -> None:
@@ -132,7 +121,7 @@ def stamped(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
-class BarProgress:
+class BarProgress(CommandProgress):
     """A bar with images/s, MB/s and the time left, as far as they fit into the terminal's width."""
 
     def __init__(self) -> None:
@@ -147,10 +136,8 @@ class BarProgress:
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
         """Show a bar during the work; clear it at the end."""
         self._pace = Pace(records, size)
-        with new_bar(
-            total=self._pace.total, desc=printable(title), bar_format="{desc}: {percentage:3.0f}%|{bar}|"
-        ) as bar:
-            self._bar = bar
+        form = "{desc}: {percentage:3.0f}%|{bar}|"
+        with _bar(total=self._pace.total, desc=printable(title), bar_format=form) as self._bar:
             yield
 
     def at(self, records: int, size: int) -> None:
@@ -161,6 +148,22 @@ class BarProgress:
             text = fitting(self._pace, room - LEAST_BAR)
             self._bar.bar_format = f"{{desc}}: {{percentage:3.0f}}%|{{bar}}| {text}"
             self._bar.update(self._pace.done - self._bar.n)
+
+    @contextmanager
+    def status(self, bar_format: str) -> Iterator[Status]:
+        """Show a bar with the text."""
+        with _bar(total=100, bar_format=bar_format) as bar:
+
+            def show(text: str, share: float = 0.0, /) -> None:
+                bar.set_description_str(text, refresh=False)
+                bar.update(round(share * 100) - bar.n)
+                bar.refresh()
+
+            yield show
+
+
+def _bar(**options: Any) -> tqdm[Any]:
+    return bar_class()(file=sys.stderr, leave=False, dynamic_ncols=True, miniters=0, **options)
 
 
 def fitting(pace: Pace, width: int) -> str:
@@ -175,7 +178,7 @@ def fitting(pace: Pace, width: int) -> str:
     return next((text for text in texts if len(text) <= width), left)
 
 
-class PlainProgress:
+class PlainProgress(CommandProgress):
     """Lines for a log: what is noted, finished shards once a second, and the state every 30 seconds."""
 
     def __init__(self, interval_s: float = LINE_INTERVAL_S) -> None:
@@ -219,34 +222,15 @@ class PlainProgress:
         state = [f"{pace.share:.0%}", self._shards, *pace.rates(), "" if left == "?" else f"{left} left"]
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
 
+    @contextmanager
+    def status(self, bar_format: str) -> Iterator[Status]:
+        """Print a line with the text every 30 seconds."""
+        due = time.monotonic() + self._interval_s
 
-SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-TEXT_ONLY = "{desc}"
+        def show(text: str, share: float = 0.0, /) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._interval_s
+                stamped(f"{text}, {share:.0%}" if share else text)
 
-
-class StatusLine:
-    """The state of work that does not count images; ``bar_format`` is SHARE or TEXT_ONLY."""
-
-    def __init__(self, form: Form, bar_format: str) -> None:
-        self._form, self._bar_format = form, bar_format
-        self._bar: tqdm[Any] | None = None
-        self._next = time.monotonic() + LINE_INTERVAL_S
-
-    def __enter__(self) -> Self:
-        if self._form == "bar":
-            self._bar = new_bar(total=100, bar_format=self._bar_format)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, text: str, share: float = 0.0) -> None:
-        """Show the text, and the share of the work that is done; in a log at most every 30 seconds."""
-        if self._bar is not None:
-            self._bar.set_description_str(text, refresh=False)
-            self._bar.update(round(share * 100) - self._bar.n)
-            self._bar.refresh()
-        elif self._form == "plain" and time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_INTERVAL_S
-            stamped(f"{text}, {share:.0%}" if share else text)
+        yield show
