@@ -14,17 +14,16 @@ import numpy as np
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.reports.duplicates import Duplicates, duplicates, shared
 from shardprep.formats.reports.observations import (
-    ODDITIES,
+    KINDS,
     OTHER,
     THIS,
-    Findings,
     RecordNames,
     chosen,
     contact_sheets,
     index_statistics,
     observations,
 )
-from shardprep.formats.reports.pixels import ImageReading
+from shardprep.formats.reports.pixels import ImageReading, PixelStatistics, Thumbnails
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -76,7 +75,7 @@ class Examination:
         """
         about, against = self.found["dataset"], self.found["against"]
         seen = {one["kind"]: one for one in self.found["observations"]}
-        kinds = ("damaged", "leaks", "suspects", "equal bytes", "look alike", *ODDITIES)
+        kinds = [kind for kind in KINDS if kind not in ("empty classes", "quarantined")]
         return {
             "dataset": about["path"],
             "root": about["root"],
@@ -169,59 +168,42 @@ def _size(archive: dict[str, Any]) -> int | None:
 MOST_CLASSES_LISTED = 20
 
 
-@dataclass(frozen=True)
-class ClassShares:
-    """A class that both datasets have: its images in each, and its share of each."""
-
-    name: str
-    images: int
-    other_images: int
-    share: float
-    other_share: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of a dataset with another one.
+def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str, Any]:
+    """Return the comparison of two datasets with the shared images ``across``, as a JSON object.
 
     ``path``, ``split``, ``records`` and ``root`` are the other's. ``common_classes`` is the number of classes
     that both have, ``missing_there`` and ``missing_here`` how many only one has, and ``unbalanced`` the
     common classes with the largest ratio of their shares. Of the examined images, ``equal_images`` is the
     number with the bytes of one of the other dataset, and ``similar_images`` the number similar to one of
-    them."""
-
-    path: str
-    split: str
-    records: int
-    root: str
-    common_classes: int
-    missing_there: int
-    missing_here: int
-    unbalanced: list[ClassShares]
-    equal_images: int
-    similar_images: int
-
-
-def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> Comparison:
-    """Return the comparison of two datasets with the shared images ``across``."""
+    them.
+    """
     mine, theirs = _shares(dataset), _shares(other)
     common = sorted(mine.keys() & theirs.keys())
-    balance = [
-        ClassShares(name, mine[name][0], theirs[name][0], mine[name][1], theirs[name][1]) for name in common
-    ]
-    balance.sort(key=lambda one: (-_ratio(one), one.name))
-    return Comparison(
-        path=os.fspath(other.path),
-        split=other.manifest.split,
-        records=len(other),
-        root=other.manifest.root,
-        common_classes=len(common),
-        missing_there=len(mine.keys() - theirs.keys()),
-        missing_here=len(theirs.keys() - mine.keys()),
-        unbalanced=[one for one in balance if _ratio(one) > 1][:MOST_CLASSES_LISTED],
-        equal_images=len(np.unique(across.exact["first"])),
-        similar_images=len(np.unique(across.near["first"])),
-    )
+    ratios = {
+        name: max(mine[name][1], theirs[name][1]) / min(mine[name][1], theirs[name][1]) for name in common
+    }
+    unbalanced = sorted((name for name in common if ratios[name] > 1), key=lambda name: -ratios[name])
+    return {
+        "path": os.fspath(other.path),
+        "split": other.manifest.split,
+        "records": len(other),
+        "root": other.manifest.root,
+        "common_classes": len(common),
+        "missing_there": len(mine.keys() - theirs.keys()),
+        "missing_here": len(theirs.keys() - mine.keys()),
+        "unbalanced": [
+            {
+                "name": name,
+                "images": mine[name][0],
+                "other_images": theirs[name][0],
+                "share": mine[name][1],
+                "other_share": theirs[name][1],
+            }
+            for name in unbalanced[:MOST_CLASSES_LISTED]
+        ],
+        "equal_images": len(np.unique(across.exact["first"])),
+        "similar_images": len(np.unique(across.near["first"])),
+    }
 
 
 def _shares(dataset: Dataset) -> dict[str, tuple[int, float]]:
@@ -234,10 +216,6 @@ def _shares(dataset: Dataset) -> dict[str, tuple[int, float]]:
         for each, count in zip(dataset.manifest.labels.classes, counts, strict=True)
         if count
     }
-
-
-def _ratio(one: ClassShares) -> float:
-    return max(one.share, one.other_share) / min(one.share, one.other_share)
 
 
 def report(
@@ -281,64 +259,48 @@ def report(
     with ExitStack() as stack:
         paths = [dataset] if against is None else [dataset, against]
         opened = [stack.enter_context(Dataset(path)) for path in paths]
-        examining = _Examiner(opened, pixels, tuple(classes), record, seed)
+        this, names = opened[0], RecordNames(opened)
+        indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
+        # wrong usage is an error before anything is read
+        proof = custody(this, record)
+        choices, looked_at = chosen(indexes, pixels, seed)
+        sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []
         count = max(1, usable_cpus() if workers is None else workers)
-        pool = stack.enter_context(WorkerPool(count))
-        found = examining.result(ImageReading(pool, count, shown(progress)))
-    if output is not None:
-        found.save(output)
-    return found
-
-
-class _Examiner:
-    """One examination of opened datasets. Wrong usage is an error before anything is read."""
-
-    def __init__(
-        self, opened: Sequence[Dataset], pixels: str, classes: tuple[str, ...], record: str | None, seed: int
-    ) -> None:
-        self.custody = custody(opened[0], record)
-        self.opened, self.seed = opened, seed
-        self.indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
-        self.names = RecordNames(opened)
-        self.choices, self.looked_at = chosen(self.indexes, pixels, seed)
-        self.sheets = contact_sheets(self.names, classes, seed) if len(self.indexes[0]) else []
-
-    def result(self, reading: ImageReading) -> Examination:
-        dataset, *others = self.opened
+        reading = ImageReading(stack.enter_context(WorkerPool(count)), count, shown(progress))
         statistics, *their = (
-            reading.statistics(one, choice.records, choice.is_decoded)
-            for one, choice in zip(self.opened, self.choices, strict=True)
+            reading.look(PixelStatistics, "examine", one, *choice)
+            for one, choice in zip(opened, choices, strict=True)
         )
         codes, across = statistics.all_codes, None
-        for one in their:
-            other_codes = one.all_codes
-            other_codes["record"] += len(dataset)
+        for other in their:
+            other_codes = other.all_codes
+            other_codes["record"] += len(this)
             across = shared(codes, other_codes)
-        is_skipping = dataset.manifest.table(QUARANTINE_NAME) is not None
-        skipped = [(one["key"], one["reason"]) for one in quarantined(dataset.path)] if is_skipping else []
-        findings = Findings(self.names, self.looked_at, statistics, duplicates(codes), across, skipped)
+        is_skipping = this.manifest.table(QUARANTINE_NAME) is not None
+        skipped = [(one["key"], one["reason"]) for one in quarantined(this.path)] if is_skipping else []
         found = {
-            "dataset": inspect(dataset).to_json(),
-            "looked_at": asdict(self.looked_at),
-            "classes": [asdict(each) for each in class_counts(dataset)],
-            "index": asdict(index_statistics(self.indexes[0], len(dataset.classes), self.seed)),
-            "sheets": [asdict(sheet) for sheet in self.sheets],
-            "custody": self.custody,
+            "dataset": inspect(this).to_json(),
+            "looked_at": looked_at,
+            "classes": [asdict(each) for each in class_counts(this)],
+            "index": index_statistics(indexes[0], len(this.classes), seed),
+            "sheets": sheets,
+            "custody": proof,
             "pixels": statistics.to_json(),
             "extremes": {
-                name: [asdict(self.names.shown(record)) | {"value": value} for value, record in extremes]
+                name: [names.shown(number) | {"value": value} for value, number in extremes]
                 for name, extremes in statistics.extremes.items()
             },
-            "observations": [one.to_json() for one in observations(findings)],
-            "against": asdict(comparison(dataset, others[0], across)) if across else None,
+            "observations": observations(names, looked_at, statistics, duplicates(codes), across, skipped),
+            "against": comparison(this, opened[1], across) if across else None,
         }
-        return Examination(found, self._pictures(found, reading) if self.looked_at.decoded else {})
-
-    def _pictures(self, found: dict[str, Any], reading: ImageReading) -> Pictures:
-        """Return thumbnails of all records that the result names."""
-        shown, pictures = set(shown_in(found)), {}
-        for which, dataset in zip((THIS, OTHER), self.opened, strict=False):
-            records = np.array(sorted(record for where, record in shown if where == which), np.int64)
-            made = reading.pictures(dataset, records)
-            pictures.update({(which, record): made[record] for record in sorted(made)})
-        return pictures
+        pictures: dict[tuple[str, int], bytes] = {}
+        if looked_at["decoded"]:
+            named = set(shown_in(found))
+            for which, one in zip((THIS, OTHER), opened, strict=False):
+                records = np.array(sorted(number for where, number in named if where == which), np.int64)
+                made = reading.look(Thumbnails, "pictures of", one, records)
+                pictures |= {(which, number): made[number] for number in sorted(made)}
+    examined = Examination(found, pictures)
+    if output is not None:
+        examined.save(output)
+    return examined

@@ -16,7 +16,7 @@ from shardprep.formats.errors import BadImage, DataError, UsageError
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
-from shardprep.formats.reports.pixels import CODES, ImageReading, PixelStatistics
+from shardprep.formats.reports.pixels import CODES, ByRecord, ImageReading, PixelStatistics
 from shardprep.formats.runtime.files import naming, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -51,26 +51,17 @@ class ImageMatch:
         return asdict(self)
 
 
-class OriginalDigests(dict[int, bytes]):
-    """The SHA-256 of the images that records were made of, by record number."""
-
-    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
-        """Add an image."""
-        self[record] = _original_digest(image)
-
-    def add_damaged(self, record: int, reason: str) -> None:
-        """Do nothing: a damaged image is found by none."""
-
-    def merge(self, other: OriginalDigests) -> None:
-        """Add the digests of another part."""
-        self.update(other)
-
-
 def _original_digest(image: bytes) -> bytes:
     from shardprep.formats.images.crop_ready import grid_of  # start-up time: OpenCV
 
     grid = grid_of(image)
     return grid.sha256 if grid else hashlib.sha256(image).digest()
+
+
+class OriginalDigests(ByRecord):
+    """The SHA-256 of the images that records were made of."""
+
+    made = staticmethod(_original_digest)
 
 
 @dataclass(frozen=True)
@@ -123,7 +114,7 @@ def find(
         count = max(1, usable_cpus() if workers is None else workers)
         with WorkerPool(count) as pool:
             reading = ImageReading(pool, count, shown(progress))
-            digests = reading.read(opened, _candidates(opened, pictures), OriginalDigests)
+            digests = reading.look(OriginalDigests, "read", opened, _candidates(opened, pictures))
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
         return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
 
@@ -171,8 +162,8 @@ def _codes(
     if file is not None and file.exists():
         return _read_codes(file, dataset.root)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
-    found: PixelStatistics = reading.statistics(dataset, numbers, np.ones(len(numbers), bool))
-    codes = found.all_codes
+    is_decoded = np.ones(len(numbers), bool)
+    codes = reading.look(PixelStatistics, "examine", dataset, numbers, is_decoded).all_codes
     if file is not None:
         head = f"{HASHES} {dataset.root}\n".encode()
         save_bytes(file, head + codes.tobytes())

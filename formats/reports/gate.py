@@ -12,24 +12,15 @@ from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.reports.examine import Examination, report
-from shardprep.formats.reports.observations import ODDITIES
+from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import read_manifest
 
-KINDS: dict[str, str] = {
-    "damaged": "damaged",
-    "leaks": "leaks",
-    "mislabelled": "suspects",
-    "duplicates": "equal bytes",
-    "similar": "look alike",
-    "empty-classes": "empty classes",
-    "quarantined": "quarantined",
-    **{kind.lower().replace(" ", "-").replace(":", "-"): kind for kind in ODDITIES},
-}
+OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look alike": "similar"}
+KINDS = {OTHER_NAMES.get(kind, kind.lower().replace(" ", "-")): kind for kind in OBSERVED}
 """The names of limits, each with the kind of observation that it bounds."""
 
-OF_PIXELS = ("damaged", "leaks", "mislabelled", "duplicates", "similar")
 MOST_NAMED = 10  # records of a check
 
 Limit = int | float
@@ -153,7 +144,7 @@ def gate(
         raise UsageError(
             "a limit of leaks needs another dataset to compare with: give --against (in Python against=)"
         )
-    if pixels == "none" and (lacking := [name for name in OF_PIXELS if name in wanted]):
+    if pixels == "none" and (lacking := [name for name in wanted if KINDS[name] in OF_PIXELS]):
         raise UsageError(f"a limit of {lacking[0]} needs images: give pixels='all' or 'sample'")
     place = user_path(dataset)
     manifest = read_manifest(place)
@@ -166,7 +157,7 @@ def gate(
         checks.append(GateCheck("canaries", passed, decoder.digest, decoder.reference, decoder.differing))
     if not wanted or not all(check.passed for check in checks):
         return GateResult(os.fspath(place), manifest.root, manifest.records, 0, tuple(checks))
-    needs_pixels = any(name in wanted for name in OF_PIXELS)
+    needs_pixels = any(KINDS[name] in OF_PIXELS for name in wanted)
     found = report(
         place,
         against=against if "leaks" in wanted else None,
@@ -193,7 +184,7 @@ def _checked_limit(name: str, limit: object) -> Limit:
 def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
     seen = {one["kind"]: one for one in found.found["observations"]}.get(KINDS[name])
     if seen is None:
-        is_partial = name in OF_PIXELS and found.found["looked_at"]["pixels"] == "sample"
+        is_partial = KINDS[name] in OF_PIXELS and found.found["looked_at"]["pixels"] == "sample"
         return GateCheck(name, True, 0, limit, is_partial=is_partial)
     count = len(set(seen["leave_out"])) or seen["count"]
     # divided, not multiplied: 0.29 * 100 is less than 29

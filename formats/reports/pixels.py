@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
-import heapq
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -131,7 +129,7 @@ def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
 
 
 MOST_EXTREMES = 12
-MOST_DAMAGED = 200  # images that are named; all are counted
+MOST_DAMAGED = 24  # images that are named; all are counted
 
 MEASURES: dict[str, npt.NDArray[np.float64]] = {
     "brightness": np.linspace(0, 256, 33),
@@ -154,26 +152,22 @@ CODES = np.dtype([("record", "<i8"), ("digest", "<u8"), ("hash", "<u8"), ("is_ha
 Extreme = tuple[float, int]
 
 
-@dataclass
 class PixelStatistics:
-    """The statistics of images of one dataset, each named by its record number.
+    """The statistics of images of one dataset, each named by its record number; added in their order.
 
     ``images`` is the number of decoded images, and ``small_sum`` uint64 [32, 32, 3] the sum of their small
     versions. ``counts`` are int64 histograms, ``extremes`` the first images of each list as (value, record),
-    ``damaged`` the first images, by number, that cannot be read or decoded with the reasons, and
-    ``damaged_records`` the numbers of all. ``codes`` are arrays of CODES."""
+    ``damaged`` the first images that cannot be read or decoded with the reasons, and ``damaged_records`` the
+    numbers of all. ``codes`` are arrays of CODES."""
 
-    images: int = 0
-    damaged_records: list[int] = field(default_factory=list)
-    small_sum: npt.NDArray[np.uint64] = field(
-        default_factory=lambda: np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
-    )
-    counts: dict[str, npt.NDArray[np.int64]] = field(
-        default_factory=lambda: {name: np.zeros(len(edges) - 1, np.int64) for name, edges in MEASURES.items()}
-    )
-    extremes: dict[str, list[Extreme]] = field(default_factory=lambda: {name: [] for name in EXTREMES})
-    damaged: list[tuple[int, str]] = field(default_factory=list)
-    codes: list[npt.NDArray[np.void]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.images = 0
+        self.small_sum = np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
+        self.counts = {name: np.zeros(len(edges) - 1, np.int64) for name, edges in MEASURES.items()}
+        self.extremes: dict[str, list[Extreme]] = {name: [] for name in EXTREMES}
+        self.damaged: list[tuple[int, str]] = []
+        self.damaged_records: list[int] = []
+        self.codes: list[npt.NDArray[np.void]] = []
 
     def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
         """Add an image and its digest, only the digest if it is not decoded. Raises BadImage."""
@@ -185,8 +179,7 @@ class PixelStatistics:
             self.add(record, measures)
 
     def __getstate__(self) -> dict[str, Any]:
-        joined = np.concatenate([np.empty(0, CODES), *self.codes])  # one array is sent faster than many
-        return vars(self) | {"codes": [joined]}
+        return vars(self) | {"codes": [self.all_codes]}  # one array is sent faster than many
 
     def add(self, record: int, measures: Measures) -> None:
         """Add the measures of an image."""
@@ -201,31 +194,30 @@ class PixelStatistics:
 
     def add_damaged(self, record: int, reason: str) -> None:
         """Add an image that cannot be read or decoded."""
-        bisect.insort(self.damaged_records, record)
-        self.damaged = heapq.nsmallest(MOST_DAMAGED, [*self.damaged, (record, reason)])
+        self.damaged_records.append(record)
+        self.damaged = [*self.damaged, (record, reason)][:MOST_DAMAGED]
 
     def merge(self, other: PixelStatistics) -> None:
-        """Add what another part of the dataset has."""
+        """Add the next part of the dataset."""
         self.images += other.images
-        self.damaged_records = sorted([*self.damaged_records, *other.damaged_records])
         self.small_sum += other.small_sum
         for name, counts in other.counts.items():
             self.counts[name] += counts
         for name, found in other.extremes.items():
             self._keep(name, found)
-        self.damaged = heapq.nsmallest(MOST_DAMAGED, [*self.damaged, *other.damaged])
+        self.damaged_records += other.damaged_records
+        self.damaged = [*self.damaged, *other.damaged][:MOST_DAMAGED]
         self.codes += other.codes
 
     def _keep(self, name: str, found: Iterable[Extreme]) -> None:
         sign = EXTREMES[name][1]
-        ordered: Callable[[Extreme], Any] = lambda one: (sign * one[0], one[1])  # noqa: E731
-        self.extremes[name] = heapq.nsmallest(MOST_EXTREMES, [*self.extremes[name], *found], key=ordered)
+        both = sorted([*self.extremes[name], *found], key=lambda one: (sign * one[0], one[1]))
+        self.extremes[name] = both[:MOST_EXTREMES]
 
     @property
     def all_codes(self) -> npt.NDArray[np.void]:
-        """The rows of all images that were read, by record number."""
-        joined = np.concatenate([np.empty(0, CODES), *self.codes])
-        return joined[np.argsort(joined["record"], kind="stable")]
+        """The rows of all images that were read, in their order."""
+        return np.concatenate([np.empty(0, CODES), *self.codes])
 
     @property
     def mean_image(self) -> npt.NDArray[np.uint8] | None:
@@ -244,19 +236,27 @@ class PixelStatistics:
         }
 
 
-class Thumbnails(dict[int, bytes]):
-    """JPEG files of about a hundred pixels a side, upright, by record number, of what decodes."""
+class ByRecord(dict[int, bytes]):
+    """What a function makes of each image, by record number; nothing of those that cannot be read."""
+
+    made: Callable[[bytes], bytes]
 
     def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
         """Add an image. Raises BadImage."""
-        self[record] = thumbnail(image)
+        self[record] = type(self).made(image)
 
     def add_damaged(self, record: int, reason: str) -> None:
-        """Do nothing: the image has no thumbnail."""
+        """Do nothing."""
 
-    def merge(self, other: Thumbnails) -> None:
+    def merge(self, other: ByRecord) -> None:
         """Add those of another part."""
         self.update(other)
+
+
+class Thumbnails(ByRecord):
+    """JPEG files of about a hundred pixels a side, upright, of what decodes."""
+
+    made = staticmethod(thumbnail)
 
 
 class ImageFindings(Protocol):
@@ -342,45 +342,28 @@ class ImageReading:
     workers: int
     progress: Progress
 
-    def statistics(
-        self, dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
-    ) -> PixelStatistics:
-        """Return the statistics of these records, in order, decoded or only read. Raises OSError."""
-        return self._looked(
-            f"examine {dataset.manifest.split}", PixelStatistics, dataset, records, is_decoded
-        )
-
-    def read(self, dataset: Dataset, records: Numbers, kind: type[T]) -> T:
-        """Return the findings about the bytes of these records, in order; none is decoded. Raises OSError."""
-        return self._looked(
-            f"read {dataset.manifest.split}", kind, dataset, records, np.zeros(len(records), bool)
-        )
-
-    def pictures(self, dataset: Dataset, records: Numbers) -> Thumbnails:
-        """Return thumbnails of these records, in order, of those that decode. Raises OSError."""
-        title, is_decoded = f"pictures of {dataset.manifest.split}", np.ones(len(records), bool)
-        return self._looked(title, Thumbnails, dataset, records, is_decoded)
-
-    def _looked(
+    def look(
         self,
-        title: str,
         kind: type[T],
+        verb: str,
         dataset: Dataset,
         records: Numbers,
-        is_decoded: npt.NDArray[np.bool_],
+        is_decoded: npt.NDArray[np.bool_] | None = None,
     ) -> T:
-        """Merge the findings about all records, in their order.
+        """Return the findings of this kind about these records, in their order; ``verb`` is for the progress.
 
-        Few looks are submitted at a time, since each holds its rows of the index. Raises what a look raises,
-        and ChildLost.
+        ``is_decoded`` says for each whether its pixels are looked at. Few looks are submitted at a time,
+        since each holds its rows of the index. Raises OSError, and ChildLost.
         """
+        if is_decoded is None:
+            is_decoded = np.zeros(len(records), bool)
         looks = (
             part for look in _looks(kind, dataset, records, is_decoded) for part in look.parts(MOST_AT_ONCE)
         )
         found = kind()
         done_records = done_bytes = 0
         size = int(dataset.index["length"][records].sum(dtype=np.int64))
-        with self.progress.task(title, records=len(records), size=size):
+        with self.progress.task(f"{verb} {dataset.manifest.split}", records=len(records), size=size):
             waiting = deque((look, self.pool.submit(look.made)) for look in islice(looks, self.workers))
             while waiting:
                 waiting.extend((look, self.pool.submit(look.made)) for look in islice(looks, 1))
