@@ -264,33 +264,33 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
         with foreign_file(path, "correct the table", place=lambda: f"line {line or lines.number}: "):
             form = TableForm.of(file)
             of_keys = "column of keys or paths (key, file_name, path, …); its columns are"
-            key_at = _place_of(form, KEY_NAMES, of_keys)
-            at = _place_of(form, [header], f"column {header!r}; name one as FILE#COLUMN, of")
+            keys_name = _first_in(form, KEY_NAMES, of_keys)
+            _first_in(form, [header], f"column {header!r}; name one as FILE#COLUMN, of")
             kind = CellKind(header, choice if choice.kind else None, typed=not form.delimiter)
             line = 0
             for row in form.rows(lines):
                 if isinstance(row, ValueError):
                     raise row
                 line = row.line
-                kind.add(row.cells[at])
-                table.append((_key(row.cells[key_at]), row.offset, row.length))
+                kind.add(row.cells[header])
+                table.append((_key(row.cells[keys_name]), row.offset, row.length))
                 line = 0
         identity = file.identity
     rows = table.finish()
     places = matched(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
-    encoded = partial(_encoded_cell, field, form, at)
+    encoded = partial(_encoded_cell, field, form, header)
     values = FileValues(path, identity, rows["offset"][places], rows["length"][places], encoded)
     custody = {"name": choice.name, "sha256": hash_file(path)}
     return JoinedColumn(field, values, custody | ({"column": header} if header != choice.name else {}))
 
 
-def _place_of(form: TableForm, names: Sequence[str], missing: str) -> int:
-    """Return the place of the first of the names in a row. Raises ValueError, which says what is missing."""
+def _first_in(form: TableForm, names: Sequence[str], missing: str) -> str:
+    """Return the first of the names that is a column's. Raises ValueError, which says what is missing."""
     found = next((name for name in names if name in form.names), None)
     if found is None:
         raise ValueError(f"has no {missing}: {', '.join(form.names)[:200]}")
-    return form.names.index(found)
+    return found
 
 
 def _key(cell: object) -> bytes:
@@ -300,5 +300,5 @@ def _key(cell: object) -> bytes:
     return key
 
 
-def _encoded_cell(field: Field, form: TableForm, at: int, row: bytes) -> bytes:
-    return encoded_cell(field, form.cells(row)[at], typed=not form.delimiter)
+def _encoded_cell(field: Field, form: TableForm, header: str, row: bytes) -> bytes:
+    return encoded_cell(field, form.cells(row)[header], typed=not form.delimiter)

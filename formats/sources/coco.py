@@ -34,9 +34,15 @@ from shardprep.formats.sources.source import (
     SourceOptions,
     split_folders,
 )
-from shardprep.formats.sources.tables import FileStatus, ImagesAndFile, place_below
+from shardprep.formats.sources.tables import ImagesAndFile, place_below
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, TreeReader, holds_images, mtime_of, other_folders_note
+from shardprep.formats.sources.trees import (
+    IMAGE_COLUMNS,
+    FolderWalk,
+    TreeReader,
+    holds_images,
+    other_folders_note,
+)
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
@@ -45,7 +51,6 @@ COLUMNS = (
     *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
     ("segmentation", "json"),
 )
-IMAGE_LENGTH = "image_length"
 MAX_ID = 1 << 62
 MAX_SIDE = 1 << 20  # pixels
 MAX_OBJECT_BYTES = 16 << 20
@@ -137,7 +142,7 @@ class CocoFolder(Source):
         self._categories[split] = found.categories
         classes = Field("objects", "labels", tuple(found.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
-        images = TreeReader(one.images, options.follow_symlinks, ("path", IMAGE_LENGTH, "mtime_ns"))
+        images = TreeReader(one.images, options.follow_symlinks, IMAGE_COLUMNS)
         ids, places = tuple(found.categories), (found.images, found.offsets)
         return Listing(
             split,
@@ -226,16 +231,16 @@ class CocoInstances:
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
         self._path, self._folder = split
-        self._table = EntryTable(self._path, self.problems, [(IMAGE_LENGTH, "<i8")])
+        self._table = EntryTable(self._path, self.problems, [("image_length", "<i8")])
         self._ids = array("q")
         self._annotations = tuple(array("q") for _ in range(4))  # offset, size, image, category
-        files = FileStatus(self._folder, follow_symlinks=follow_symlinks)
+        walk = FolderWalk(self._folder, follow_symlinks, self.problems)
         with ArchiveFile(self._path) as file:
             objects = JsonObjects(file, PARTS)
             with self._at(objects):
                 for one in objects:
                     with self.problems.collected(one.part), self._at(objects):
-                        self._add(one, objects.offset - one.offset, files)
+                        self._add(one, objects.offset - one.offset, walk)
             self.identity = file.identity
         names, used = Counter(self.categories.values()), set(self._annotations[3])
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
@@ -244,14 +249,13 @@ class CocoInstances:
             raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
         self.entries = self._table.finish()
         self._place_annotations()
-        walk = FolderWalk(self._folder, follow_symlinks, self.problems)
         advice = f"is in no object of {self._path.name}; remove it, or add one"
         self.ignored = add_unlisted(walk, "", self.entries["path"], advice)
 
     def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
         return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
 
-    def _add(self, one: CocoObject, size: int, files: FileStatus) -> None:
+    def _add(self, one: CocoObject, size: int, walk: FolderWalk) -> None:
         number = _id_in(one.value, "id")
         if one.part == "images":
             sides_in(one.value)
@@ -259,19 +263,11 @@ class CocoInstances:
             if not isinstance(name, str):
                 raise ValueError(f"the image {number} has no file_name")
             place = place_below(name, [self._folder])
-            status = files.of(place)
-            if status is None:
+            file = walk.find(place)
+            if file is None:
                 raise SourceIncomplete("is missing; add it", path=self._folder / place)
-            taken = self._table.append(
-                record_key("", place),
-                UNLABELLED,
-                length=status.st_size,
-                path=place.encode(),
-                offset=one.offset,
-                mtime_ns=mtime_of(status),
-                more=(status.st_size,),
-            )
-            if taken:
+            key, size = record_key("", place), file.size
+            if self._table.append(key, UNLABELLED, length=size, offset=one.offset, file=file, more=(size,)):
                 self._ids.append(number)
         elif one.part == "annotations":
             box_in(one.value)

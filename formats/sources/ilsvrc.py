@@ -514,8 +514,7 @@ class Tree(IlsvrcSource):
                         record_key(path.partition("/")[0], path),
                         truth.label_of(stem, folder=name or None) if truth else label,
                         length=file.size,
-                        path=f"{here}/{file.path}".lstrip("/").encode(),
-                        mtime_ns=file.mtime_ns,
+                        file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
             if name and is_empty and problems.cases == known and self.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"

@@ -28,7 +28,7 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards.files import FileEntry, read_table, write_table
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
-from shardprep.formats.sources.trees import FolderWalk, is_image, refuse_links
+from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image, refuse_links
 
 _PIECE_ROWS = 1 << 14
 
@@ -91,17 +91,16 @@ class EntryTable:
         label: int,
         *,
         length: int,
-        path: bytes = b"",
         offset: int = 0,
-        mtime_ns: int = 0,
-        image_bytes: int | None = None,
+        file: FoundFile | None = None,
         more: tuple[Any, ...] = (),
     ) -> bool:
         """Append a row, with the values of the further columns; return whether it was, and not refused.
 
-        ``image_bytes`` are those of the image alone, where ``length`` counts those of its columns, too.
+        ``file`` is that of an image in a folder, where ``length`` counts the bytes of its columns, too.
         """
-        raw, size = key.encode(), length if image_bytes is None else image_bytes
+        path, mtime_ns, size = (file.path.encode(), file.mtime_ns, file.size) if file else (b"", 0, length)
+        raw = key.encode()
         if size > MAX_IMAGE_BYTES:
             too_large = f"has {size} bytes; an image has at most {MAX_IMAGE_BYTES}; remove it"
             self._refuse(SourceDamaged(too_large, path=self._source, key=key), "too large")
@@ -118,16 +117,13 @@ class EntryTable:
             raise error
         self._problems.add(error, kind)
 
-    def finish(self, lines: Sequence[int] = ()) -> Entries:
-        """Return the entries, after checking that each key is unique.
-
-        ``lines`` are the numbers of the entries' lines in ``source``, which then are named.
-        """
+    def finish(self) -> Entries:
+        """Return the entries, after checking that each key is unique; a further column ``line`` is named."""
         entries = self._table.finish()
         for key in repeated_keys(entries["key"]):
             twice = "two images have this record key; remove one of them"
-            if lines:
-                first, second = (lines[place] for place in np.flatnonzero(entries["key"] == key)[:2])
+            if "line" in (entries.dtype.names or ()):
+                first, second = entries["line"][entries["key"] == key][:2].tolist()
                 twice = f"lines {first} and {second} have the same record key; remove one of them"
             self._refuse(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
         return entries

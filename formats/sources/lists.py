@@ -7,17 +7,15 @@ metadata.jsonl, with a path and columns.
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import LabelSpace
@@ -43,7 +41,6 @@ from shardprep.formats.sources.tables import (
     CSV_SUFFIXES,
     JSON_SUFFIXES,
     CellKind,
-    FileStatus,
     ImagesAndFile,
     Lines,
     ListedClasses,
@@ -54,7 +51,7 @@ from shardprep.formats.sources.tables import (
     place_below,
 )
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, FoundFile, TreeReader, mtime_of, other_folders_note
+from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),
@@ -64,9 +61,6 @@ LABEL_COLUMNS = (
     *("label", "class", "class_name", "category", "target", "labels", "label_name", "class_id", "label_id"),
     *("wnid", "synset", "y"),
 )
-ROW_COLUMNS = (("image_length", "<i8"), ("row_length", "<i8"))
-"""The columns of the entries beside those of every source; an entry's offset is that of its row."""
-
 _TEXT_SUFFIXES = (".txt", ".lst", ".list")
 _JSON_SUFFIXES = (*JSON_SUFFIXES, ".json")
 _PLAIN = ("path", "label")
@@ -74,7 +68,7 @@ _PLAIN = ("path", "label")
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table that lists images: its form, and the places in a row of path, label, split and columns.
+    """A table that lists images: its form, and the names of its columns of paths, labels and splits.
 
     ``left_out`` has the names of columns that are not taken, as far as the rows were read.
     """
@@ -82,26 +76,25 @@ class ListedTable:
     path: Path
     identity: Identity
     form: TableForm
-    path_at: int = 0
-    label_at: int | None = 1
-    split_at: int | None = None
-    cells: tuple[int, ...] = ()
+    paths: str = "path"
+    labels: str | None = "label"
+    splits: str | None = None
     left_out: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass
 class SplitImages:
-    """The images of one split, as rows of ``source`` list them; ``place`` is its folder below the root.
+    """The images of one split, as the rows of a table list them.
 
     ``missing`` counts the rows whose file is not there, and ``ignored`` other files, by name.
     """
 
-    entries: Entries
-
-    def __init__(self, source: Path, place: str, table: EntryTable) -> None:
-        self.source, self.place, self.table = source, place, table
-        self.lines = array("q")
-        self.missing, self.first_missing = 0, ""
-        self.ignored: Counter[str] = Counter()
+    table: ListedTable
+    rows: EntryTable
+    missing: int = 0
+    first_missing: str = ""
+    ignored: Counter[str] = field(default_factory=Counter)
+    entries: Entries = field(init=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class ListedSource(Source):
 
     @abstractmethod
     def read(self, found: ListedImages) -> None:
-        """Read all tables."""
+        """Read all tables, and check what they list."""
 
     @abstractmethod
     def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
@@ -149,11 +142,11 @@ class ListedSource(Source):
     def listed(self, split: str, known: Entries | None) -> Listing:
         found, follow = self.found, self.source_options.follow_symlinks
         one = found.images[split]
-        table = found.tables[one.source]
+        table = one.table
         reader: ByteReader = TreeReader(self.root, follow)
         if found.keeps_rows:
-            images = TreeReader(self.root, follow, ("path", ROW_COLUMNS[0][0], "mtime_ns"))
-            reader = RowReader(images, table.path, table.identity, table.form, found.fields, table.cells)
+            images = TreeReader(self.root, follow, IMAGE_COLUMNS)
+            reader = RowReader(images, table.path, table.identity, table.form, found.fields)
         left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
         return Listing(
@@ -172,7 +165,7 @@ class ListedSource(Source):
                 *(() if self.is_list else other_folders_note(self.root, self.folders)),
             ),
             options=self.source_options.kept(*self.KEPT, *ListedSource.TAKES),
-            schema=Schema(found.fields),
+            schema=Schema(found.fields.values()),
         )
 
 
@@ -180,115 +173,96 @@ class ListedImages:
     """The images that the rows of tables list, for each split.
 
     ``problems`` are those of rows and images, and ``kinds`` those of the columns, by their headers, the same
-    in all tables. Entries have the places of their rows if ``keeps_rows``.
+    in all tables. Entries have the lines of their rows, and their places if it ``keeps_rows``.
     """
 
     def __init__(self, source: ListedSource) -> None:
         self._source, self.problems = source, Problems()
         self.images: dict[str, SplitImages] = {}
-        self.tables: dict[Path, ListedTable] = {}
         self.kinds: dict[str, CellKind] = {}
-        self.fields: tuple[Field, ...] = ()
+        self.fields: dict[str, Field] = {}
         self.space = LabelSpace.of(())
         self.labels = ListedClasses(needs_label=source.is_list)
         self.keeps_rows = bool(source.source_options.columns) or not source.is_list
+        follow = source.source_options.follow_symlinks
+        self._walk = FolderWalk(source.root, follow, self.problems)
 
-    def split_images(self, split: str, table: Path, place: str = "") -> SplitImages:
-        """Return the images of a split, which lie in the folder ``place``."""
+    def split_images(self, split: str, table: ListedTable) -> SplitImages:
+        """Return the images of a split, which the table lists."""
         if split not in self.images:
-            more = ROW_COLUMNS if self.keeps_rows else ()
-            self.images[split] = SplitImages(table, place, EntryTable(table, self.problems, more))
+            more = [("line", "<i8"), *([("image_length", "<i8"), ("row_length", "<i8")] * self.keeps_rows)]
+            self.images[split] = SplitImages(table, EntryTable(table.path, self.problems, more))
         return self.images[split]
 
-    def read_table(self, path: Path, split: str) -> None:
-        """Read all rows of a table, which is of this split if no row is an image's.
+    def read_table(self, path: Path) -> ListedTable:
+        """Read all rows of a table.
 
         What cannot be used is added to the problems. Raises SourceDamaged, with the line, where the rows
         after it cannot be read, and UsageError for columns that are not there.
         """
-        files = FileStatus(self._source.root, follow_symlinks=self._source.source_options.follow_symlinks)
         with ArchiveFile(path) as file:
             with self._at(path, lambda: 1):
-                table = self.tables[path] = self._source.table_in(file, self)
+                table = self._source.table_in(file, self)
             lines = Lines(file, table.form.limit)
             with self._at(path, lambda: lines.number):
                 for row in table.form.rows(lines):
-                    if isinstance(row, ValueError):
-                        with self.problems.collected("row"), self._at(path, lambda: lines.number):
-                            raise row
-                    else:
-                        self._add(table, row, files)
-        if not self.images:
-            self.split_images(split, path)
+                    if isinstance(row, TableRow):
+                        self._add(table, row)
+                        continue
+                    with self.problems.collected("row"), self._at(path, lambda: lines.number):
+                        raise row
+        return table
 
-    def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
-        return foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: ")
+    @contextmanager
+    def _at(self, path: Path, line: Callable[[], int]) -> Iterator[None]:
+        with foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: "):
+            yield
 
-    def _add(self, table: ListedTable, row: TableRow, files: FileStatus) -> None:
+    def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
-        table.left_out.update(dict.fromkeys(row.others))
-        options = self._source.source_options
-        found = label = status = None
+        if table.form.is_open:
+            table.left_out.update(dict.fromkeys(name for name in row.cells if name not in table.form.names))
+        place = file = label = None
+        is_list = self._source.is_list
         with self.problems.collected("path"), self._at(table.path, lambda: row.line):
-            found = self._source.place_of(table, row)
-        if found is None:
+            split, place, path = self._source.place_of(table, row)
+        if place is None:
             return
-        split, place, path = found
         with self.problems.collected():
-            status = files.of(place)
-            if status is None and not self._source.is_list:
+            file = self._walk.find(place)
+            if file is None and not is_list:
                 missing = f"line {row.line}: {place} is missing; add it, or remove the row"
                 self.problems.add(SourceIncomplete(missing, path=table.path), "missing")
-        if status is None and not self._source.is_list:
+        if file is None and not is_list:
             return
         with self.problems.collected("label"), self._at(table.path, lambda: row.line):
-            if table.label_at is None:
+            if table.labels is None:
                 label = self.labels.of_folder(path)
             else:
-                label = self.labels.of_cell(row.cells[table.label_at])
+                label = self.labels.of_cell(row.cells[table.labels])
         if self.kinds:
             with self.problems.collected("row"), self._at(table.path, lambda: row.line):
-                for cell, kind in zip(table.cells, self.kinds.values(), strict=True):
-                    kind.add(row.cells[cell])
+                for header, kind in self.kinds.items():
+                    kind.add(row.cells[header])
         if label is None:
             return
-        one = self.split_images(split, table.path)
-        if status is None:
+        one = self.split_images(split, table)
+        if file is None:
             one.missing += 1
             one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
             return
-        if self._source.is_list and options.skip_non_images:
-            walk = FolderWalk(self._source.root, options.follow_symlinks, self.problems, one.ignored)
-            if walk.is_left_out(FoundFile(place, status.st_size, mtime_of(status))):
+        if is_list and self._source.source_options.skip_non_images:
+            walk = FolderWalk(self._walk.top, self._walk.follow_symlinks, self.problems, one.ignored)
+            if walk.is_left_out(file):
                 return
-        with self.problems.collected():
-            taken = one.table.append(
-                record_key(path.partition("/")[0], path),
-                label,
-                length=status.st_size + (row.length if self.keeps_rows else 0),
-                image_bytes=status.st_size,
-                path=place.encode(),
-                offset=row.offset if self.keeps_rows else 0,
-                mtime_ns=mtime_of(status),
-                more=(status.st_size, row.length) if self.keeps_rows else (),
-            )
-            if taken:
-                one.lines.append(row.line)
-
-    def table(
-        self, file: ArchiveFile, form: TableForm, path: str, label: str | None, split: str | None
-    ) -> ListedTable:
-        """Return a table with these columns and those of the kinds; all others are left out."""
-        names, used = form.names, (path, label, split, *self.kinds)
-        return ListedTable(
-            file.path,
-            file.identity,
-            form,
-            names.index(path),
-            None if label is None else names.index(label),
-            None if split is None else names.index(split),
-            tuple(map(names.index, self.kinds)),
-            dict.fromkeys(name for name in names if name and name not in used),
+        key, length = record_key(path.partition("/")[0], path), row.length if self.keeps_rows else 0
+        one.rows.append(
+            key,
+            label,
+            length=file.size + length,
+            offset=row.offset if self.keeps_rows else 0,
+            file=file,
+            more=(row.line, file.size, length) if self.keeps_rows else (row.line,),
         )
 
     def finish(self) -> None:
@@ -296,10 +270,10 @@ class ListedImages:
 
         Repeated images are added to the problems.
         """
-        self.fields = tuple(kind.field for kind in self.kinds.values())
+        self.fields = {header: kind.field for header, kind in self.kinds.items()}
         self.space, numbers = self.labels.numbered()
         for one in self.images.values():
-            one.entries = one.table.finish(one.lines)
+            one.entries = one.rows.finish()
             one.entries["label"] = numbers[one.entries["label"]]
 
 
@@ -307,12 +281,11 @@ class ListedImages:
 class RowReader(ImagesAndFile):
     """Reader of images below a folder, and of the rows of the table at ``path``, each read in its place.
 
-    ``cells`` are the places of the fields in a row.
+    ``fields`` are those of the columns, by their headers.
     """
 
     form: TableForm
-    fields: tuple[Field, ...]
-    cells: tuple[int, ...]
+    fields: Mapping[str, Field]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         length, offset = int(entry["row_length"]), int(entry["offset"])
@@ -322,8 +295,7 @@ class RowReader(ImagesAndFile):
         with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
             row = self.form.cells(data)
         typed = not self.form.delimiter
-        cells = zip(self.fields, self.cells, strict=True)
-        return tuple(encoded_cell(field, row[place], typed=typed) for field, place in cells)
+        return tuple(encoded_cell(field, row[header], typed=typed) for header, field in self.fields.items())
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
@@ -367,16 +339,18 @@ class LabelledList(ListedSource):
         return f"{super().description}, with files below {self.root}"
 
     def read(self, found: ListedImages) -> None:
-        found.read_table(self.path, self.split)
+        table = found.read_table(self.path)
+        if not found.images:
+            found.split_images(self.split, table)
+        found.finish()
         every = found.images.values()
-        if (missing := sum(one.missing for one in every)) and not any(one.lines for one in every):
+        if (missing := sum(one.missing for one in every)) and not any(len(one.entries) for one in every):
             first = next(one.first_missing for one in every if one.missing)
             none = f"none of its {missing} files exists; the first is {first}"
             advice = "give the folder that the paths are relative to with --root"
             found.problems.add(SourceIncomplete(f"{none}; {advice}", path=self.path))
             for one in every:
                 one.missing = 0
-        found.finish()
 
     def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
@@ -397,25 +371,26 @@ class LabelledList(ListedSource):
             return ListedTable(file.path, file.identity, form)
         path, label, split = _used_columns(names, options)
         choices = options.column_choices
-        kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
-        found.kinds = {kind.header: kind for kind in kinds.values()}
-        taken = [name for name in dict.fromkeys((path, label, split, *found.kinds)) if name]
+        found.kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
+        taken = tuple(dict.fromkeys(name for name in (path, label, split, *found.kinds) if name))
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
-        form = TableForm(tuple(taken) if is_json else names, form.delimiter, is_open=is_json)
-        return found.table(file, form, path, label, split)
+        form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
+        left_out = dict.fromkeys(name for name in names if name and name not in taken)
+        return ListedTable(file.path, file.identity, form, path, label, split, left_out)
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        path, names, split = row.cells[table.path_at], table.form.names, self.split
+        path, split = row.cells[table.paths], self.split
         if not isinstance(path, str):
-            raise ValueError(f"has no text under {names[table.path_at]!r}")
-        if table.split_at is not None:
-            named, cell = split_of(row.cells[table.split_at]), row.cells[table.split_at]
+            raise ValueError(f"has no text under {table.paths!r}")
+        if table.splits is not None:
+            cell = row.cells[table.splits]
+            named = split_of(cell)
             if named is None:
                 raise ValueError(
                     f"has the {SPLIT_COLUMN} {str(cell)[:80]!r}, an unknown split name (known are "
                     f"{', '.join(SPLITS)}); correct it, or take the column as values with --column "
-                    f"NAME:KIND={names[table.split_at]}"
+                    f"NAME:KIND={table.splits}"
                 )
             split = named
         given = self.source_options.root  # an absolute path may begin with it, as it is and without links
@@ -515,20 +490,17 @@ class MetadataFolder(ListedSource):
         return f"{super().description}, with columns of {names}"
 
     def read(self, found: ListedImages) -> None:
-        for split, place in self.places.items():
-            found.split_images(split, self.tables[split], place)
+        tables = {path: found.read_table(path) for path in dict.fromkeys(self.tables.values())}
         for split, path in self.tables.items():
-            if path not in found.tables:
-                found.read_table(path, split)
+            if not tables[path].splits or not found.images:
+                found.split_images(split, tables[path])
         found.finish()
-        listed: dict[str, list[npt.NDArray[np.bytes_]]] = {}
-        for one in found.images.values():
-            listed.setdefault(one.place, []).append(one.entries["path"])
-        for one in found.images.values():
-            if paths := listed.pop(one.place, []):
-                walk = FolderWalk(self.root, self.source_options.follow_symlinks, found.problems)
-                advice = "has no row in the table; add one, or remove it"
-                one.ignored = add_unlisted(walk, one.place, np.concatenate(paths), advice)
+        for place in dict.fromkeys(self.places.values()):
+            images = [one for split, one in found.images.items() if self.places.get(split, "") == place]
+            walk = FolderWalk(self.root, self.source_options.follow_symlinks, found.problems)
+            listed = np.concatenate([one.entries["path"] for one in images])
+            advice = "has no row in the table; add one, or remove it"
+            images[0].ignored = add_unlisted(walk, place, listed, advice)
 
     def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
         form, options = TableForm.of(file), self.source_options
@@ -542,17 +514,15 @@ class MetadataFolder(ListedSource):
             )
         if label is None:
             label = next((name for name in LABEL_NAMES if name in names), None)
-        if split := self._split_column(form, file):
-            found.images.clear()  # each split comes with its first row
-        used = [name for name in (path, label, split) if name is not None]
+        used = (path, label, split := self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
-        of_header = {kind.header: kind for kind in kinds.values()}
-        found.kinds = found.kinds or of_header
-        if found.kinds.keys() != of_header.keys():
+        found.kinds = found.kinds or kinds
+        if found.kinds.keys() != kinds.keys():
             raise ValueError(
                 "has different columns from the table of another split; give all tables the same columns"
             )
-        return found.table(file, form, path, label, split)
+        left_out = dict.fromkeys(name for name in names if name and name not in (*used, *kinds))
+        return ListedTable(file.path, file.identity, form, path, label, split, left_out)
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
         """Return the name of a column that says the split of each row; None without one.
@@ -560,24 +530,24 @@ class MetadataFolder(ListedSource):
         Where splits have folders, or the column is chosen as one of values, or has other values, it is none.
         """
         chosen = {choice.origin for choice in self.source_options.column_choices}
-        at = next((at for at, name in enumerate(form.names) if name.lower() == SPLIT_COLUMN), None)
-        if at is None or form.names[at] in chosen or {*self.places.values()} != {""}:
+        name = next((name for name in form.names if name.lower() == SPLIT_COLUMN), None)
+        if name is None or name in chosen or {*self.places.values()} != {""}:
             return None
         with suppress(ValueError):  # it is said when the rows are read
             rows = form.rows(Lines(file, form.limit))
-            if all(isinstance(row, ValueError) or split_of(row.cells[at]) for row in rows):
-                return form.names[at]
+            if all(isinstance(row, ValueError) or split_of(row.cells[name]) for row in rows):
+                return name
         return None
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        given = row.cells[table.path_at]
+        given = row.cells[table.paths]
         if not isinstance(given, str) or given.startswith("/"):
             raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
         beside = table.path.parent.relative_to(self.root).as_posix()
         place = place_below(f"{beside}/{given}", [self.root])
         splits = {self.places[split]: split for split, path in self.tables.items() if path == table.path}
         folder, _, path = ("", "", place) if "" in splits else place.partition("/")
-        split = splits.get(folder) if table.split_at is None else split_of(row.cells[table.split_at])
+        split = splits.get(folder) if table.splits is None else split_of(row.cells[table.splits])
         if split is None or not path:
             raise ValueError(f"{place[:200]!r} is not in the folder of a split: {', '.join(splits)}")
         return split, place, path

@@ -41,6 +41,7 @@ from shardprep.formats.sources.source import (
 )
 from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.trees import (
+    IMAGE_COLUMNS,
     FolderWalk,
     FoundFile,
     TreeReader,
@@ -53,7 +54,6 @@ _PARTNERS = re.compile(
     r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
     re.IGNORECASE,
 )
-IMAGE_LENGTH = "image_length"
 OUTSIDE = "images beside the folders"
 _TWICE = "differs from {} only in its extension; remove one of them"
 
@@ -202,7 +202,7 @@ class PairedFolders(Source):
     def listed(self, split: str, known: Entries | None) -> Listing:
         labels, problems, matched = self._found
         one, follow = matched[split], self.source_options.follow_symlinks
-        places = [(one.folders.images, ("path", IMAGE_LENGTH, "mtime_ns"))]
+        places = [(one.folders.images, IMAGE_COLUMNS)]
         places += zip(one.folders.partners.values(), map(pair_columns, count()), strict=False)
         return Listing(
             split,
@@ -264,7 +264,7 @@ class _Matched:
             raise UsageError(
                 "holds the images themselves; name another folder with --pair", path=folders.images
             )
-        columns = [(IMAGE_LENGTH, "<i8")]
+        columns = [("image_length", "<i8")]
         for number in range(len(left)):
             columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
         table, missing = EntryTable(folders.images, problems, columns), []
@@ -281,9 +281,7 @@ class _Matched:
                     record_key(file.path.partition("/")[0], file.path),
                     labels.of_folder(file.path),
                     length=file.size + sum(partner.size for partner in partners),
-                    path=file.path.encode(),
-                    mtime_ns=file.mtime_ns,
-                    image_bytes=file.size,
+                    file=file,
                     more=(file.size, *more),
                 )
         if missing:

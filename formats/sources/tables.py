@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import math
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,15 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import SourceDamaged, UsageError
+from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity
-from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import OpeningReader
-from shardprep.formats.sources.trees import TreeReader, refuse_links
+from shardprep.formats.sources.trees import TreeReader
 
 MAX_CLASSES = 100_000
 MAX_NAME = 255  # characters of a class's name
@@ -101,36 +97,6 @@ class ListedClasses:
         of_names = numbers or [space.label_of[name] for name in self._of_name]
         of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
         return space, np.array([*of_names, *of_folders[::-1], UNLABELLED], np.int32)
-
-
-class FileStatus:
-    """The status of the files below ``root``.
-
-    Without ``follow_symlinks``, a link in the path of a file below the root is SourceDamaged.
-    """
-
-    def __init__(self, root: Path, *, follow_symlinks: bool) -> None:
-        self._root, self._follow = root, follow_symlinks
-        self._folder = Descriptor(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        self._sound = ""  # the last folder without a link in its path
-
-    def of(self, place: str) -> os.stat_result | None:
-        """Return a file's status, None if it is missing. Raises SourceDamaged if it is no file, OSError."""
-        folder = place.rpartition("/")[0]
-        try:
-            if folder != self._sound and not self._follow:
-                refuse_links(self._root, self._root / folder)
-                self._sound = folder
-            status = os.stat(place, dir_fd=self._folder.fileno(), follow_symlinks=self._follow)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
-                return None
-            raise OSError(error.errno, error.strerror, str(self._root / place)) from error
-        if stat.S_ISLNK(status.st_mode):
-            refuse_links(self._root, self._root / place)
-        if not stat.S_ISREG(status.st_mode):
-            raise SourceDamaged("is not a file", path=self._root / place)
-        return status
 
 
 @dataclass
@@ -362,23 +328,24 @@ class CellKind:
 
 
 def cell_kinds(
-    names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str], *, typed: bool
-) -> dict[int, CellKind]:
-    """Return the kinds by the place of their column: the chosen ones, or all but those in ``used``.
+    names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str | None], *, typed: bool
+) -> dict[str, CellKind]:
+    """Return the kinds by the header of their column: the chosen ones, or all but those in ``used``.
 
     Raises UsageError for a header that is not there.
     """
     chosen = list(choices)
     if not chosen:
-        left = [name for name in names if name not in set(used)]
-        return {names.index(name): CellKind(name, typed=typed) for name in left}
+        used = {*used}
+        return {name: CellKind(name, typed=typed) for name in names if name not in used}
     for choice in chosen:
         if choice.origin not in names:
             there = ", ".join(names)[:200]
             raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {there}")
-    if len({choice.origin for choice in chosen}) != len(chosen):
+    kinds = {choice.origin: CellKind(choice.origin, choice, typed=typed) for choice in chosen}
+    if len(kinds) != len(chosen):
         raise UsageError("a column of the table is chosen twice; choose each once")
-    return {names.index(c.origin): CellKind(c.origin, c, typed=typed) for c in chosen}
+    return kinds
 
 
 def _kind_of_text(cell: str) -> str:
@@ -408,16 +375,12 @@ _DELIMITERS = ",;\t"
 
 
 class TableRow(NamedTuple):
-    """A row: the number of its first line, its place in the file, and its cells in the order of the names.
-
-    ``others`` are names of an object that are none of the form's.
-    """
+    """A row: the number of its first line, its place in the file, and its cells by the names of columns."""
 
     line: int
     offset: int
     length: int
-    cells: tuple[Any, ...]
-    others: tuple[str, ...] = ()
+    cells: Mapping[str, Any]
 
 
 Rows = Iterator[TableRow | ValueError]
@@ -464,11 +427,12 @@ class TableForm:
 
     @classmethod
     def of_objects(cls, file: ArchiveFile) -> TableForm:
-        """Return the form of JSON lines by the first line that is an object; without names if none is."""
+        """Return the open form of JSON lines by the first one that is an object; without names if none is."""
+        form = cls((), is_open=True)
         with suppress(ValueError):  # it is said when the rows are read
-            rows = cls((), is_open=True).rows(Lines(file, MAX_ROW_BYTES))
-            return cls(next((row.others for row in rows if isinstance(row, TableRow)), ()), is_open=True)
-        return cls((), is_open=True)
+            rows = (row for row in form.rows(Lines(file, MAX_ROW_BYTES)) if isinstance(row, TableRow))
+            return replace(form, names=tuple(row.cells if (row := next(rows, None)) else ()))
+        return form
 
     def rows(self, lines: Lines) -> Rows:
         """Yield the rows of the table's lines, which begin with its first.
@@ -479,18 +443,16 @@ class TableForm:
             return self._text_rows(lines)
         return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)
 
-    def cells(self, data: bytes) -> tuple[Any, ...]:
+    def cells(self, data: bytes) -> Mapping[str, Any]:
         """Return the cells of one row, given as the bytes at its place. Raises ValueError."""
         text = data.decode("utf-8-sig")
-        if self.delimiter:
-            return self._fitting(_cells(text, self.delimiter))
-        return self._values_of(_object_of(text))
+        return self._named(_cells(text, self.delimiter) if self.delimiter else _object_of(text))
 
     def _text_rows(self, lines: Lines) -> Rows:
         for line in filter(None, map(str.strip, lines)):
             path, separator, label = line.partition("\t") if "\t" in line else line.rpartition(" ")
             if separator:
-                yield TableRow(lines.number, 0, 0, (path, label))
+                yield TableRow(lines.number, 0, 0, {"path": path, "label": label})
             else:
                 yield ValueError(f"{line[:80]!r} is not a path and its label")
 
@@ -509,7 +471,7 @@ class TableForm:
             if not cells:
                 continue
             try:
-                yield TableRow(line, offset, lines.offset - offset, self._fitting(cells))
+                yield TableRow(line, offset, lines.offset - offset, self._named(cells))
             except ValueError as error:
                 yield error
 
@@ -518,27 +480,25 @@ class TableForm:
         for text in lines:
             try:
                 if text.strip():
-                    value = _object_of(text)
-                    row = TableRow(lines.number, offset, lines.offset - offset, self._values_of(value))
-                    if len(value) > len(self.names):
-                        row = row._replace(others=tuple(name for name in value if name not in self.names))
-                    yield row
+                    cells = self._named(_object_of(text))
+                    yield TableRow(lines.number, offset, lines.offset - offset, cells)
             except (ValueError, RecursionError) as error:
                 yield ValueError(f"is not a row: {error}")
             offset = lines.offset
 
-    def _fitting(self, cells: list[str]) -> tuple[str, ...]:
-        if len(cells) != len(self.names):
-            found = f"{len(cells)} column{'' if len(cells) == 1 else 's'}"
-            raise ValueError(f"has {found}, but the first line has {len(self.names)}")
-        return tuple(cells)
-
-    def _values_of(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
-        missing = [name for name in self.names if name not in value]
-        if missing or (len(value) > len(self.names) and not self.is_open):
-            what = f"no {missing[0]!r}" if missing else f"{next(n for n in value if n not in self.names)!r}"
-            raise ValueError(f"has {what}, unlike the first line; give every object the same names")
-        return tuple(value[name] for name in self.names)
+    def _named(self, row: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the cells of a row of CSV, or of an object, by name. Raises ValueError for other names."""
+        names = self.names
+        if not isinstance(row, Mapping):
+            if len(row) != len(names):
+                found = f"{len(row)} column{'' if len(row) == 1 else 's'}"
+                raise ValueError(f"has {found}, but the first line has {len(names)}")
+            return dict(zip(names, row, strict=True))
+        missing = next((name for name in names if name not in row), None)
+        if missing is not None or (len(row) > len(names) and not self.is_open):
+            other = f"no {missing!r}" if missing is not None else repr(next(n for n in row if n not in names))
+            raise ValueError(f"has {other}, unlike the first line; give every object the same names")
+        return row
 
 
 def _cells(text: str, delimiter: str) -> list[str]:

@@ -97,6 +97,7 @@ class FolderWalk:
     follow_symlinks: bool = False
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
+    _sound: set[str] = field(default_factory=set, repr=False, compare=False)  # folders behind no link
 
     def folders(self, place: str = "") -> list[str]:
         """Return the folders' names in the folder ``place``; files, odd ones included, are passed over."""
@@ -124,6 +125,24 @@ class FolderWalk:
                     yield one._replace(path=prefix + one.path)
                 else:
                     waiting.append((f"{prefix}{one}/", above))
+
+    def find(self, place: str) -> FoundFile | None:
+        """Return the file at a place, None if it is missing. Raises SourceDamaged if it is no file."""
+        path, folder = self.top / place, place.rpartition("/")[0]
+        try:
+            if not self.follow_symlinks and folder not in self._sound:
+                refuse_links(self.top, self.top / folder)
+                self._sound.add(folder)
+            status = path.stat(follow_symlinks=self.follow_symlinks)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
+                return None
+            raise
+        if stat.S_ISLNK(status.st_mode):
+            refuse_links(self.top, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceDamaged("is not a file", path=path)
+        return FoundFile(place, status.st_size, mtime_of(status))
 
     def is_left_out(self, file: FoundFile, place: str = "") -> bool:
         """Whether a file below ``place`` is no image by its name and first bytes; if so, it is counted."""
@@ -215,10 +234,10 @@ class FolderWalk:
         return OSError(error.errno, error.strerror, str(here))
 
 
-def files_below(top: Path, place: str = "") -> Iterator[FoundFile]:
+def files_below(top: Path) -> Iterator[FoundFile]:
     """Yield the files in a folder and in all folders below it. Raises SourceDamaged at the end, OSError."""
     walk = FolderWalk(top)
-    yield from walk.files_below(place)
+    yield from walk.files_below()
     walk.problems.raise_all()
 
 
@@ -235,6 +254,10 @@ def _opened_below(folder: int, place: bytes, *, follow_symlinks: bool) -> int:
 
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+
+
+IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
+"""The columns of a TreeReader where an entry's length counts the bytes of its values, too."""
 
 
 @dataclass
