@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 
 import numpy as np
@@ -28,113 +27,52 @@ from shardprep.formats.sources.listing import (
     read_small_file,
     text_lines,
 )
-from shardprep.formats.sources.source import Box, Entries
+from shardprep.formats.sources.source import Box
 from shardprep.formats.sources.tar import walk
 from shardprep.formats.sources.trees import files_below, refuse_links
 
 VAL_IMAGES = 50_000
 FIRST_VAL = "ILSVRC2012_val_00000001"
-FIRST_VAL_ID, FIRST_VAL_LABEL = 490, 65  # n01751748, sea snake: distinguishes ids from labels
+FIRST_VAL_LABEL = 65  # n01751748, sea snake, whose id is 490: distinguishes labels from ids
+WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
+WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
-
-
-class Authority(NamedTuple):
-    """A file with labels: its name, and the labels in sorted_wnid0 by image name (stem)."""
-
-    name: str
-    labels: Mapping[str, int]
+_IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The labels of all authorities."""
+    """What the files say of val: the labels in sorted_wnid0 by image name (stem), for each file."""
 
-    authorities: tuple[Authority, ...]
+    said: Mapping[str, Mapping[str, int]]
     space: LabelSpace
+
+    @property
+    def images(self) -> list[str]:
+        """The validation images (stems, sorted) of which any file says a label."""
+        return sorted({image for labels in self.said.values() for image in labels})
 
     def label_of(self, image: str, folder: str | None = None) -> int:
         """Return the label of an image by its stem; ``folder`` is the class of its folder, if any.
 
-        Raises LabelConflict with every authority's label unless all have one and agree.
+        Raises LabelConflict with the label of each file unless all have one and agree.
         """
-        by_authority = {authority.name: authority.labels.get(image) for authority in self.authorities}
+        said = {name: labels.get(image) for name, labels in self.said.items()}
         if folder is not None:
-            by_authority["its folder"] = self.space.label_of[folder]
-        labels = set(by_authority.values())
+            said["its folder"] = self.space.label_of[folder]
+        labels = set(said.values())
         label = labels.pop() if len(labels) == 1 else None
         if label is None:
-            said = ", ".join(
+            every = ", ".join(
                 f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
-                for name, one in by_authority.items()
+                for name, one in said.items()
             )
-            raise LabelConflict(f"{said}; remove what is wrong", key=image)
+            raise LabelConflict(f"{every}; remove what is wrong", key=image)
         return label
 
 
-def devkit_authority(devkit: Devkit, space: LabelSpace) -> Authority:
-    """Return the devkit's ground truth: line *i* is for the validation image with number *i*.
-
-    ``space`` is the devkit's, as always if a devkit was found.
-    """
-    truth = devkit.ground_truth
-    if space.is_official and len(truth) == VAL_IMAGES and truth[0] != FIRST_VAL_ID:
-        raise LabelConflict(
-            f"the devkit says {truth[0]}, but its id is {FIRST_VAL_ID}; download {FORMS[0]} again",
-            key=FIRST_VAL,
-        )
-    label_of = space.label_of_id
-    named = ((f"ILSVRC2012_val_{i:08d}", label_of[number]) for i, number in enumerate(truth, start=1))
-    return Authority("the devkit", dict(named))
-
-
-def kaggle_authority(path: Path, space: LabelSpace) -> Authority:
-    """Read ``LOC_val_solution.csv``: the first word of an image's prediction string is its wnid."""
-    return _authority(path, _kaggle_labels(path, space), "which is not one of the classes")
-
-
-def _kaggle_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, str, int | None]]:
-    rows = csv.reader(text_lines(read_small_file(path), path))
-    try:
-        if next(rows, None) != ["ImageId", "PredictionString"]:
-            raise ValueError("does not begin with ImageId,PredictionString")
-        for row in rows:
-            wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
-            if not wnid:
-                raise ValueError(f"the row {','.join(row)!r} names no class")
-            yield row[0], wnid, space.label_of.get(wnid)
-    except csv.Error as error:
-        raise ValueError(f"is no CSV file ({error})") from error
-
-
-def caffe_authority(path: Path, space: LabelSpace) -> Authority:
-    """Read Caffe's ``val.txt``, with an image and its label in sorted_wnid0 per line."""
-    return _authority(path, _caffe_labels(path, space), f"but there are {len(space)} classes")
-
-
-def _caffe_labels(path: Path, space: LabelSpace) -> Iterator[tuple[str, str, int | None]]:
-    for line in text_lines(read_small_file(path), path):
-        match = _CAFFE_LINE.fullmatch(line.strip())
-        if match is None:
-            raise ValueError(f"the line {line!r} is not an image and its label")
-        label = int(match[2])
-        yield match[1], match[2], label if label < len(space) else None
-
-
-def _authority(path: Path, said: Iterator[tuple[str, str, int | None]], unknown: str) -> Authority:
-    """Return the labels of a file that says for each image a class and its label, None if there is none."""
-    labels: dict[str, int] = {}
-    with foreign_file(path, _ADVICE):
-        for image, name, label in said:
-            if label is None:
-                raise LabelConflict(f"says {name}, {unknown}", path=path, key=image)
-            if image in labels:
-                raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
-            labels[image] = label
-    return Authority(path.name, labels)
-
-
-def check_sentinel(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
+def check_first_label(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
     """Raise LabelConflict if the official validation images have labels of another space.
 
     ``first`` is the label of the first image, None if it is missing.
@@ -147,15 +85,49 @@ def check_sentinel(space: LabelSpace, images: int, first: int | None, said_by: s
         )
 
 
-def check_entries(entries: Entries, space: LabelSpace) -> None:
-    """Check the labels of a listing in the same way."""
-    first = entries["label"][entries["key"] == FIRST_VAL.encode()].tolist()
-    check_sentinel(space, len(entries), first[0] if first else None, "the source")
+def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
+    """Return the labels in Kaggle's ``LOC_val_solution.csv``, or in Caffe's ``val.txt``, by image.
+
+    Raises SourceDamaged, LabelConflict for a class that is not in the space.
+    """
+    is_caffe, found = path.suffix == ".txt", dict[str, int]()
+    with foreign_file(path, _ADVICE):
+        lines = text_lines(read_small_file(path), path)
+        for image, said in _caffe_rows(lines) if is_caffe else _kaggle_rows(lines):
+            if is_caffe:
+                label, unknown = int(said), f"but there are {len(space)} classes"
+            else:
+                label, unknown = space.label_of.get(said, len(space)), "which is not one of the classes"
+            if label >= len(space):
+                raise LabelConflict(f"says {said}, {unknown}", path=path, key=image)
+            if image in found:
+                raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
+            found[image] = label
+    return found
 
 
-WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
-WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
-_IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
+def _kaggle_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each image with its wnid, the first word of its prediction string."""
+    rows = csv.reader(lines)
+    try:
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise ValueError("does not begin with ImageId,PredictionString")
+        for row in rows:
+            wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
+            if not wnid:
+                raise ValueError(f"the row {','.join(row)!r} names no class")
+            yield row[0], wnid
+    except csv.Error as error:
+        raise ValueError(f"is no CSV file ({error})") from error
+
+
+def _caffe_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each image with its label in sorted_wnid0."""
+    for line in lines:
+        match = _CAFFE_LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"the line {line!r} is not an image and its label")
+        yield match[1], match[2]
 
 
 @dataclass(frozen=True)
@@ -197,44 +169,39 @@ class AnnotationFiles:
         return self.devkit.classes
 
     def ground_truth(self, space: LabelSpace) -> GroundTruth:
-        """Return all labels of val; without any file, the result has no authorities."""
-        found: list[Authority] = []
-        if self.devkit:
-            found.append(devkit_authority(self.devkit, space))
-        if path := self.path("LOC_val_solution.csv"):
-            found.append(kaggle_authority(path, space))
-        if (path := self.path("val.txt")) and path.is_file():
-            with path.open("rb") as file:
-                line = file.readline(4096).decode(errors="replace").strip()
-            if _CAFFE_LINE.fullmatch(line):  # other datasets have a file of that name, too
-                found.append(caffe_authority(path, space))
-        for one in found:
-            check_sentinel(space, len(one.labels), one.labels.get(FIRST_VAL), one.name)
-        return GroundTruth(tuple(found), space)
-
-    def images(self, split: str, space: LabelSpace) -> int | None:
-        """Return the number of images that the split should have, None if no file states it."""
-        if split == "train":
-            return sum(self.train_images.values()) or None
-        named = len(self.val_images(space)) if split == "val" else 0
-        return named or sum(self._listed(split).values()) or None
-
-    def val_images(self, space: LabelSpace) -> list[str]:
-        """Return the validation images (stems, sorted) with known labels."""
-        return sorted({image for one in self.ground_truth(space).authorities for image in one.labels})
+        """Return what all files say of val; ``space`` is the devkit's if there is one."""
+        said: dict[str, Mapping[str, int]] = {}
+        if self.devkit:  # line i is of the image with number i
+            numbers = enumerate(self.devkit.ground_truth, start=1)
+            said["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
+        for name in ("LOC_val_solution.csv", "val.txt"):
+            path = self.path(name)
+            if path and (name != "val.txt" or _is_caffe(path)):
+                said[name] = read_labels(path, space)
+        for name, labels in said.items():
+            check_first_label(space, len(labels), labels.get(FIRST_VAL), name)
+        return GroundTruth(said, space)
 
     @property
     def train_images(self) -> Mapping[str, int]:
         """The number of training images that each class should have; empty if no file states it."""
-        return self.devkit.train_images if self.devkit else self._listed("train")
+        return self.devkit.train_images if self.devkit else self.image_set("train")
 
-    def _listed(self, split: str) -> Counter[str]:
+    def image_set(self, split: str) -> Counter[str]:
         """Count the lines of Kaggle's list by the text before the first slash, in train the class."""
         path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{_IMAGE_SETS[split]}")
         if path is None or not path.is_file():
             return Counter()
         lines = BytesIO(read_small_file(path))
         return Counter(line.partition(b"/")[0].decode(errors="replace") for line in lines if line.strip())
+
+
+def _is_caffe(path: Path) -> bool:
+    """Whether a file begins as Caffe's does: other datasets have one of that name, too."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _CAFFE_LINE.fullmatch(file.readline(4096).decode(errors="replace").strip()) is not None
 
 
 MAX_XML_BYTES = 1 << 20
@@ -298,12 +265,7 @@ def _class(element: Element, own_class: str | None) -> str:
 
 
 _ROW = np.dtype(
-    [
-        ("key", "S1"),
-        ("xml", "<i8"),
-        ("name", "S1"),
-        *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max")),
-    ]
+    [("key", "S1"), ("name", "S1"), *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max"))]
 )
 
 
@@ -331,22 +293,22 @@ def read_boxes(path: Path) -> Iterator[Box]:
     Raises SourceDamaged for a damaged archive or XML, for two of one image, and for an XML that is not named
     for an image; the ``<filename>`` in it is often wrong and is ignored.
     """
-    table = GrowingTable(_ROW)
-    for number, (place, stem, data) in enumerate(_xmls(path)):
+    table, annotated = GrowingTable(_ROW), set[str]()
+    for place, stem, data in _xmls(path):
         with foreign_file(place, "copy it again, or remove it"):
             key = official_key(stem)
             if key is None or len(key) > MAX_KEY_BYTES:
                 raise ValueError("it is not named after an image of ILSVRC12")
-            for box in parse_box_xml(data, key):
-                ends = (box.x_min, box.y_min, box.x_max, box.y_max)
-                table.append((key.encode(), number, box.name.encode(), *ends))
+            boxes = [*parse_box_xml(data, key)]
+        if boxes and key in annotated:
+            raise SourceDamaged("two XML files annotate this image; remove one", path=path, key=key)
+        for box in boxes:
+            annotated.add(key)
+            ends = (box.x_min, box.y_min, box.x_max, box.y_max)
+            table.append((key.encode(), box.name.encode(), *ends))
     rows = table.finish()
-    rows = rows[np.argsort(rows["key"], kind="stable")]
-    is_repeated = (rows["key"][1:] == rows["key"][:-1]) & (rows["xml"][1:] != rows["xml"][:-1])
-    for twice in rows["key"][1:][is_repeated].tolist():
-        raise SourceDamaged("two XML files annotate this image; remove one", path=path, key=twice.decode())
-    for row in rows:
-        raw, _, name, *sides = row.item()
+    for row in rows[np.argsort(rows["key"], kind="stable")]:
+        raw, name, *sides = row.item()
         yield Box(raw.decode(), name.decode(), *sides)
 
 
@@ -355,11 +317,8 @@ def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
     if path.is_dir():
         for file in files_below(path):
             if file.path.endswith(".xml"):
-                yield (
-                    str(path / file.path),
-                    Path(file.path).stem,
-                    read_small_below(path, file.path, MAX_XML_BYTES),
-                )
+                data = read_small_below(path, file.path, MAX_XML_BYTES)
+                yield str(path / file.path), Path(file.path).stem, data
         return
     opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)
     with opened as archive:

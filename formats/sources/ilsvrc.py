@@ -20,13 +20,14 @@ import numpy as np
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
-from shardprep.formats.runtime.files import ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.annotations import (
+    FIRST_VAL,
     WANTED_FOR_VAL,
     AnnotationFiles,
     GroundTruth,
-    check_entries,
+    check_first_label,
     find_boxes,
     read_boxes,
 )
@@ -35,7 +36,6 @@ from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import (
     SPLITS,
-    Archive,
     Box,
     ByteReader,
     Entries,
@@ -51,10 +51,9 @@ from shardprep.formats.sources.tar import (
     RemoteTarReader,
     TarReader,
     archive_of,
-    check_md5,
     files_in,
     headers_ahead,
-    remote_archive_of,
+    opened_archive,
     walk,
 )
 from shardprep.formats.sources.trees import (
@@ -101,10 +100,10 @@ class IlsvrcSource(Source):
         """The label space of all splits."""
 
     @abstractmethod
-    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
-        """Return the listing of an existing split, without what all sources have; :meth:`survey` adds that.
+    def find(self, split: str, known: Entries | None = None) -> Listing:
+        """Return the listing of an existing split, without what all sources have; :meth:`listed` adds that.
 
-        Entries that cannot be used are added to ``problems``. ``known`` are those of an earlier listing.
+        ``known`` are the entries of an earlier listing.
         """
 
     @property
@@ -113,15 +112,18 @@ class IlsvrcSource(Source):
         return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
 
     def listed(self, split: str, known: Entries | None) -> Listing:
-        found = self.find(split, Problems(), known)
+        found = self.find(split, known)
         if split == "val":
-            check_entries(found.entries, self.labels)
+            first = found.entries["label"][found.entries["key"] == FIRST_VAL.encode()].tolist()
+            check_first_label(self.labels, len(found.entries), first[0] if first else None, "the source")
         expected = self.expected(split)
         differs = expected is not None and expected != len(found.entries)
-        devkit = self.annotation_files.path(*FORMS)
+        archives = [self.places[split]] if self.official_packing else []
+        if (devkit := self.annotation_files.path(*FORMS)) and devkit.is_file():
+            archives.append(devkit)
         return replace(
             found,
-            archives=(*found.archives, *([self.archive(devkit)] if devkit and devkit.is_file() else [])),
+            archives=tuple(archive_of(path, check_md5=self.check_md5) for path in archives),
             expected=expected,
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
         )
@@ -134,7 +136,10 @@ class IlsvrcSource(Source):
         """
         if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
-        return self.annotation_files.images(split, self.labels)
+        if split == "train":
+            return sum(self.annotation_files.train_images.values()) or None
+        named = len(self.truth.images) if split == "val" else 0
+        return named or sum(self.annotation_files.image_set(split).values()) or None
 
     def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
         """Return a phrase that names missing or extra images; empty if it is unknown which."""
@@ -147,33 +152,31 @@ class IlsvrcSource(Source):
                     wrong.append(f"{one.name} has {have}" + ("" if want is None else f" of {want}"))
             more = [f"{len(wrong) - MOST_NAMED} more classes differ"] if len(wrong) > MOST_NAMED else []
             return ", ".join(wrong[:MOST_NAMED] + more)
-        named = self.annotation_files.val_images(self.labels) if split == "val" else []
+        named = self.truth.images if split == "val" else []
         official = (f"ILSVRC2012_{split}_{number:08d}" for number in range(1, expected + 1))
         there = {PurePosixPath(key.decode()).stem for key in entries["key"].tolist()}
         wanted = named if len(named) == expected else official
         missing = next((image for image in wanted if image not in there), None)
         return f"{missing} is missing" if missing else ""
 
-    def archive(self, path: Path | RemoteFile) -> Archive:
-        """Return the entry of an archive. Raises SourceDamaged for an official one with another MD5."""
-        if isinstance(path, RemoteFile):
-            return remote_archive_of(path, check_md5=self.check_md5)
-        return check_md5(path) if self.check_md5 else archive_of(path)
-
     def boxes(self, split: str) -> Iterator[Box] | None:
         path = find_boxes(self.beside, split) if self.beside else None
         return read_boxes(path) if path else None
 
-    def ground_truth(self, *, flat: bool) -> GroundTruth:
-        """Return the labels of val. Raises SourceIncomplete for a ``flat`` folder without any."""
-        truth = self.annotation_files.ground_truth(self.labels)
-        if flat and not truth.authorities:
+    @cached_property
+    def truth(self) -> GroundTruth:
+        """The labels of val in the files beside the images."""
+        return self.annotation_files.ground_truth(self.labels)
+
+    def truth_of_flat(self) -> GroundTruth:
+        """Return the labels of a val without class folders. Raises SourceIncomplete if no file says any."""
+        if not self.truth.said:
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
                 f"{WANTED_FOR_VAL} beside them, or convert a list of paths and labels",
                 path=self.url or self.beside,
             )
-        return truth
+        return self.truth
 
 
 OpenArchive = ArchiveFile | RemoteArchive
@@ -256,12 +259,12 @@ class OfficialTars(IlsvrcSource):
             return self.annotation_files.space
         wnids: set[str] = set()
         if "train" in self.places:
-            with _opened(self.places["train"]) as archive:
+            with opened_archive(self.places["train"]) as archive:
                 wnids = {wnid for wnid, _ in _members(archive, "train")}
         return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
 
     def known_by(self, split: str) -> Mapping[str, Any]:
-        truth = self.ground_truth(flat=True).authorities if split == "val" else ()
+        truth = self.truth_of_flat().said if split == "val" else {}
         path = self.places[split]
         place: dict[str, Any]
         if isinstance(path, RemoteFile):
@@ -274,12 +277,12 @@ class OfficialTars(IlsvrcSource):
             **place,
             "split": split,
             "classes": self.labels.digest,
-            "truth": sha256_of([[each.name, dict(each.labels)] for each in truth]),
+            "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
         }
 
-    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
-        path = self.places[split]
-        with _opened(path) as archive:
+    def find(self, split: str, known: Entries | None = None) -> Listing:
+        path, problems = self.places[split], Problems()
+        with opened_archive(path) as archive:
             entries = self._listed(archive, split, problems) if known is None else known
         reader: ByteReader
         if isinstance(archive, ArchiveFile):
@@ -292,7 +295,6 @@ class OfficialTars(IlsvrcSource):
             entries,
             self.labels,
             reader,
-            archives=(self.archive(path),),
             problems=problems,
             kept_by=self.known_by(split) if self.url else None,
         )
@@ -305,7 +307,7 @@ class OfficialTars(IlsvrcSource):
                     key = record_key(wnid, f"{wnid}/{image.name}")
                     table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
         else:
-            truth = self.ground_truth(flat=True) if split == "val" else None
+            truth = self.truth_of_flat() if split == "val" else None
             for key, image in _members(archive, split):
                 label = truth.label_of(key) if truth else UNLABELLED
                 table.append(key, label, length=image.size, offset=image.offset)
@@ -319,10 +321,6 @@ class OfficialTars(IlsvrcSource):
                     path=archive.path,
                 )
             yield wnid, member
-
-
-def _opened(path: Path | RemoteFile) -> OpenArchive:
-    return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
 
 
 def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:
@@ -482,21 +480,19 @@ class Tree(IlsvrcSource):
         """Return a new walk through the tree."""
         return FolderWalk(self.root, self.source_options.follow_symlinks)
 
-    def find(self, split: str, problems: Problems, known: Entries | None = None) -> Listing:
-        with foreign_file(self.root, "remove the unexpected files"):
-            return self._listed(split, problems)
-
-    def _listed(self, split: str, problems: Problems) -> Listing:
-        place, classes = self.places[split], self.classes[split]
+    def find(self, split: str, known: Entries | None = None) -> Listing:
+        place, classes, problems = self.places[split], self.classes[split], Problems()
         walk, table = replace(self.walk(), problems=problems), EntryTable(self.root, problems)
         if classes or split == "train":
             for file in walk.files(place):
                 if not walk.is_left_out(file, place):
                     loose = self.root / place / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
-        truth = self.ground_truth(flat=not classes) if split == "val" else None
+        truth = None
+        if split == "val":
+            truth = self.truth if classes else self.truth_of_flat()
         for name in classes or ([] if split == "train" else [""]):
-            here, known = f"{place}/{name}".strip("/"), problems.cases
+            here, known_cases = f"{place}/{name}".strip("/"), problems.cases
             label = self.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(self.labels)} classes; rename it"
@@ -516,16 +512,15 @@ class Tree(IlsvrcSource):
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and problems.cases == known and self.expected(split) is None:
+            if name and is_empty and problems.cases == known_cases and self.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
-        reader = TreeReader(self.root, self.source_options.follow_symlinks)
         return Listing(
             split,
             self.layout,
             table.finish(),
             self.labels,
-            reader,
+            TreeReader(self.root, self.source_options.follow_symlinks),
             problems=problems,
             ignored=dict(walk.ignored),
             notes=other_folders_note(self.root, self._folders),

@@ -23,11 +23,11 @@ from zlib import adler32
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file, naming
+from shardprep.formats.runtime.files import ArchiveFile, Identity, ReadAt, foreign_file
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.sources.source import Archive, Entries, OpeningReader, WholeArchive
-from shardprep.formats.storage.archive import HEADERS_AT_ONCE, RemoteArchive, RemoteFile
+from shardprep.formats.storage.archive import HEADERS_AT_ONCE, PIECE_BYTES, RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import PATIENT, Location, RemoteDenied, RemoteFolder, StoredFile
 
 BLOCK = 512
@@ -266,33 +266,42 @@ OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the p
 }
 
 
-def archive_of(path: Path) -> Archive:
-    """Return the entry of a file without reading it; ``verified`` is "size" for the official size."""
-    status = path.stat()
-    return _verified(Archive(path.name, status.st_size, status.st_mtime_ns), path)
+def archive_of(path: Path | RemoteFile, *, check_md5: bool = False) -> Archive:
+    """Return the entry of a file, verified by the official size, or by the MD5 of all its bytes.
 
-
-def _verified(archive: Archive, path: Path | str) -> Archive:
-    """Return the entry of a file as verified by the MD5 or the size of an official file of its name.
-
-    Raises SourceDamaged for another MD5.
+    Raises SourceDamaged for an official name with another MD5, OSError, RemoteFailed.
     """
-    official = OFFICIAL_FILES.get(archive.name)
-    if official and archive.md5 not in (None, official.md5):
-        raise SourceDamaged(f"has MD5 {archive.md5}, not {official.md5}; download it again", path=path)
-    if official and (archive.md5 or official.size == archive.size):
-        return replace(archive, verified="md5" if archive.md5 else "size")
-    return archive
+    if isinstance(path, RemoteFile):
+        entry = Archive(path.name, path.stored.size, 0, e_tag=path.stored.e_tag)
+    else:
+        status = path.stat()
+        entry = Archive(path.name, status.st_size, status.st_mtime_ns)
+    official = OFFICIAL_FILES.get(entry.name)
+    if check_md5:
+        entry = replace(entry, md5=_md5_of(path))
+        if official and entry.md5 != official.md5:
+            place = path.url if isinstance(path, RemoteFile) else path
+            raise SourceDamaged(f"has MD5 {entry.md5}, not {official.md5}; download it again", path=place)
+    if official and (check_md5 or official.size == entry.size):
+        return replace(entry, verified="md5" if check_md5 else "size")
+    return entry
 
 
-def check_md5(path: Path) -> Archive:
-    """Read a file once and return its entry. Raises SourceDamaged for an official name with another MD5."""
-    before = Identity.of(path.stat())
-    with naming(path), path.open("rb") as file:
-        md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if Identity.of(path.stat()) != before:
-        raise SourceDamaged("changed while it was read; start again", path=path)
-    return _verified(Archive(path.name, before.size, before.mtime_ns, md5), path)
+def _md5_of(path: Path | RemoteFile) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with opened_archive(path) as archive:
+        starts = range(0, archive.end, PIECE_BYTES)
+        reads = [(min(PIECE_BYTES, archive.end - at), at) for at in starts]
+        if isinstance(archive, RemoteArchive):
+            archive.expect(reads)
+        for length, at in reads:
+            digest.update(archive.read_at(length, at))
+    return digest.hexdigest()
+
+
+def opened_archive(path: Path | RemoteFile) -> ArchiveFile | RemoteArchive:
+    """Return the context of a file that is read by offset."""
+    return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
 
 
 SEGMENT_BYTES = 16 << 20  # the least that a segment has
@@ -352,21 +361,6 @@ def _header(block: bytes) -> Header | None:
         return parse_header(block)
     except ValueError:
         return None
-
-
-def remote_archive_of(file: RemoteFile, *, check_md5: bool) -> Archive:
-    """Return the entry of a file; ``check_md5`` reads all of it.
-
-    Raises SourceDamaged for an official name with another MD5, and RemoteFailed.
-    """
-    entry = Archive(file.name, file.stored.size, 0, e_tag=file.stored.e_tag)
-    digest = hashlib.md5(usedforsecurity=False)
-    if check_md5:
-        with RemoteArchive(file) as archive:
-            for piece in archive.pieces():
-                digest.update(piece)
-        entry = replace(entry, md5=digest.hexdigest())
-    return _verified(entry, file.url)
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:

@@ -11,7 +11,6 @@ import pytest
 from shardprep.formats import ConvertOptions, PlanOptions, SourceDamaged, UsageError, convert, convert_part
 from shardprep.formats.sources import tar
 from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
-from shardprep.formats.sources.source import Problems
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.storage import archive as remote_archive
 from shardprep.formats.storage.store import (
@@ -170,7 +169,7 @@ def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once
     here, there = official_tars(archives), remote_tars(Location.parse(URL))
     assert isinstance(here, OfficialTars)
 
-    found, expected = (source.find("val", Problems()).entries for source in (there, here))
+    found, expected = (source.find("val").entries for source in (there, here))
 
     assert found.tobytes() == expected.tobytes()
     blocks = [start for start, end in asked_of(proxy, VAL) if end - start == BLOCK]

@@ -26,7 +26,6 @@ from shardprep.formats.sources.tar import (
     Member,
     OfficialFile,
     archive_of,
-    check_md5,
     walk,
 )
 from support.datasets import prep_here
@@ -313,7 +312,7 @@ def test_an_archive_is_known_by_name_and_size_and_on_request_by_md5(officials: P
     checked = recognise(officials, check_md5=True).listing("val").archives
     with (officials / TRAIN).open("ab") as file:
         file.write(bytes(BLOCK))
-    renamed = check_md5((officials / VAL).rename(officials / "mine.tar"))
+    renamed = archive_of((officials / VAL).rename(officials / "mine.tar"), check_md5=True)
 
     assert [(a.name, a.md5, a.verified) for a in plain] == [(TRAIN, None, "size"), (DEVKIT, None, "no")]
     assert [(a.name, a.md5, a.verified) for a in checked] == [
