@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.kinds import PNG_SIGNATURE, without_animation
-from shardprep.formats.images.nested_kinds import is_base_media
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.images.rare_kinds import is_base_media
 
 Encoded = bytes | bytearray | memoryview
 

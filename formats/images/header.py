@@ -10,45 +10,40 @@ from collections.abc import Callable
 from itertools import chain
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.info import MAX_PIXELS, ImageInfo, refuse_undecoded
-from shardprep.formats.images.kinds import (
-    BMP_SIGNATURE,
-    GIF_SIGNATURES,
-    JPEG_SIGNATURE,
-    NETPBM_SIGNATURES,
-    PNG_SIGNATURE,
-    SUN_RASTER_SIGNATURE,
-    WEBP_SIGNATURE,
-    read_bmp,
-    read_gif,
-    read_jpeg,
-    read_netpbm,
-    read_png,
-    read_sun_raster,
-    read_webp,
-)
-from shardprep.formats.images.nested_kinds import (
-    JPEG2000_SIGNATURES,
-    TIFF_SIGNATURES,
-    is_base_media,
-    read_avif,
-    read_jpeg2000,
-    read_tiff,
-)
+from shardprep.formats.images import kinds, rare_kinds as rare
+from shardprep.formats.images.info import MAX_PIXELS, ImageInfo
 from shardprep.formats.runtime.files import PASSING, reason_of
 
 READERS: dict[tuple[bytes, ...], Callable[[bytes], ImageInfo]] = {
-    (JPEG_SIGNATURE,): read_jpeg,
-    (PNG_SIGNATURE,): read_png,
-    (WEBP_SIGNATURE,): read_webp,
-    TIFF_SIGNATURES: read_tiff,
-    (BMP_SIGNATURE,): read_bmp,
-    GIF_SIGNATURES: read_gif,
-    JPEG2000_SIGNATURES: read_jpeg2000,
-    NETPBM_SIGNATURES: read_netpbm,
-    (SUN_RASTER_SIGNATURE,): read_sun_raster,
+    (kinds.JPEG_SIGNATURE,): kinds.read_jpeg,
+    (kinds.PNG_SIGNATURE,): kinds.read_png,
+    (rare.WEBP_SIGNATURE,): rare.read_webp,
+    rare.TIFF_SIGNATURES: rare.read_tiff,
+    (rare.BMP_SIGNATURE,): rare.read_bmp,
+    rare.GIF_SIGNATURES: rare.read_gif,
+    rare.JPEG2000_SIGNATURES: rare.read_jpeg2000,
+    rare.NETPBM_SIGNATURES: rare.read_netpbm,
+    (rare.SUN_RASTER_SIGNATURE,): rare.read_sun_raster,
 }
 """The reader of each kind, by the bytes that such a file starts with."""
+
+_NOT_DECODED = {
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
+    b"v/1\1": "OpenEXR",
+    b"8BPS": "PSD",
+    b"\0\0\1\0": "ICO",
+    b"<svg": "SVG",
+    b"%PDF": "PDF",
+}
+_DECODED_WRONGLY = {
+    b"P7": "PAM",
+    b"PF": "PFM",
+    b"Pf": "PFM",
+    b"#?RADIANCE": "Radiance HDR",
+    b"#?RGBE": "Radiance HDR",
+}
+"""PAM loses its order of channels, and the floats of the others are cut off at 255."""
 
 
 def read_image_header(image: bytes) -> ImageInfo:
@@ -75,20 +70,29 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 def begins_as_image(head: bytes) -> bool:
     """Whether a file with these first bytes is an image of a kind that no text is taken for."""
-    known = (JPEG_SIGNATURE, PNG_SIGNATURE, *TIFF_SIGNATURES, *GIF_SIGNATURES, *JPEG2000_SIGNATURES)
+    known = (
+        kinds.JPEG_SIGNATURE,
+        kinds.PNG_SIGNATURE,
+        *rare.TIFF_SIGNATURES,
+        *rare.GIF_SIGNATURES,
+        *rare.JPEG2000_SIGNATURES,
+    )
     return head.startswith(known) or head[8:12] in (b"WEBP", b"avif", b"heic")
 
 
 def is_image_file(data: bytes) -> bool:
     """Whether the bytes begin like an image of a kind that is read."""
-    return data.startswith(tuple(chain.from_iterable(READERS))) or is_base_media(data)
+    return data.startswith(tuple(chain.from_iterable(READERS))) or rare.is_base_media(data)
 
 
 def _reader(image: bytes) -> Callable[[bytes], ImageInfo]:
     for signatures, reader in READERS.items():
         if image.startswith(signatures):
             return reader
-    if is_base_media(image):
-        return read_avif
-    refuse_undecoded(image)
+    if rare.is_base_media(image):
+        return rare.read_avif
+    for names, error in ((_NOT_DECODED, rare.not_decoded), (_DECODED_WRONGLY, rare.decoded_wrongly)):
+        for signature, name in names.items():
+            if image.startswith(signature):
+                raise error(name)
     raise BadImage(f"not an image (starts with {image[:8].hex(' ') or 'nothing'})")

@@ -1,16 +1,9 @@
-"""The properties of an image file, the limits for all kinds, and the causes for which images are bad.
-
-Kinds that are recognised, but not read, are refused here by their names.
-"""
+"""The properties of an image file, the limits for all kinds, and the causes for which images are bad."""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import Any
-
-from shardprep.formats.errors import BadImage
 
 MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
 EXTREME_ASPECT = 16  # longer to shorter side: resized whole, such an image would take all memory
@@ -87,27 +80,6 @@ MAX_GROWTH = (
 NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
 
 
-def numbers(form: str, image: bytes, at: int, kind: str) -> tuple[Any, ...]:
-    """Return the numbers at a place, by a format of :mod:`struct`. Raises BadImage after the image's end."""
-    if at + struct.calcsize(form) > len(image):
-        raise truncated(kind)
-    return struct.unpack_from(form, image, at)
-
-
-def truncated(kind: str) -> BadImage:
-    return BadImage(f"truncated: the {kind} has no end")
-
-
-def not_decoded(what: str) -> BadImage:
-    """Return the error for an image that OpenCV refuses."""
-    return BadImage(f"{what}, which OpenCV does not decode{CONVERT_IT}")
-
-
-def decoded_wrongly(what: str) -> BadImage:
-    """Return the error for an image that OpenCV decodes to other pixels than it has."""
-    return BadImage(f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}")
-
-
 DAMAGED = "damaged"
 _CAUSES = ("not an image", "truncated", "too large", "does not decode", "crashes the decoder")
 
@@ -120,30 +92,3 @@ def cause_of(reason: str) -> str:
     if reason.endswith(CONVERT_IT):
         return reason.removesuffix(CONVERT_IT)
     return next((cause for cause in _CAUSES if reason.startswith(cause)), DAMAGED)
-
-
-_NOT_DECODED = {
-    b"\xff\x0a": "JPEG XL",
-    b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
-    b"v/1\1": "OpenEXR",
-    b"8BPS": "PSD",
-    b"\0\0\1\0": "ICO",
-    b"<svg": "SVG",
-    b"%PDF": "PDF",
-}
-_DECODED_WRONGLY = {
-    b"P7": "PAM",
-    b"PF": "PFM",
-    b"Pf": "PFM",
-    b"#?RADIANCE": "Radiance HDR",
-    b"#?RGBE": "Radiance HDR",
-}
-"""PAM loses its order of channels, and the floats of the others are cut off at 255."""
-
-
-def refuse_undecoded(image: bytes) -> None:
-    """Raise BadImage with its name for an image of a kind that OpenCV does not decode to its pixels."""
-    for names, error in ((_NOT_DECODED, not_decoded), (_DECODED_WRONGLY, decoded_wrongly)):
-        for signature, name in names.items():
-            if image.startswith(signature):
-                raise error(name)

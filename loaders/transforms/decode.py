@@ -74,8 +74,8 @@ def decode_rgb(
         A writable array, uint8 [height, width, 3].
 
     Raises:
-        BadImage: The bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG that
-            breaks the rules of animation.
+        BadImage: The bytes do not decode, have more than MAX_PIXELS pixels, or are an animated PNG without
+            all of its frames.
         UsageError: The crop is not within the image, or the record was read without its image.
     """
     check_choice("orientation", orientation, ORIENTATIONS)
