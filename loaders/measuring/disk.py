@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import save_bytes, user_path
+from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, save_bytes, user_path
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
@@ -40,7 +40,6 @@ from shardprep.loaders.measuring.disk_files import (
     resident_part,
     resident_share,
     room,
-    server_remarks,
     temporary_folder,
     write_all,
 )
@@ -309,10 +308,15 @@ def measure_disk(
             ColdAndWarm(files, way, Pattern.of_records(record, depth=depth), f"random, {depth} at once")
             for depth in DEPTHS
         ]
-        small_files = SmallFiles(target.place, record, way, stack.enter_context(ExitStack()))
-        writing = WriteMeasurement(target.place)
+        small_files = SmallFiles(target.place or target.path, record, way, stack)
+        writing = WriteMeasurement(target.place or target.path)
+        if target.place is None:
+            small_files.missing = writing.missing = "no folder beside it is writable"
         run([stream, *blocks, *depths, small_files, writing], began, seconds, report)
-        reads = Reads(*stream.rates)
+        reads, remarks = Reads(*stream.rates), target.remarks
+        if (kind := target.filesystem) in NETWORK_FILESYSTEMS or kind.startswith("fuse"):
+            text = f"on {kind}, cold means not in this machine's memory; the server's memory is unknown"
+            remarks = (*remarks, text)
         return DiskProfile(
             path=str(target.path),
             kind=target.kind,
@@ -330,7 +334,7 @@ def measure_disk(
             missing=Missing(
                 None if reads.cold else way.reason or STILL_CACHED, small_files.missing, writing.missing
             ),
-            remarks=(*target.remarks, *server_remarks(target.filesystem)),
+            remarks=remarks,
         )
 
 
@@ -347,20 +351,29 @@ def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress)
     for _ in range(MAX_ROUNDS):
         for step in steps:
             now = time.monotonic()
-            if took[step] <= end - now:
-                progress(step.title, min(1.0, (now - began) / max(seconds, 1e-9)))
+            if step.missing or took[step] > end - now:
+                continue
+            progress(step.title, min(1.0, (now - began) / max(seconds, 1e-9)))
+            try:
                 step.round(each)
-                took[step] = time.monotonic() - now
+            except OSError as error:
+                if not step.writes:
+                    raise
+                step.missing = f"could not be measured: {error.strerror or error}"
+            took[step] = time.monotonic() - now
 
 
 class Step(ABC):
     """A step of a measurement, done once per round, and the rates of its cold and warm passes so far.
 
     ``title`` is its name in the progress bar; ``weight`` is how many times the given seconds a round takes.
+    ``missing`` is why a step that ``writes`` has no rates; None while it may have some.
     """
 
     title: str
     weight: int
+    writes = False
+    missing: str | None = None
 
     def __init__(self, how: str, way: ColdWay) -> None:
         self._how = how
@@ -370,7 +383,7 @@ class Step(ABC):
 
     @abstractmethod
     def round(self, seconds: float) -> None:
-        """Measure once, for about ``seconds``."""
+        """Measure once, for about ``seconds``. Raises OSError."""
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
@@ -396,7 +409,7 @@ class ColdAndWarm(Step):
         self._files = files
 
     def round(self, seconds: float) -> None:
-        """Measure a cold pass of at most ``seconds``, and a warm one of half as many. Raises OSError."""
+        """Measure a cold pass of at most ``seconds``, and a warm one of half as many."""
         files, block, is_direct = self._files, self.pattern.block, self._way.method == DIRECT
         pieces = self.pattern.pieces(files)
         is_cold = self._way.method and (is_direct or drop(files.descriptors, pieces, block) <= COLD)
@@ -416,34 +429,13 @@ class ColdAndWarm(Step):
             files.passed = (files.passed + len(done) * block / sum(files.sizes)) % 1.0
 
 
-class _WriteStep(Step):
-    """A step that writes to ``place``. ``missing`` is why there is no rate; None while there may be one."""
-
-    def __init__(self, place: Path | None, how: str, way: ColdWay) -> None:
-        super().__init__(how, way)
-        self.missing = None if place else "no folder beside it is writable"
-        self._place = place
-
-    def round(self, seconds: float) -> None:
-        """Measure once; measurements that the system refuses are noted in ``missing``."""
-        if self._place is None or self.missing:
-            return
-        try:
-            self._measure(self._place, seconds)
-        except OSError as error:
-            self.missing = f"could not be measured: {error.strerror or error}"
-
-    @abstractmethod
-    def _measure(self, place: Path, seconds: float) -> None: ...
-
-
 MAX_COUNT = 500
 MIN_COUNT = 16
 MAX_BYTES = 64 << 20
 SHARD_BLOCK = 1 << 20
 
 
-class SmallFiles(_WriteStep):
+class SmallFiles(Step):
     """The step that measures small files; the first round makes them, leaving the ``stack`` removes them.
 
     Files and shard are read in each round, each cold and warm, for at most its seconds each. Not thread-safe.
@@ -451,9 +443,11 @@ class SmallFiles(_WriteStep):
 
     title = "small files"
     weight = 4
+    writes = True
 
-    def __init__(self, place: Path | None, record_bytes: int, way: ColdWay, stack: ExitStack) -> None:
-        super().__init__(place, "open, preadv and close of each in random order", way)
+    def __init__(self, place: Path, record_bytes: int, way: ColdWay, stack: ExitStack) -> None:
+        super().__init__("open, preadv and close of each in random order", way)
+        self._place = place
         self._size = record_bytes
         self._stack = stack
         self._paths: list[Path] = []
@@ -461,33 +455,31 @@ class SmallFiles(_WriteStep):
         offset = 0 if way.method == DIRECT else CACHE_LINE
         self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, offset)
 
-    def _measure(self, place: Path, seconds: float) -> None:
-        try:
-            if self._shard is None:
-                self._shard = self._made(place, seconds)
-            is_direct = self._way.method == DIRECT
-            for path in self._paths if self._way.method == FADVISE else ():
-                evict(path)
-            if is_direct or (self._way.method and max(map(resident_share, self._paths)) <= COLD):
-                self._cold.append(self._read_all(seconds, direct=is_direct))
-            self._read_all(seconds, direct=False)
-            self._warm.append(self._read_all(seconds, direct=False))
-            self._shard.round(seconds)
-        except OSError:
-            self._stack.close()
-            raise
+    def round(self, seconds: float) -> None:
+        if self._shard is None:
+            self._shard = self._made(seconds)
+        is_direct = self._way.method == DIRECT
+        for path in self._paths if self._way.method == FADVISE else ():
+            evict(path)
+        if is_direct or (self._way.method and max(map(resident_share, self._paths)) <= COLD):
+            self._cold.append(self._read_all(seconds, direct=is_direct))
+        self._read_all(seconds, direct=False)
+        self._warm.append(self._read_all(seconds, direct=False))
+        self._shard.round(seconds)
 
-    def _made(self, place: Path, seconds: float) -> ColdAndWarm:
+    def _made(self, seconds: float) -> ColdAndWarm:
         """Make the files, flushed one by one, so that their pages can be dropped and the deadline is kept."""
-        folder = self._stack.enter_context(temporary_folder(place))
-        data, deadline = noise(self._size), time.monotonic() + seconds
-        count = max(1, min(MAX_COUNT, room(place, MAX_BYTES) // self._size // 2))
-        for number in range(count):
-            if number >= MIN_COUNT and time.monotonic() > deadline:
-                break
-            self._paths.append(folder / f"{number:03d}.jpg")
-            _write(self._paths[-1], data, 1)
-        _write(folder / "shard", data, len(self._paths))
+        with ExitStack() as made:  # removed at once where the disk is full
+            folder = made.enter_context(temporary_folder(self._place))
+            data, deadline = noise(self._size), time.monotonic() + seconds
+            count = max(1, min(MAX_COUNT, room(self._place, MAX_BYTES) // self._size // 2))
+            for number in range(count):
+                if number >= MIN_COUNT and time.monotonic() > deadline:
+                    break
+                self._paths.append(folder / f"{number:03d}.jpg")
+                _write(self._paths[-1], data, 1)
+            _write(folder / "shard", data, len(self._paths))
+            self._stack.push(made.pop_all())
         files = OpenFiles.of([folder / "shard"], self._stack)
         if self._way.method == DIRECT:
             files.open_direct()
@@ -528,7 +520,7 @@ FIRST_BYTES = 4 << 20
 MAX_WRITTEN_BYTES = 256 << 20
 
 
-class WriteMeasurement(_WriteStep):
+class WriteMeasurement(Step):
     """The step that measures writing, flushing included.
 
     The amount written depends on the rate of the round before: the page cache takes at once what the disk
@@ -537,17 +529,18 @@ class WriteMeasurement(_WriteStep):
 
     title = "write and fsync"
     weight = 1
+    writes = True
 
-    def __init__(self, place: Path | None) -> None:
-        how = "write of 1 MiB blocks to a new file, then fsync, both timed"
-        super().__init__(place, how, ColdWay(None))
-        self._rates: list[float] = []
+    def __init__(self, place: Path) -> None:
+        super().__init__("write of 1 MiB blocks to a new file, then fsync, both timed", ColdWay(None))
+        self._place = place
         self._data = noise(BLOCK)
+        self._rates: list[float] = []
 
-    def _measure(self, place: Path, seconds: float) -> None:
+    def round(self, seconds: float) -> None:
         wanted = int(self._rates[-1] * seconds) if self._rates else FIRST_BYTES
-        blocks = max(1, room(place, min(wanted, MAX_WRITTEN_BYTES)) // BLOCK)
-        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+        blocks = max(1, room(self._place, min(wanted, MAX_WRITTEN_BYTES)) // BLOCK)
+        with tempfile.TemporaryFile(dir=self._place, buffering=0) as file:
             began = time.perf_counter()
             for _ in range(blocks):
                 write_all(file.fileno(), self._data)
@@ -557,5 +550,4 @@ class WriteMeasurement(_WriteStep):
     @property
     def rate(self) -> Measurement | None:
         """The median over the rounds; None where there is none."""
-        rates = [] if self.missing else self._rates
-        return Measurement.of(rates, self._how)
+        return None if self.missing else Measurement.of(self._rates, self._how)

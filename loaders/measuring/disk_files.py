@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import NoSpace, UsageError, WorkerDied
-from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, OPEN_FLAGS, filesystem_type, naming
+from shardprep.formats.runtime.files import OPEN_FLAGS, filesystem_type, naming
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.workers import START_TIMEOUT_S
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
@@ -102,7 +102,10 @@ def open_target(path: Path, stack: ExitStack, *, seconds: float, record_bytes: i
     The stack closes them. Raises UsageError for an empty file and for a path that is none of these,
     ManifestDamaged, NoSpace, OSError.
     """
-    if path.is_dir() and (path / MANIFEST_NAME).exists():
+    if path.is_dir() and not (path / MANIFEST_NAME).exists():
+        files = OpenFiles(stack, (_scratch_file(path, stack, seconds),))
+        return Target(path, "folder", files, record_bytes or RECORD_BYTES, path)
+    if path.is_dir():
         manifest = read_manifest(path)
         shards = [path / name for name in manifest.image_files]
         count = min(len(shards), MAX_FILES)
@@ -113,9 +116,6 @@ def open_target(path: Path, stack: ExitStack, *, seconds: float, record_bytes: i
         mean = max(1, round(manifest.image_bytes / manifest.records))
         remarks = (f"{count} of {len(shards)} shards were read",) if count < len(shards) else ()
         return Target(path, "dataset", files, record_bytes or mean, _place(path), remarks)
-    if path.is_dir():
-        files = OpenFiles(stack, (_scratch_file(path, stack, seconds),))
-        return Target(path, "folder", files, record_bytes or RECORD_BYTES, path)
     if path.exists() and not path.is_file():
         raise UsageError("is neither a file nor a folder", path=path)
     files = OpenFiles.of([path], stack)
@@ -202,8 +202,7 @@ def _remove(folder: Path) -> None:
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and callable(signal.getsignal(n))]
     before = {number: signal.signal(number, lambda number, _: held.append(number)) for number in numbers}
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -345,13 +344,6 @@ def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
     return ColdWay(None, f"{why_not}, and it cannot be read with O_DIRECT")
 
 
-def server_remarks(filesystem: str) -> tuple[str, ...]:
-    """Remarks on what cold reads do not exclude on this file system."""
-    if filesystem in NETWORK_FILESYSTEMS or filesystem.startswith("fuse"):
-        return (f"on {filesystem}, cold means not in this machine's memory; the server's memory is unknown",)
-    return ()
-
-
 def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """Drop all pages of the files from the page cache; return the share of the pieces' pages that stayed."""
     for _ in range(TRIES if CAN_ADVISE else 1):
@@ -362,6 +354,17 @@ def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
             break
         time.sleep(PAUSE_S)
     return kept
+
+
+def forget(descriptor: int) -> None:
+    """Ask the kernel to drop all pages of an open file; it keeps those that are dirty, mapped or in flight.
+
+    Without ``posix_fadvise`` nothing happens. :func:`resident` reports which pages are left.
+    """
+    with suppress(OSError):  # pages that cannot be flushed stay, which `resident` reports
+        os.fsync(descriptor)
+    if CAN_ADVISE:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
@@ -376,17 +379,6 @@ def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
         in_memory, checked = resident(files[file], [(int(p[0]), int(p[-1]) + block) for p in parts])
         found, asked = found + in_memory, asked + checked
     return found / max(1, asked)
-
-
-def forget(descriptor: int) -> None:
-    """Ask the kernel to drop all pages of an open file; it keeps those that are dirty, mapped or in flight.
-
-    Without ``posix_fadvise`` nothing happens. :func:`resident` reports which pages are left.
-    """
-    with suppress(OSError):  # pages that cannot be flushed stay, which `resident` reports
-        os.fsync(descriptor)
-    if CAN_ADVISE:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) -> tuple[int, int]:
