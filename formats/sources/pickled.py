@@ -1,10 +1,9 @@
 """Values of pickle and MessagePack, read without either library: plain data, and nothing is run.
 
 MessagePack is read with numpy's arrays as msgpack-numpy writes them; its package copies every image and does
-not give its place. Pickles are those of protocols 2 to 5 of lists, tuples, numbers, byte strings and numpy's
-arrays, with the few globals that Python and numpy name in these: none is imported, and each makes one of the
-items that are defined here. Anything else is an error. Memory is bounded except for the items of lists: byte
-strings are located and not read, and the stack and memo hold no more than a pickler needs.
+not give its place. Pickles are those of protocols 2 to 5 of lists, tuples, dicts, numbers, byte strings and
+numpy's arrays, with the few globals that Python and numpy name in these: none is imported, and each makes one
+of the items that are defined here. Anything else is an error. Byte strings are located and not read.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from __future__ import annotations
 import math
 import re
 import struct
-from array import array
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from shardprep.formats.runtime.files import ReadAt
 
+MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has 105 at most
 _PIECE = 512  # up to 200 bytes come before the elements of an array, and as many after them
 _LONGEST_NAME = 128
+_LONGEST_INTEGER = 16
 _MOST_DIMENSIONS = 64  # numpy 2's limit
 _PLAIN_DTYPE = re.compile(r"[|<>][biufc](1|2|4|8|16)", re.ASCII)
 
@@ -64,18 +63,11 @@ class Array:
             raise ValueError(f"it holds an array with a shape that does not fit its {self.data.length} bytes")
 
 
-NumberOf = Callable[[Any], int]
-"""Converts an item of a list of numbers, which is read as an array. Raises ValueError for any other item."""
-
-
 class Value:
-    """The ``length`` bytes at ``offset`` of a file, read on demand.
+    """The ``length`` bytes at ``offset`` of a file, read on demand in small pieces. Not thread-safe."""
 
-    ``piece`` is the least number of bytes that are read at once. Not thread-safe.
-    """
-
-    def __init__(self, read_at: ReadAt, offset: int, length: int, *, piece: int = _PIECE) -> None:
-        self.offset, self.length, self.piece = offset, length, piece
+    def __init__(self, read_at: ReadAt, offset: int, length: int) -> None:
+        self.offset, self.length = offset, length
         self._read_at = read_at
         self._start, self._piece = 0, b""
 
@@ -83,7 +75,7 @@ class Value:
         """Return exactly these bytes. Raises ValueError if there are not as many; OSError."""
         at = start - self._start
         if at < 0 or at + length > len(self._piece):
-            wanted = min(max(length, self.piece), self.length - start)
+            wanted = min(max(length, _PIECE), self.length - start)
             if wanted < length:
                 raise ValueError("it is cut off")
             at, self._start, self._piece = 0, start, self._read_at(wanted, self.offset + start)
@@ -126,7 +118,7 @@ def kind_of(item: object) -> str:
             return f"{item.length} bytes"
         case Text():
             return "text"
-        case list() | tuple() | array():
+        case list() | tuple():
             return f"a {type(item).__name__} of {len(item)}"
         case dict():
             return f"a dict of {', '.join(item)}"
@@ -138,11 +130,11 @@ def kind_of(item: object) -> str:
 
 
 class _Reader:
-    """A place in a value from which its bytes are read on, and the lists and dicts that are made of them."""
+    """A place in a value, from which its bytes are read on."""
 
-    def __init__(self, value: Value, dicts: bool, number_of: NumberOf | None) -> None:
+    def __init__(self, value: Value) -> None:
         self.at = 0
-        self._value, self._dicts, self._number_of = value, dicts, number_of
+        self._value = value
 
     def skip(self, length: int) -> int:
         """Skip the next ``length`` bytes, and return their start."""
@@ -158,17 +150,20 @@ class _Reader:
     def number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
-    def new_list(self) -> list[Any] | array[int]:
-        return [] if self._number_of is None else array("q")
-
-    def extend(self, into: list[Any] | array[int], items: Iterable[Any]) -> None:
-        into.extend(items if self._number_of is None else map(self._number_of, items))
+    def line(self) -> str:
+        """Return the short text before the next end of a line, which is skipped."""
+        rest = self._value.read(self.at, min(_LONGEST_NAME, self._value.length - self.at))
+        text, end, _ = rest.partition(b"\n")
+        if not end:
+            raise ValueError("its pickle is damaged: a name does not end")
+        self.at += len(text) + 1
+        return text.decode("ascii", errors="backslashreplace")
 
 
 MSGPACK_FIRST_BYTES = tuple(
     bytes([code]) for code in (*range(0x81, 0xA0), *range(0xDC, 0xE0))
 )  # maps, arrays
-_MAX_DEPTH = 4  # of a datapoint, its array and the array's shape
+_MAX_DEPTH = 8
 _ARRAY = {"nd", "type", "kind", "shape", "data"}
 _MSGPACK: dict[int, tuple[str, Any]] = {
     **{code: ("number", code) for code in range(0x80)},
@@ -188,57 +183,50 @@ _MSGPACK: dict[int, tuple[str, Any]] = {
 """What each code begins, and its value or length, or how that is stored."""
 
 
-def unpack(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
-    """Return the plain data of the value, which has at most ``most`` items; ``dicts`` are read or refused.
+def unpack(value: Value) -> Any:
+    """Return the plain data of a value of MessagePack.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    reader = _Unpacker(value, dicts, number_of)
-    reader.left = most
-    plain = reader.item(0)
+    reader, left = _Reader(value), MOST_PARTS
+
+    def item(depth: int) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _MAX_DEPTH:
+            raise ValueError(f"it has more than {MOST_PARTS} items, or more than {_MAX_DEPTH} levels")
+        code = reader.number(">B")
+        if code not in _MSGPACK:
+            raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {reader.at - 1})")
+        kind, size = _MSGPACK[code]
+        length = reader.number(f">{size}") if isinstance(size, str) else size
+        match kind:
+            case "text":
+                return Text(reader.skip(length), length)
+            case "bytes":
+                return ByteRange(reader.skip(length), length)
+            case "list":
+                return [item(depth + 1) for _ in range(length)]
+            case "map":
+                parts = {}
+                for _ in range(length):
+                    name = value.name(item(depth + 1))
+                    parts[name] = item(depth + 1)
+                return _array(parts) if "nd" in parts else parts
+        return length
+
+    def _array(parts: dict[str, Any]) -> Array:
+        if not {"type", "data"} <= parts.keys() <= _ARRAY:
+            raise ValueError("it holds an array with other parts than numpy's")
+        match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
+            case list() as shape, ByteRange(length=0), ByteRange() as data:
+                return Array(value.name(parts["type"]), tuple(shape), data)
+        raise ValueError("it holds an array of more than plain numbers")
+
+    plain = item(0)
     if reader.at != value.length:
         raise ValueError("it is damaged: something follows its end")
     return plain
-
-
-class _Unpacker(_Reader):
-    left: int  # items
-
-    def item(self, depth: int) -> Any:
-        self.left -= 1
-        if self.left < 0 or depth > _MAX_DEPTH:
-            raise ValueError("it has more items than an image with its label")
-        code = self.number(">B")
-        if code not in _MSGPACK:
-            raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {self.at - 1})")
-        kind, size = _MSGPACK[code]
-        length = self.number(f">{size}") if isinstance(size, str) else size
-        match kind:
-            case "number":
-                return length
-            case "text":
-                return Text(self.skip(length), length)
-            case "bytes":
-                return ByteRange(self.skip(length), length)
-            case "map":
-                return self._map(length, depth)
-        made = self.new_list()
-        self.extend(made, (self.item(depth + 1) for _ in range(length)))
-        return made
-
-    def _map(self, count: int, depth: int) -> Array | dict[str, Any]:
-        parts: dict[str, Any] = {}
-        for _ in range(count):
-            name = self._value.name(self.item(depth + 1))
-            parts[name] = self.item(depth + 1)
-        if self._dicts and "nd" not in parts:
-            return parts
-        if not {"nd", "type", "data"} <= parts.keys() <= _ARRAY:
-            raise ValueError("it holds a dict")
-        match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
-            case list() as shape, ByteRange(length=0), ByteRange() as data:
-                return Array(self._value.name(parts["type"]), tuple(shape), data)
-        raise ValueError("it holds an array of more than plain numbers")
 
 
 _CORES = ("numpy.core", "numpy._core")  # up to numpy 1 and since numpy 2
@@ -281,9 +269,7 @@ def _global(name: str) -> GlobalName:
 
 def _call(value: Value, function: object, arguments: object) -> Any:
     """Return the value that a global of numpy makes of the arguments. Raises ValueError for other calls."""
-    if not isinstance(function, GlobalName) or type(arguments) is not tuple:
-        raise ValueError("its pickle calls what cannot be called")
-    name = GLOBALS[function.name]
+    name = GLOBALS[function.name] if isinstance(function, GlobalName) else kind_of(function)
     match name, arguments:
         case "_codecs.encode", (Text() as text, codec) if value.name(codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as the text of as many characters
@@ -299,7 +285,7 @@ def _call(value: Value, function: object, arguments: object) -> Any:
             return Array("|i1", (0,), ByteRange(0, 0))
         case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, _):
             return Array(str(dtype), shape, data)
-    raise ValueError(f"its pickle calls {name} with other arguments than an array needs")
+    raise ValueError(f"its pickle calls {name} with other arguments than plain data need")
 
 
 def _build(value: Value, item: object, state: object) -> None:
@@ -315,10 +301,8 @@ def _build(value: Value, item: object, state: object) -> None:
 
 
 PICKLE_FIRST_BYTES = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
-_LONGEST_INTEGER = 16
-_MAX_STACK = 1 << 12  # picklers put 1,000 items on the stack, and then append them
-_MAX_MEMO = 1 << 12  # the first items; later ones are items of lists, which are not used again
-_WITH_ARGUMENT: dict[str, tuple[str, Any]] = {
+_MARK = object()
+_OPCODES: dict[str, tuple[str, Any]] = {
     "N": ("number", None),
     "\x88": ("number", True),
     "\x89": ("number", False),
@@ -343,174 +327,110 @@ _WITH_ARGUMENT: dict[str, tuple[str, Any]] = {
     "j": ("get", "<I"),
     "\x80": ("skip", 1),
     "\x95": ("skip", 8),  # the protocol, and a frame
+    ")": ("tuple", 0),
+    "\x85": ("tuple", 1),
+    "\x86": ("tuple", 2),
+    "\x87": ("tuple", 3),
 }
 """What an opcode does with its argument, and its value, or how it or its length is stored."""
 
-_TUPLES = {")": 0, "\x85": 1, "\x86": 2, "\x87": 3}
-_OF_DICTS = "}dsu"
-_REFUSED = {
-    **dict.fromkeys(_OF_DICTS, "a dict"),
-    **dict.fromkeys("\x8f\x90\x91", "a set"),
-    **dict.fromkeys("PQ", "an object by its persistent id"),
-    **dict.fromkeys("\x82\x83\x84", "a class by its number in the extension registry"),
-    **dict.fromkeys("io\x81\x92", "an instance of a class"),
-    **dict.fromkeys("\x97\x98", "a buffer that lies elsewhere"),
-}
 
-
-def unpickle(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
-    """Return the plain data of the pickle, which has at most ``most`` opcodes; ``dicts`` are read or refused.
+def unpickle(value: Value) -> Any:
+    """Return the plain data of a pickle.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    machine = _Machine(value, dicts, number_of)
-    for _ in range(most):
-        code = chr(value.byte(machine.at))
-        machine.at += 1
-        if code == ".":
-            return machine.result()
-        machine.step(code)
-    raise ValueError(f"its pickle has more than {most} opcodes, and an image with its label needs fewer")
+    reader, memo = _Reader(value), dict[int, Any]()
+    stack: list[Any] = []
 
+    def popped(count: int) -> list[Any]:
+        return [stack.pop() for _ in range(count)][::-1]
 
-def _damaged(reason: str) -> ValueError:
-    return ValueError(f"its pickle is damaged: {reason}")
+    def popped_to_mark() -> list[Any]:
+        items = []
+        while (item := stack.pop()) is not _MARK:
+            items.append(item)
+        return items[::-1]
 
-
-class _Machine(_Reader):
-    def __init__(self, value: Value, dicts: bool, number_of: NumberOf | None) -> None:
-        super().__init__(value, dicts, number_of)
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: list[Any] = []
-        self._puts = 0
-
-    def result(self) -> Any:
-        if self._marks or len(self._stack) != 1 or self.at != self._value.length:
-            raise _damaged("it ends before it is complete")
-        return self._stack[0]
-
-    def step(self, code: str) -> None:
-        """Carry out an opcode: here the ones that are followed by what they push."""
-        kind, stored = _WITH_ARGUMENT.get(code, ("", None))
-        argument = self.number(stored) if isinstance(stored, str) else stored
+    def step(code: str) -> None:
+        kind, stored = _OPCODES.get(code, (code, None))
+        argument = reader.number(stored) if isinstance(stored, str) else stored
         match kind:
             case "number":
-                self._stack.append(argument)
+                stack.append(argument)
+            case "integer" if argument <= _LONGEST_INTEGER:
+                stack.append(int.from_bytes(reader.take(argument), "little", signed=True))
             case "bytes":
-                self._stack.append(ByteRange(self.skip(argument), argument))
+                stack.append(ByteRange(reader.skip(argument), argument))
             case "text":
-                self._stack.append(Text(self.skip(argument), argument))
+                stack.append(Text(reader.skip(argument), argument))
             case "put":
-                self._put(argument)
-            case "get" if argument >= len(self._memo):
-                raise _damaged("it gets a memo item that it never put")
-            case "get":
-                self._stack.append(self._memo[argument])
-            case "skip":
-                self.skip(argument)
-            case "integer" if argument > _LONGEST_INTEGER:
-                raise ValueError(f"it holds an integer of {argument} bytes")
-            case "integer":
-                self._stack.append(int.from_bytes(self.take(argument), "little", signed=True))
-            case _:
-                self._combine(code)
-        if len(self._stack) + len(self._marks) > _MAX_STACK:
-            raise ValueError("its pickle has more items on the stack than a pickler uses")
-
-    def _combine(self, code: str) -> None:
-        if code in _OF_DICTS and not self._dicts:
-            raise self._refused(code)
-        match code:
-            case "(":
-                self._marks.append(len(self._stack))
-                return
-            case "]":
-                made: Any = self.new_list()
-            case "}":
-                made = {}
-            case ")" | "\x85" | "\x86" | "\x87" | "t":
-                made = tuple(self._pop_to_mark() if code == "t" else self._pop(_TUPLES[code]))
-            case "a" | "e":
-                items = self._pop(1) if code == "a" else self._pop_to_mark()
-                (made,) = self._pop(1)
-                if not isinstance(made, list | array):
-                    raise _damaged("it appends to what is no list")
-                self.extend(made, items)
-            case "d" | "s" | "u":
-                items = self._pop(2) if code == "s" else self._pop_to_mark()
-                made = {} if code == "d" else self._pop(1)[0]
-                if type(made) is not dict or len(items) % 2:
-                    raise _damaged("it sets what is no part of a dict")
-                pairs = zip(items[::2], items[1::2], strict=True)
-                made.update((self._value.name(name), item) for name, item in pairs)
+                memo[argument] = stack[-1]
             case "\x94":
-                self._put(self._puts)
-                return
+                memo[len(memo)] = stack[-1]
+            case "get":
+                stack.append(memo[argument])
+            case "skip":
+                reader.skip(argument)
+            case "tuple":
+                stack.append(tuple(popped(argument)))
+            case "t":
+                stack.append(tuple(popped_to_mark()))
+            case "(":
+                stack.append(_MARK)
+            case "]":
+                stack.append([])
+            case "a" | "e":
+                items = popped(1) if code == "a" else popped_to_mark()
+                if not isinstance(stack[-1], list):
+                    raise ValueError("its pickle is damaged: it appends to what is no list")
+                stack[-1].extend(items)
+            case "}":
+                stack.append({})
+            case "d" | "s" | "u":
+                items = popped(2) if code == "s" else popped_to_mark()
+                if code == "d":
+                    stack.append({})
+                if not isinstance(stack[-1], dict) or len(items) % 2:
+                    raise ValueError("its pickle is damaged: it sets what is no part of a dict")
+                for name, item in zip(items[::2], items[1::2], strict=True):
+                    stack[-1][value.name(name)] = item
             case "c":
-                made = _global(f"{self._line()}.{self._line()}")
+                stack.append(_global(f"{reader.line()}.{reader.line()}"))
             case "\x93":
-                made = _global(".".join(map(self._value.name, self._pop(2))))
+                stack.append(_global(".".join(map(value.name, popped(2)))))
             case "R":
-                made = _call(self._value, *self._pop(2))
+                stack.append(_call(value, *popped(2)))
             case "b":
-                made, state = self._pop(2)
-                _build(self._value, made, state)
+                (state,) = popped(1)
+                _build(value, stack[-1], state)
             case _:
-                raise self._refused(code)
-        self._stack.append(made)
+                raise ValueError(f"its pickle asks for more than plain data (opcode 0x{ord(code):02x})")
 
-    def _refused(self, code: str) -> ValueError:
-        if code == "i":  # INST, with a global's name
-            _global(f"{self._line()}.{self._line()}")
-        if code in _REFUSED:
-            return ValueError(f"its pickle asks for {_REFUSED[code]}: only plain data are read")
-        return _damaged(f"0x{ord(code):02x} at byte {self.at - 1} is no opcode known here")
-
-    def _line(self) -> str:
-        line = self._value.read(self.at, min(_LONGEST_NAME, self._value.length - self.at))
-        end = line.find(b"\n")
-        if end < 0:
-            raise _damaged("a name does not end")
-        self.at += end + 1
-        return line[:end].decode("ascii", errors="backslashreplace")
-
-    def _pop(self, count: int) -> list[Any]:
-        start = len(self._stack) - count
-        if start < (self._marks[-1] if self._marks else 0):
-            raise _damaged("it pops more than it pushed")
-        items = self._stack[start:]
-        del self._stack[start:]
-        return items
-
-    def _pop_to_mark(self) -> list[Any]:
-        if not self._marks:
-            raise _damaged("a mark is missing")
-        return self._pop(len(self._stack) - self._marks.pop())
-
-    def _put(self, number: int) -> None:
-        if number == 1 and not self._puts:
-            self._memo.append(None)  # Python 2's cPickle begins with 1
-            self._puts = 1
-        if number != self._puts:  # picklers count up
-            raise _damaged("it does not count what it puts")
-        (item,) = self._pop(1)
-        if self._puts < _MAX_MEMO:
-            self._memo.append(item)
-        self._puts += 1
-        self._stack.append(item)
+    for _ in range(MOST_PARTS):
+        code = chr(value.byte(reader.at))
+        reader.at += 1
+        if code == ".":
+            if len(stack) != 1 or reader.at != value.length:
+                raise ValueError("its pickle is damaged: it ends before it is complete")
+            return stack[0]
+        try:
+            step(code)
+        except (IndexError, KeyError) as error:
+            raise ValueError("its pickle is damaged: it takes what it never put") from error
+    raise ValueError(f"its pickle has more than {MOST_PARTS} opcodes")
 
 
 _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
 
 
-def decoded(value: Value, *, most: int, dicts: bool = False, number_of: NumberOf | None = None) -> Any:
+def decoded(value: Value) -> Any:
     """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
     head = value.read(0, min(8, value.length))
     if head.startswith(PICKLE_FIRST_BYTES):
-        return unpickle(value, most=most, dicts=dicts, number_of=number_of)
+        return unpickle(value)
     if head.startswith(MSGPACK_FIRST_BYTES):
-        return unpack(value, most=most, dicts=dicts, number_of=number_of)
+        return unpack(value)
     if _ARROW.fullmatch(head):
         raise ValueError(
             "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "

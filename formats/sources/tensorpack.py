@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,16 @@ from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import EntryTable
-from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value, decoded, from_latin1, kind_of
+from shardprep.formats.sources.pickled import (
+    MOST_PARTS,
+    Array,
+    ByteRange,
+    Text,
+    Value,
+    decoded,
+    from_latin1,
+    kind_of,
+)
 from shardprep.formats.sources.record_files import (
     RecordClasses,
     chosen,
@@ -43,12 +51,9 @@ KEYS = b"__keys__"
 DIGITS = 8
 MAX_LABELS = 100_000
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
+_DIGITS = re.compile(rb"[0-9]{8,}")
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
-_MOST_PARTS = 256  # opcodes or items; the longest pickle of an array and a numpy scalar has 105
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
-_LEAST_BYTES_OF_A_PART = 3  # on average over a list of keys, which is all that this bounds
-_PIECE_OF_KEYS = 1 << 20
-_MOST_PARTS_OF_ITEM = 1 << 12
 _MOST_DEPTH = 8
 
 
@@ -175,7 +180,7 @@ class _Contents:
                 return
             except ValueError:  # some bytes and an integer are meant for an image and its label
                 with suppress(ValueError):
-                    match decoded(first, most=_MOST_PARTS):
+                    match decoded(first):
                         case [ByteRange(), int()]:
                             is_pair = True
                 if is_pair:
@@ -254,7 +259,7 @@ def read_datapoint(value: Value) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for an image")
-    found = decoded(value, most=_MOST_PARTS)
+    found = decoded(value)
     if not isinstance(found, list | tuple) or len(found) != 2:
         raise ValueError(f"it is {kind_of(found)}, not [image, label]")
     image, label = found
@@ -288,35 +293,21 @@ def check_key(key: bytes) -> str:
 
 
 def read_keys(value: Value) -> npt.NDArray[np.int64]:
-    """Return the numbers that ``__keys__`` lists, in its order. Raises ValueError if it is no list of keys.
+    """Return the numbers that ``__keys__`` lists, in its order: the only long digits in it.
 
-    Takes 8 bytes per key, and 1 MiB.
+    Raises ValueError for a number that is no key.
     """
     if value.length > _MOST_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
-    value.piece = _PIECE_OF_KEYS
-    left = value.length // DIGITS
-
-    def number_of(item: object) -> int:
-        nonlocal left
-        left -= 1
-        if type(item) is not ByteRange or left < 0:
-            raise ValueError(f"it lists {kind_of(item)}, so it is not a list of keys")
-        return int(check_key(value.bytes_of(item)))
-
-    found: Any = decoded(
-        value, most=value.length // _LEAST_BYTES_OF_A_PART + _MOST_PARTS, number_of=number_of
-    )
-    if type(found) is not array:
-        raise ValueError(f"it is {kind_of(found)}, not a list of keys")
-    return np.frombuffer(found, np.int64)
+    keys = (check_key(digits[0]) for digits in _DIGITS.finditer(value.read(0, value.length)))
+    return np.fromiter(map(int, keys), np.int64)
 
 
 def read_item(value: Value) -> Any:
     """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for a value")
-    found = decoded(value, most=_MOST_PARTS_OF_ITEM, dicts=True)
+    found = decoded(value)
     if not isinstance(found, list | tuple | dict) or not found:
         raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
     return _contents(value, found)
@@ -324,7 +315,7 @@ def read_item(value: Value) -> Any:
 
 def _contents(value: Value, located: Any) -> Any:
     """Return the contents of located parts, bounded: a part may be there many times, and within itself."""
-    parts, left = _MOST_PARTS_OF_ITEM, 2 * value.length
+    parts, left = MOST_PARTS, 2 * value.length
 
     def taken(place: ByteRange) -> bytes:
         nonlocal left
@@ -337,9 +328,7 @@ def _contents(value: Value, located: Any) -> Any:
         nonlocal parts
         parts -= 1
         if parts < 0 or depth > _MOST_DEPTH:
-            raise ValueError(
-                f"it has more than {_MOST_PARTS_OF_ITEM} parts, or more than {_MOST_DEPTH} levels"
-            )
+            raise ValueError(f"it has more than {MOST_PARTS} parts, or more than {_MOST_DEPTH} levels")
         match item:
             case ByteRange():
                 return taken(item)
