@@ -7,10 +7,9 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
 from functools import cached_property
 from importlib import resources
 from io import BytesIO
@@ -29,42 +28,38 @@ from shardprep.formats.runtime.progress import NoProgress, Progress
 
 PHOTOGRAPHS = 25
 MAX_NUMBER_GAP = 400  # the real set numbers train images with gaps and with up to 5 digits
-Seed = tuple[int, ...]
+JPEG_QUALITY = 92
+LONGER_SIDE = (400, 500)  # pixels; the real set's mean is 473x406
+PNG_SIDE = 200  # an RGBA PNG of full size would be larger than its whole class
+MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
 
-
-class Oddity(StrEnum):
-    """An oddity of the real set. The n-th is made of photograph n: cmyk.jpg is photograph 1."""
-
-    PNG = "RGBA PNG"
-    CMYK = "CMYK"
-    GRAYSCALE = "grayscale"
-    PROGRESSIVE = "progressive"
-    EXIF_6 = "EXIF orientation 6"
-    EXIF_3 = "EXIF orientation 3"
-    EXIF_8 = "EXIF orientation 8"
-    CORRUPT_EXIF = "corrupt EXIF"
-    TINY_20X17 = "20x17 pixels"
-    TINY_8X8 = "8x8 pixels"
-
-
-ODDITIES: Mapping[str, Mapping[int, Oddity]] = {
-    "train": dict(enumerate(Oddity)),
-    "val": {1: Oddity.CMYK, 2: Oddity.GRAYSCALE, 4: Oddity.EXIF_6},
+ODDITIES = {
+    "train": dict(
+        enumerate(
+            (
+                *("RGBA PNG", "CMYK", "grayscale", "progressive", "EXIF orientation 6", "EXIF orientation 3"),
+                *("EXIF orientation 8", "corrupt EXIF", "20x17 pixels", "8x8 pixels"),
+            )
+        )
+    ),
+    "val": {1: "CMYK", 2: "grayscale", 4: "EXIF orientation 6"},
     "test": {},
 }
-"""The oddities by split and number of the image."""
+"""The oddities of the real set, by split and by number: of the image, and of the photograph that it shows."""
 
+BOX_DEFECTS = (
+    *("none", "displayed size differs from the image's", "xmin and xmax swapped", "reaches out of the image"),
+    *("wholly out of the image", "fractions of pixels", "filename is %s", "two objects"),
+)
+"""What is unusual in the annotations, which have one each, in turn."""
+ANNOTATIONS = 2 * len(BOX_DEFECTS)  # per archive, if there are as many images
 
-class RandomUse(IntEnum):
-    """The uses of random numbers; each use has a separate stream."""
-
-    TRAIN = 1
-    VAL = 2
-    TEST = 3
-    CLASSES = 4
-    NUMBERS = 5
-    TAR_ORDER = 6
-    BOXES = 7
+TRAIN, VAL, TEST, CLASSES, NUMBERS, TAR_ORDER, BOXES = range(
+    1, 8
+)  # uses of random numbers, each with its own
+STREAM_OF = {"train": TRAIN, "val": VAL, "test": TEST}
+Pixels = npt.NDArray[np.uint8]
+Members = Iterable[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +69,13 @@ class SampleImage:
     key: str
     label: int
     photograph: int
-    seed: Seed
-    oddity: Oddity | None = None
+    seed: tuple[int, ...]
+    oddity: str | None = None
 
     @property
-    def file_name(self) -> str:
-        """The name in its tar: the key's last part and ``.JPEG``, for any format."""
-        return self.key.rpartition("/")[2] + ".JPEG"
+    def name(self) -> str:
+        """The name in its tar without ``.JPEG``, which all kinds of images have there."""
+        return self.key.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class SamplePlan:
     def wnids(self) -> tuple[str, ...]:
         """The classes in devkit order, not sorted, as there: ``wnids[i]`` has ILSVRC2012_ID *i* + 1."""
         official = tuple(official_words())
-        order = unsorted_permutation(np.random.default_rng((self.seed, RandomUse.CLASSES)), len(official))
+        order = unsorted_permutation(np.random.default_rng((self.seed, CLASSES)), len(official))
         return tuple(official[i] for i in order[: self.classes])
 
     def photographs(self, label: int) -> range:
@@ -121,11 +116,10 @@ class SamplePlan:
     def train_images(self, label: int) -> Iterator[SampleImage]:
         """Yield the images of one class by ascending number; numbers have gaps and no fixed width."""
         wnid = self.wnids[label]
-        rng = np.random.default_rng((self.seed, RandomUse.NUMBERS, label))
+        rng = np.random.default_rng((self.seed, NUMBERS, label))
         gaps = rng.integers(2, MAX_NUMBER_GAP, self.train_per_class)
         for rank, number in enumerate(gaps.cumsum()):
-            n = rank * self.classes + label
-            yield self._image(f"{wnid}/{wnid}_{number}", n, "train")
+            yield self._image(f"{wnid}/{wnid}_{number}", rank * self.classes + label, "train")
 
     def images(self, split: str) -> list[SampleImage]:
         """Return all images of a split: those of train by class, others by ascending name.
@@ -136,14 +130,20 @@ class SamplePlan:
         if split == "train":
             return [image for label in range(self.classes) for image in self.train_images(label)]
         images = self.val if split == "val" else self.test
-        mixed = np.random.default_rng((self.seed, RandomUse[split.upper()])).permutation(images)
+        mixed = np.random.default_rng((self.seed, STREAM_OF[split])).permutation(images)
         numbered = enumerate(mixed.tolist(), start=1)
         return [self._image(f"ILSVRC2012_{split}_{number:08d}", n, split) for number, n in numbered]
+
+    def annotated(self, split: str) -> list[tuple[SampleImage, str]]:
+        """Return the images of a split that get an annotation, spread evenly, each with its defect."""
+        images = self.images(split)
+        step = max(1, len(images) // ANNOTATIONS)
+        return list(zip(images[::step][:ANNOTATIONS], cycle(BOX_DEFECTS), strict=False))
 
     def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
         choice = self.photographs(label)
-        seed = (self.seed, RandomUse[split.upper()], label, rank)
+        seed = (self.seed, STREAM_OF[split], label, rank)
         return SampleImage(key, label, choice[rank % len(choice)], seed, ODDITIES[split].get(n))
 
 
@@ -154,51 +154,35 @@ def unsorted_permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np
     return order
 
 
-JPEG_QUALITY = 92
-LONGER_SIDE = (400, 500)  # pixels; the real set's mean is 473x406
-PNG_SIDE = 200  # an RGBA PNG of full size would be larger than its whole class
-MARKER_COMMENT, MARKER_EXIF = 0xFE, 0xE1
-Pixels = npt.NDArray[np.uint8]
-ORIENTATIONS = {  # EXIF value, counter-clockwise quarter turns from upright to stored, byte order
-    Oddity.EXIF_6: (6, 1, ">"),
-    Oddity.EXIF_3: (3, 2, "<"),
-    Oddity.EXIF_8: (8, 3, ">"),
-}
-TINY = {Oddity.TINY_20X17: (20, 17), Oddity.TINY_8X8: (8, 8)}
-
-
-@dataclass(frozen=True)
 class Album:
-    """The photographs, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a finished JPEG of photograph 1.
+    """The photographs in the package, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a JPEG of photograph 1.
 
     ``on_draw`` is called before each image is drawn.
     """
 
-    names: tuple[str, ...]
-    photographs: tuple[Pixels, ...]
-    cmyk: bytes
-    on_draw: Callable[[], None] | None = None
-
-    @classmethod
-    def load(cls, on_draw: Callable[[], None] | None = None) -> Album:
-        """Return the photographs in the package."""
-        folder = resources.files("shardprep.formats.data.photographs")
+    def __init__(self, on_draw: Callable[[], None]) -> None:
         import cv2  # start-up time, here and below
 
+        folder = resources.files("shardprep.formats.data.photographs")
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
-        cmyk = files.pop("cmyk.jpg")
-        names = tuple(sorted(files))
-        decoded = (cv2.imdecode(np.frombuffer(files[name], np.uint8), cv2.IMREAD_COLOR) for name in names)
-        return cls(names, tuple(np.asarray(pixels, np.uint8) for pixels in decoded), cmyk, on_draw)
+        self.cmyk, self.on_draw = files.pop("cmyk.jpg"), on_draw
+        self.photographs = {
+            name: np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), np.uint8)
+            for name, data in sorted(files.items())
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the photographs, in the order of their numbers."""
+        return list(self.photographs)
 
     def draw(self, image: SampleImage) -> bytes:
         """Return the encoded image. Deterministic for the same releases of OpenCV and NumPy."""
-        if self.on_draw is not None:
-            self.on_draw()
-        if image.oddity is Oddity.CMYK:
-            return insert_segment(self.cmyk, MARKER_COMMENT, image.key.encode())
-        pixels = _crop(self.photographs[image.photograph], np.random.default_rng(image.seed))
-        return _encode(pixels, image.oddity)
+        self.on_draw()
+        if image.oddity == "CMYK":
+            return with_segment(self.cmyk, 0xFE, image.key.encode())
+        photograph = self.photographs[self.names[image.photograph]]
+        return _encode(_crop(photograph, np.random.default_rng(image.seed)), image.oddity)
 
 
 @contextmanager
@@ -239,43 +223,45 @@ def _resize(pixels: Pixels, width: int, height: int) -> Pixels:
     return np.asarray(resized, np.uint8)
 
 
-def _encode(pixels: Pixels, oddity: Oddity | None) -> bytes:
+def _encode(pixels: Pixels, oddity: str | None) -> bytes:
     import cv2
 
     suffix, options, segment = ".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY], b""
-    if oddity is Oddity.PNG:
-        height, width = pixels.shape[:2]
-        small = _resize(pixels, PNG_SIDE, round(height * PNG_SIDE / width))
-        suffix, options, pixels = ".png", [], np.asarray(cv2.cvtColor(small, cv2.COLOR_BGR2BGRA), np.uint8)
-    elif oddity is Oddity.GRAYSCALE:
-        pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY), np.uint8)
-    elif oddity is Oddity.PROGRESSIVE:
-        options += [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
-    elif oddity is Oddity.CORRUPT_EXIF:
-        segment = b"Exif\0\0" + struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24  # far outside of it
-    elif oddity in ORIENTATIONS:
-        orientation, quarter_turns, order = ORIENTATIONS[oddity]
-        pixels, segment = np.rot90(pixels, quarter_turns), exif(orientation, order)
-    elif oddity in TINY:
-        pixels = _resize(pixels, *TINY[oddity])
+    match oddity:
+        case "RGBA PNG":
+            height, width = pixels.shape[:2]
+            small = _resize(pixels, PNG_SIDE, round(height * PNG_SIDE / width))
+            suffix, options = ".png", []
+            pixels = np.asarray(cv2.cvtColor(small, cv2.COLOR_BGR2BGRA), np.uint8)
+        case "grayscale":
+            pixels = np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY), np.uint8)
+        case "progressive":
+            options += [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
+        case "corrupt EXIF":
+            segment = struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24  # far outside of it
+        case "EXIF orientation 6":
+            pixels, segment = np.rot90(pixels, 1), _orientation(6, ">")
+        case "EXIF orientation 3":
+            pixels, segment = np.rot90(pixels, 2), _orientation(3, "<")
+        case "EXIF orientation 8":
+            pixels, segment = np.rot90(pixels, 3), _orientation(8, ">")
+        case "20x17 pixels":
+            pixels = _resize(pixels, 20, 17)
+        case "8x8 pixels":
+            pixels = _resize(pixels, 8, 8)
     encoded = bytes(cv2.imencode(suffix, np.ascontiguousarray(pixels), options)[1])
-    return insert_segment(encoded, MARKER_EXIF, segment) if segment else encoded
+    return with_segment(encoded, 0xE1, b"Exif\0\0" + segment) if segment else encoded
 
 
-def insert_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
+def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
     """Return ``jpeg`` with one more segment after its start; ``payload`` has at most 65,533 bytes."""
     return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
 
 
-def exif(orientation: int, order: str) -> bytes:
-    """Return an APP1 payload with the orientation alone; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
+def _orientation(orientation: int, order: str) -> bytes:
+    """Return EXIF's directory with the orientation alone; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
     magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
-    directory = struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
-    return b"Exif\0\0" + magic + directory
-
-
-MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
-Members = Iterable[tuple[str, bytes]]
+    return magic + struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
 
 @contextmanager
@@ -306,39 +292,16 @@ def train_members(plan: SamplePlan, album: Album) -> Members:
     """Yield the class tars by ascending wnid. One class is in memory at a time."""
     for wnid, label in sorted((wnid, label) for label, wnid in enumerate(plan.wnids)):
         packed = BytesIO()
-        write_tar(packed, ((image.file_name, album.draw(image)) for image in plan.train_images(label)))
+        write_tar(packed, ((f"{each.name}.JPEG", album.draw(each)) for each in plan.train_images(label)))
         yield f"{wnid}.tar", packed.getvalue()
 
 
 def flat_members(plan: SamplePlan, album: Album, split: str) -> Members:
     """Yield the images in another order than that of names; those of test are in a folder ``test``."""
     images, prefix = plan.images(split), "test/" if split == "test" else ""
-    rng = np.random.default_rng((plan.seed, RandomUse.TAR_ORDER, RandomUse[split.upper()]))
+    rng = np.random.default_rng((plan.seed, TAR_ORDER, STREAM_OF[split]))
     for i in unsorted_permutation(rng, len(images)):
-        yield prefix + images[i].file_name, album.draw(images[i])
-
-
-class BoxDefect(StrEnum):
-    """A defect, or an unusual property, of an annotation."""
-
-    NONE = "none"
-    DISPLAYED_SIZE = "displayed size differs from the image's"
-    SWAPPED = "xmin and xmax swapped"
-    OUTSIDE = "reaches out of the image"
-    FAR_OUTSIDE = "wholly out of the image"
-    FLOAT = "fractions of pixels"
-    PERCENT_S = "filename is %s"
-    TWO_OBJECTS = "two objects"
-
-
-ANNOTATIONS = 2 * len(BoxDefect)  # per archive, if there are as many images
-
-
-def annotated(plan: SamplePlan, split: str) -> list[tuple[SampleImage, BoxDefect]]:
-    """Return the images of a split that get an annotation, spread evenly, each with its defect."""
-    images = plan.images(split)
-    step = max(1, len(images) // ANNOTATIONS)
-    return list(zip(images[::step][:ANNOTATIONS], cycle(BoxDefect), strict=False))
+        yield f"{prefix}{images[i].name}.JPEG", album.draw(images[i])
 
 
 OBJECT = """\
@@ -375,46 +338,46 @@ ANNOTATION = """\
 
 def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
     """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
-    for image, defect in annotated(plan, split):
-        wnid, name = plan.wnids[image.label], image.key.rpartition("/")[2]
+    for image, defect in plan.annotated(split):
+        wnid = plan.wnids[image.label]
         folder = wnid if split == "train" else "val"
         header = read_image_header(album.draw(image))
         width, height = header.width, header.height
-        if defect is BoxDefect.DISPLAYED_SIZE:
+        if defect == "displayed size differs from the image's":
             width, height = width * 3 // 2, height * 3 // 2
-        boxes = _rectangles(defect, width, height, np.random.default_rng((*image.seed, RandomUse.BOXES)))
+        boxes = _rectangles(defect, width, height, np.random.default_rng((*image.seed, BOXES)))
         objects = "".join(OBJECT.format(wnid, *box) for box in boxes)
-        said = "%s" if defect is BoxDefect.PERCENT_S else name
-        yield f"{folder}/{name}.xml", ANNOTATION.format(folder, said, width, height, objects).encode()
+        said = "%s" if defect == "filename is %s" else image.name
+        yield f"{folder}/{image.name}.xml", ANNOTATION.format(folder, said, width, height, objects).encode()
 
 
 def _rectangles(
-    defect: BoxDefect, width: int, height: int, rng: np.random.Generator
+    defect: str, width: int, height: int, rng: np.random.Generator
 ) -> Iterator[tuple[float, float, float, float]]:
     """Yield x_min, y_min, x_max, y_max in pixels of the displayed size, in any order and form."""
     left, top = int(rng.integers(width // 3)), int(rng.integers(height // 3))
     right, bottom = width - 1 - int(rng.integers(width // 3)), height - 1 - int(rng.integers(height // 3))
-    if defect is BoxDefect.SWAPPED:
-        left, right = right, left
-    if defect is BoxDefect.FAR_OUTSIDE:
-        left = width + 5
-    if defect in (BoxDefect.OUTSIDE, BoxDefect.FAR_OUTSIDE):
-        right = width + 40
-    offset = 0.25 if defect is BoxDefect.FLOAT else 0
+    offset = 0.25 if defect == "fractions of pixels" else 0
+    match defect:
+        case "xmin and xmax swapped":
+            left, right = right, left
+        case "wholly out of the image":
+            left, right = width + 5, width + 40
+        case "reaches out of the image":
+            right = width + 40
     yield left + offset, top + offset, right + offset, bottom + offset
-    if defect is BoxDefect.TWO_OBJECTS:
+    if defect == "two objects":
         yield 0, 0, width // 2, height // 2
 
 
-INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15  # table 1-1
-STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6  # table 1-3
-VERSION = b"\x00\x01IM"  # 1.0, little-endian
+# Kinds of data of a MATLAB file, table 1-1 of its description; and of arrays, table 1-3
+INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15
+STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6
 FIELDS = (
     *("ILSVRC2012_ID", "WNID", "words", "gloss"),
     *("num_children", "children", "wordnet_height", "num_train_images"),
 )
 NAME_BYTES = 32  # a field's name, with the zero that ends it
-Cell = str | float | Sequence[float]
 FOLDER = "ILSVRC2012_devkit_t12"
 FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
 MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
@@ -426,24 +389,6 @@ images show is not of these classes. It serves to try things out and is of no us
 data/meta.mat                                   the classes: ILSVRC2012_ID, WNID, words, ...
 data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation image, by ascending file name
 """
-
-
-def _cell(value: Cell) -> bytes:
-    if isinstance(value, str):
-        return _array(CHAR, (1, len(value)), element(UINT16, value.encode("utf-16-le")))
-    numbers = np.atleast_1d(np.array(value, "<f8"))
-    return _array(DOUBLE_ARRAY, (1, len(numbers)), element(DOUBLE, numbers.tobytes()))
-
-
-def _array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "") -> bytes:
-    flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<2i", *shape)
-    head = element(UINT32, flags) + element(INT32, dimensions) + element(INT8, name.encode())
-    return element(MATRIX, head + content)
-
-
-def element(kind: int, data: bytes) -> bytes:
-    """Return data of a kind as a MATLAB file has it."""
-    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +403,7 @@ class Synset:
     train_images: int = 0
 
 
-def devkit_members(plan: SamplePlan, photographs: tuple[str, ...]) -> Members:
+def devkit_members(plan: SamplePlan, photographs: Sequence[str]) -> Members:
     """Yield the devkit; a class's gloss names the photographs that its images are crops of."""
     truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
     yield f"{FOLDER}/readme.txt", README.encode()
@@ -466,7 +411,7 @@ def devkit_members(plan: SamplePlan, photographs: tuple[str, ...]) -> Members:
     yield f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode()
 
 
-def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
+def synsets(plan: SamplePlan, photographs: Sequence[str]) -> list[Synset]:
     """Return the rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
     leaves = []
     for label, wnid in enumerate(plan.wnids):
@@ -484,27 +429,35 @@ def synsets(plan: SamplePlan, photographs: tuple[str, ...]) -> list[Synset]:
     return [*leaves, *groups, Synset("n00001740", "entity", "all there is", children, height=2)]
 
 
-def meta_mat(rows: list[Synset]) -> bytes:
-    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1), without a time.
-
-    A cell is text, a number, or a row of numbers.
-    """
+def meta_mat(rows: Sequence[Synset]) -> bytes:
+    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1), without a time."""
     names = b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in FIELDS)
     parts = [element(INT32, struct.pack("<i", NAME_BYTES)), element(INT8, names)]
     for number, row in enumerate(rows, start=1):
-        named: tuple[Cell, ...] = (number, row.wnid, row.words, row.gloss)
-        parts += map(_cell, (*named, len(row.children), row.children, row.height, row.train_images))
+        for text_or_numbers in (
+            *(number, row.wnid, row.words, row.gloss),
+            *(len(row.children), row.children, row.height, row.train_images),
+        ):
+            if isinstance(text_or_numbers, str):
+                data = element(UINT16, text_or_numbers.encode("utf-16-le"))
+                parts.append(_array(CHAR, (1, len(text_or_numbers)), data))
+            else:
+                numbers = np.atleast_1d(np.array(text_or_numbers, "<f8"))
+                parts.append(_array(DOUBLE_ARRAY, (1, len(numbers)), element(DOUBLE, numbers.tobytes())))
     packed = zlib.compress(_array(STRUCT, (len(rows), 1), b"".join(parts), name="synsets"))
-    header = MAT_COMMENT.encode().ljust(116)[:116] + bytes(8) + VERSION
+    header = MAT_COMMENT.encode().ljust(116) + bytes(8) + b"\x00\x01IM"  # version 1.0, little-endian
     return header + struct.pack("<II", COMPRESSED, len(packed)) + packed
 
 
-TRAIN = "ILSVRC2012_img_train.tar"
-VAL = "ILSVRC2012_img_val.tar"
-TEST = "ILSVRC2012_img_test.tar"
-DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-TRAIN_BOXES = "ILSVRC2012_bbox_train_v2.tar.gz"
-VAL_BOXES = "ILSVRC2012_bbox_val_v3.tgz"
+def _array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "") -> bytes:
+    flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<2i", *shape)
+    head = element(UINT32, flags) + element(INT32, dimensions) + element(INT8, name.encode())
+    return element(MATRIX, head + content)
+
+
+def element(kind: int, data: bytes) -> bytes:
+    """Return data of a kind as a MATLAB file has it."""
+    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,18 +521,19 @@ def make_sample(
     folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
+    annotated = {split: plan.annotated(split) for split in ("train", "val")}  # drawn twice, for their sizes
     progress = progress or NoProgress()
-    annotated_again = sum(len(annotated(plan, split)) for split in ("train", "val"))  # for their sizes
-    work, drawn = progress.task("sample", records=sum(images.values()) + annotated_again, size=0), count()
+    work = progress.task("sample", records=sum(images.values()) + sum(map(len, annotated.values())), size=0)
+    drawn = count()
     with single_threaded_opencv(), work:
-        album = Album.load(lambda: progress.at(next(drawn), 0))
+        album = Album(lambda: progress.at(next(drawn), 0))
         archives = {
-            TRAIN: train_members(plan, album),
-            VAL: flat_members(plan, album, "val"),
-            TEST: flat_members(plan, album, "test"),
-            DEVKIT: devkit_members(plan, album.names),
-            TRAIN_BOXES: box_members(plan, album, "train"),
-            VAL_BOXES: box_members(plan, album, "val"),
+            "ILSVRC2012_img_train.tar": train_members(plan, album),
+            "ILSVRC2012_img_val.tar": flat_members(plan, album, "val"),
+            "ILSVRC2012_img_test.tar": flat_members(plan, album, "test"),
+            "ILSVRC2012_devkit_t12.tar.gz": devkit_members(plan, album.names),
+            "ILSVRC2012_bbox_train_v2.tar.gz": box_members(plan, album, "train"),
+            "ILSVRC2012_bbox_val_v3.tgz": box_members(plan, album, "val"),
         }
         for path in (folder / name for name in archives):
             if path.exists():
@@ -592,14 +546,14 @@ def make_sample(
                         write_tar(packed, members)
                 else:
                     write_tar(file, members)
+    train, flat, _, _, *boxes = archives
+    oddities = [
+        SampleOddity(image.oddity, image.key, name)
+        for split, name in (("train", train), ("val", flat))
+        for image in plan.images(split)
+        if image.oddity
+    ]
+    for name, some in zip(boxes, annotated.values(), strict=True):
+        oddities += [SampleOddity(defect, image.key, name) for image, defect in some if defect != "none"]
     files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in archives)
-    return SampleSummary(files, plan.wnids, images, tuple(_oddities(plan)))
-
-
-def _oddities(plan: SamplePlan) -> Iterator[SampleOddity]:
-    for split, file in (("train", TRAIN), ("val", VAL)):
-        yield from (SampleOddity(each.oddity, each.key, file) for each in plan.images(split) if each.oddity)
-    for split, file in (("train", TRAIN_BOXES), ("val", VAL_BOXES)):
-        for image, defect in annotated(plan, split):
-            if defect is not BoxDefect.NONE:
-                yield SampleOddity(defect, image.key, file)
+    return SampleSummary(files, plan.wnids, images, tuple(oddities))
