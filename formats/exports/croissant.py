@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from shardprep.formats.exports.format import Exportable, Places, published, refuse_taken
+from shardprep.formats.exports.format import Places, published
 from shardprep.formats.exports.parquet import OBJECTS, Parquet
 from shardprep.formats.records.codecs import ArrayCodec
+from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.files import FileEntry
 
 DESCRIPTION = "croissant.json"
 FORMAT = "application/x-parquet"  # as mlcroissant names it
@@ -46,11 +47,7 @@ class Croissant(Parquet):
     """The files of :class:`Parquet`, and ``croissant.json``: their SHA-256, the classes, the fields."""
 
     name = "croissant"
-
-    def __init__(self, source: Exportable, index: Rows) -> None:
-        super().__init__(source, index)
-        for field in source.schema if source.has_boxes else ():
-            refuse_taken(self.name, field, ("boxes", "box_labels"))
+    names_of_boxes = OBJECTS, "boxes", "box_labels"
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         data = json.dumps(self.described(units), indent=2, ensure_ascii=False).encode() + b"\n"
@@ -61,57 +58,16 @@ class Croissant(Parquet):
         """Return the description of the export in these files."""
         source, records = self.source, sum(unit.records for unit in units)
         files = [
-            {
-                "@type": "cr:FileObject",
-                "@id": unit.name,
-                "name": unit.name,
-                "contentUrl": unit.name,
-                "encodingFormat": FORMAT,
-                "contentSize": f"{unit.size} B",
-                "sha256": unit.sha256.removeprefix("sha256:"),
-            }
+            _part(
+                "FileObject",
+                unit.name,
+                contentUrl=unit.name,
+                encodingFormat=FORMAT,
+                contentSize=f"{unit.size} B",
+                sha256=unit.sha256.removeprefix("sha256:"),
+            )
             for unit in units
         ]
-        together = {
-            "@type": "cr:FileSet",
-            "@id": "files",
-            "name": "files",
-            "encodingFormat": FORMAT,
-            "includes": "*.parquet",
-        }
-        return {
-            "@context": CONTEXT,
-            "@type": "sc:Dataset",
-            "conformsTo": VERSION,
-            "name": source.split,
-            "description": f"The {source.split} split of the shards with the root {source.root}: "
-            f"{count_of(records, 'record')}.",
-            "identifier": source.root,
-            "distribution": [*files, together],
-            "recordSet": [*self._classes(), self._records()],
-        }
-
-    def _classes(self) -> Iterator[dict[str, Any]]:
-        """Yield the set of the classes, if there are any: label and name of each."""
-        if classes := self.source.labels.classes:
-            fields = {"label": "sc:Integer", "name": "sc:Text"}
-            yield {
-                "@type": "cr:RecordSet",
-                "@id": "classes",
-                "name": "classes",
-                "dataType": "sc:Enumeration",
-                "key": {"@id": "classes/label"},
-                "field": [
-                    {"@type": "cr:Field", "@id": f"classes/{name}", "name": name, "dataType": kind}
-                    for name, kind in fields.items()
-                ],
-                "data": [
-                    {"classes/label": label, "classes/name": each.name} for label, each in enumerate(classes)
-                ],
-            }
-
-    def _records(self) -> dict[str, Any]:
-        source = self.source
         fields = [_field("image", "image", "sc:ImageObject", part="bytes")] if source.has_images else []
         fields += [_field("label", "label", "sc:Integer"), _field("key", "key", "sc:Text")]
         if source.has_boxes:
@@ -120,40 +76,67 @@ class Croissant(Parquet):
             fields.append(_field("box_labels", OBJECTS, "sc:Integer", part="category", shape=(None,)))
         fields += map(_column, source.schema)
         return {
-            "@type": "cr:RecordSet",
-            "@id": "records",
-            "name": "records",
-            "key": {"@id": "records/key"},
-            "field": fields,
+            "@context": CONTEXT,
+            "@type": "sc:Dataset",
+            "conformsTo": VERSION,
+            "name": source.split,
+            "description": f"The {source.split} split of the shards with the root {source.root}: "
+            f"{count_of(records, 'record')}.",
+            "identifier": source.root,
+            "distribution": [*files, _part("FileSet", "files", encodingFormat=FORMAT, includes="*.parquet")],
+            "recordSet": [
+                *_classes(source.labels),
+                _part("RecordSet", "records", key={"@id": "records/key"}, field=fields),
+            ],
         }
 
 
+def _part(kind: str, place: str, **values: Any) -> dict[str, Any]:
+    """Return a part of the description, which has its name at the end of its ``place``."""
+    return {"@type": f"cr:{kind}", "@id": place, "name": place.rpartition("/")[2], **values}
+
+
+def _classes(labels: LabelSpace) -> list[dict[str, Any]]:
+    """Return the set of the classes, if there are any: label and name of each."""
+    if not labels.classes:
+        return []
+    kinds = {"classes/label": "sc:Integer", "classes/name": "sc:Text"}
+    named = enumerate(each.name for each in labels.classes)
+    return [
+        _part(
+            "RecordSet",
+            "classes",
+            dataType="sc:Enumeration",
+            key={"@id": "classes/label"},
+            field=[_part("Field", place, dataType=kind) for place, kind in kinds.items()],
+            data=[{"classes/label": label, "classes/name": name} for label, name in named],
+        )
+    ]
+
+
 def _field(
-    name: str, column: str, kind: str, *, part: str | None = None, shape: Sequence[int | None] | None = None
+    name: str, column: str, kind: str, *, part: str | None = None, shape: Sequence[int | None] = ()
 ) -> dict[str, Any]:
     """Return a field: the values of a column, or that ``part`` of each; arrays of that ``shape``."""
     source: dict[str, Any] = {"fileSet": {"@id": "files"}, "extract": {"column": column}}
     if part is not None:
         source["transform"] = {"jsonPath": part}
-    field: dict[str, Any] = {"@type": "cr:Field", "@id": f"records/{name}", "name": name}
-    field |= {"dataType": kind, "source": source}
+    field = _part("Field", f"records/{name}", dataType=kind, source=source)
     if shape:
-        field |= {
-            "isArray": True,
-            "arrayShape": ",".join("-1" if side is None else str(side) for side in shape),
-        }
+        sides = ",".join("-1" if side is None else str(side) for side in shape)
+        field |= {"isArray": True, "arrayShape": sides}
     return field
 
 
 def _column(field: Field) -> dict[str, Any]:
-    codec = field.codec
+    kind, part, codec = TYPES.get(field.kind, "sc:Text"), None, field.codec
+    shape: tuple[int | None, ...] = ()
     if isinstance(codec, ArrayCodec):
-        kind = codec.elements.kind
-        element = {"b": "sc:Boolean", "i": "sc:Integer", "u": "sc:Integer"}.get(kind, "sc:Float")
-        return _field(
-            field.name, field.name, element, shape=(*codec.shape, 2) if kind == "c" else codec.shape
-        )
-    if field.kind == "labels":
-        return _field(field.name, field.name, "sc:Integer", shape=(None,))
-    part = "bytes" if field.kind == "image" else None
-    return _field(field.name, field.name, TYPES.get(field.kind, "sc:Text"), part=part)
+        element = codec.elements.kind
+        kind = {"b": "sc:Boolean", "i": "sc:Integer", "u": "sc:Integer"}.get(element, "sc:Float")
+        shape = (*codec.shape, 2) if element == "c" else codec.shape
+    elif field.kind == "labels":
+        kind, shape = "sc:Integer", (None,)
+    elif field.kind == "image":
+        part = "bytes"
+    return _field(field.name, field.name, kind, part=part, shape=shape)

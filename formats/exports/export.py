@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,14 +147,12 @@ MARKER = ".export.json"
 """The file that is published last. Readers of images, tars and tables pass over hidden files."""
 
 
-@dataclass(frozen=True)
-class _Marker:
+class _Marker(NamedTuple):
     """Record of a finished export: its plan, its units and the files about all of them."""
 
     plan: Mapping[str, Any]
-    classes: tuple[str, ...]
     units: tuple[FileEntry, ...]
-    index: tuple[FileEntry, ...]
+    about_all: tuple[FileEntry, ...]
 
     @classmethod
     def read(cls, output: Path) -> _Marker | None:
@@ -162,8 +160,8 @@ class _Marker:
         path = output / MARKER
         try:
             value = parse_canonical_json(path.read_bytes())
-            units, index = ([FileEntry(**each) for each in value[name]] for name in ("units", "index"))
-            return cls(dict(value["plan"]), tuple(value["classes"]), tuple(units), tuple(index))
+            units, index = (tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index"))
+            return cls(dict(value["plan"]), units, index)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -204,11 +202,11 @@ class _Export:
         bounds = list(spans(lengths, shard_size))
         units = [
             PlannedShard(
-                name=chosen.unit_name(number, len(bounds)),
-                number=number,
-                first=first,
-                last=last,
-                extent=Extent(last - first, int(lengths[first:last].sum()), 0),
+                chosen.unit_name(number, len(bounds)),
+                number,
+                first,
+                last,
+                Extent(last - first, int(lengths[first:last].sum()), 0),
             )
             for number, (first, last) in enumerate(bounds)
         ]
@@ -231,16 +229,26 @@ class _Export:
 
     def finished(self, runner: JobRunner, threads: int) -> Exported:
         """Compare a finished export, or build what is missing."""
-        marker, intact = self._marker(), dict[str, FileEntry]()
+        marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
             intact = self._intact(marker.units, runner.progress, threads)
-            if len(intact) == len(self.units) and all(each.is_in(self.output) for each in marker.index):
-                remove_leftover(self.output)
-                return self._exported(marker, already_complete=True)
-        with WorkFolder(self.output) as work_folder:
-            made = self._built(work_folder, {} if self.format.has_parts else intact, runner)
-        return self._exported(made, already_complete=False)
+            is_complete = len(intact) == len(self.units)
+            is_complete = is_complete and all(each.is_in(self.output) for each in marker.about_all)
+        if marker is not None and is_complete:
+            remove_leftover(self.output)
+        else:
+            with WorkFolder(self.output) as work_folder:
+                marker = self._built(work_folder, {} if self.format.has_parts else intact, runner)
+        return Exported(
+            path=self.output,
+            to=self.format.name,
+            split=self.manifest.split,
+            records=self.manifest.records,
+            root=self.manifest.root,
+            files=(*marker.units, *marker.about_all),
+            already_complete=is_complete,
+        )
 
     def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
         """Build and publish all but the ``intact`` units, and the files about all of them."""
@@ -250,25 +258,19 @@ class _Export:
         wanted = [unit for unit in self.units if unit.name not in intact]
         if done := finished_shards(self.output):
             runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
-        plan = sha256_of(self._guard)
-        jobs = (
-            _Job(
-                dataset=self.dataset.absolute(),
-                root=self.manifest.root,
-                format=self.format,
-                places=places,
-                shard=unit,
-                names=self._names(unit),
-                plan=plan,
-            )
-            for unit in wanted
-        )
+        dataset, root, plan = self.dataset.absolute(), self.manifest.root, sha256_of(self._guard)
+        jobs = (_Job(dataset, root, self.format, places, unit, self._names(unit), plan) for unit in wanted)
         built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)
         made = dict(intact) | {unit.name: unit for unit in built}
         units = tuple(made[unit.name] for unit in self.units)
-        classes = tuple(each.name for each in self.manifest.labels.classes)
-        marker = _Marker(self._guard, classes, units, tuple(self.format.finish(units, places)))
-        value = {"format": "shardprep-export"} | asdict(marker)
+        marker = _Marker(self._guard, units, tuple(self.format.finish(units, places)))
+        value = {
+            "format": "shardprep-export",
+            "plan": marker.plan,
+            "classes": [each.name for each in self.manifest.labels.classes],
+            "units": [each.to_json() for each in marker.units],
+            "index": [each.to_json() for each in marker.about_all],
+        }
         publish_bytes(places.output / MARKER, canonical_json(value), places.run)
         work_folder.remove()
         return marker
@@ -317,17 +319,6 @@ class _Export:
     def _names(self, unit: PlannedShard) -> tuple[str, ...]:
         """Return the format's names of a unit's records."""
         return tuple(self.format.names(self.index[unit.first : unit.last]))
-
-    def _exported(self, marker: _Marker, *, already_complete: bool) -> Exported:
-        return Exported(
-            path=self.output,
-            to=self.format.name,
-            split=self.manifest.split,
-            records=self.manifest.records,
-            root=self.manifest.root,
-            files=(*marker.units, *marker.index),
-            already_complete=already_complete,
-        )
 
 
 @dataclass(frozen=True)

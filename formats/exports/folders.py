@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,24 +17,20 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
+    ALL_SUFFIXES,
+    SUFFIXES,
     Exportable,
     ExportFormat,
     ExportRecord,
     Places,
-    cannot_hold,
-    caseless_part,
     corners,
     digests,
-    file_part,
-    folder_part,
     kind_of,
     parts_of,
     published,
     real_array,
-    refuse_taken,
     repeated,
     suffix_of,
-    with_suffix,
 )
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
@@ -44,6 +41,8 @@ from shardprep.formats.shards.files import FileEntry, Rows
 METADATA = "metadata.jsonl"
 MOST_NAME_BYTES = 255
 FLUSHES = 16
+_UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
+_CASED = re.compile(r"[^a-z0-9_~ -]")
 
 
 class Folders(ExportFormat):
@@ -55,6 +54,7 @@ class Folders(ExportFormat):
     """
 
     name = "folders"
+    unit_names = "images-{number:05d}"
     bytes_beside = 4352, 256
 
     def __init__(self, source: Exportable, index: Rows) -> None:
@@ -63,8 +63,9 @@ class Folders(ExportFormat):
             raise UsageError("has no images, so it cannot be exported to folders", path=source.path)
         for field in source.schema:
             if field.kind in ("image", "bytes"):
-                raise cannot_hold(self.name, field, f"{METADATA} holds no bytes")
-            refuse_taken(self.name, field, ("file_name", "objects"))
+                raise self.cannot_hold(field, f"{METADATA} holds no bytes")
+            if field.name.lower() in ("file_name", "objects"):
+                raise self.cannot_hold(field, f"{METADATA} has something else of that name", "another format")
         self.has_parts = source.has_boxes or len(source.schema) > 0
         classes = [each.name for each in source.labels.classes]
         plain = [folder_part(name) for name in classes]
@@ -102,9 +103,6 @@ class Folders(ExportFormat):
                 path=self.source.path,
                 key=key,
             )
-
-    def unit_name(self, number: int, count: int) -> str:
-        return f"images-{number:05d}"
 
     def names(self, rows: Rows) -> list[str]:
         columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]
@@ -223,3 +221,37 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def file_part(part: str) -> str:
+    """Return a part of a path as the name of a file: not hidden, and possible on any file system.
+
+    >>> file_part(".."), file_part("what?")
+    ('%2E%2E', 'what%3F')
+    """
+    return "%2E%2E" if part == ".." else _UNSAFE.sub(_quoted, part)
+
+
+def folder_part(part: str) -> str:
+    """Return a part of a path as the name of a folder, which never is the name of an image file."""
+    stem, dot, suffix = file_part(part).rpartition(".")
+    return f"{stem}%2E{suffix}" if dot and suffix.lower() in ALL_SUFFIXES else stem + dot + suffix
+
+
+def caseless_part(part: str) -> str:
+    """Return a name that differs from that of any other text on file systems that ignore case, too.
+
+    >>> caseless_part("Cat.1"), caseless_part("cat.1")
+    ('%43at%2E1', 'cat%2E1')
+    """
+    return _CASED.sub(_quoted, part)
+
+
+def with_suffix(name: str, kind: str, suffix: str) -> str:
+    """Return the name of an image file of that kind: with the suffix, unless it has one of the kind."""
+    has_one = name.rpartition(".")[2].lower() in SUFFIXES[kind] and "." in name
+    return name if has_one else f"{name}.{suffix}"
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())

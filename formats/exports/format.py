@@ -1,7 +1,7 @@
 """The contract of a format that datasets are exported to, and the names and records that it gets.
 
-Names of files from keys and classes: safe, unique, and with the key still in them. Unsafe characters are
-quoted as in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives the key back.
+Names of files are made of keys and classes: safe, unique, and with the key still in them. Unsafe characters
+are quoted as in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives the key back.
 """
 
 from __future__ import annotations
@@ -101,18 +101,30 @@ class ExportFormat(ABC):
     """
 
     name: ClassVar[str]
+    unit_names: ClassVar[str]
+    """The names of units, with the dataset's ``split``, the unit's ``number``, and the ``count`` of units."""
     bytes_beside: ClassVar[tuple[int, int]]
     """About how many bytes a record takes beside its image and columns, and how many more for each column."""
+    names_of_boxes: ClassVar[tuple[str, ...]] = ()
+    """The names of boxes in the format, which no column of a dataset with boxes may have."""
     writer: str = "1"
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         self.source = source
+        for field in source.schema if source.has_boxes else ():
+            if field.name.lower() in self.names_of_boxes:
+                raise self.cannot_hold(field, "boxes have that name", "another format")
 
-    @abstractmethod
+    def cannot_hold(self, field: Field, why: str, instead: str = "webdataset, parquet or mds") -> UsageError:
+        """Return the error for a column that the format cannot hold."""
+        column = f"the column {field.name} of kind {field.kind}"
+        return UsageError(f"{column} cannot be exported to {self.name}: {why}; export to {instead}")
+
     def unit_name(self, number: int, count: int) -> str:
         """Return the name of the unit of that number, of ``count``."""
+        return self.unit_names.format(split=self.source.split, number=number, count=count)
 
     def names(self, rows: Rows) -> list[str]:
         """Return the names that the format has for records, given their rows of the index."""
@@ -156,23 +168,6 @@ def published(name: str, records: int, places: Places, write: Callable[[BinaryIO
     return FileEntry(name, final.stat().st_size, hash_file(final), records)
 
 
-def cannot_hold(
-    name: str, field: Field, why: str, *, instead: str = "webdataset, parquet or mds"
-) -> UsageError:
-    """Return the error for a column that a format cannot hold."""
-    return UsageError(
-        f"the column {field.name} of kind {field.kind} cannot be exported to {name}: {why}; export to {instead}"
-    )
-
-
-def refuse_taken(name: str, field: Field, taken: Iterable[str]) -> None:
-    """Raise UsageError for a column with the name of something else that the format has."""
-    if field.name.lower() in taken:
-        raise cannot_hold(
-            name, field, "the format uses that name for something else", instead="another format"
-        )
-
-
 SUFFIXES = {
     "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
     "PNG": ("png",),
@@ -189,8 +184,6 @@ SUFFIXES = {
 ALL_SUFFIXES = frozenset(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
 _SPLITS = re.compile(r"(?<!^)(?<!/)/(?!$)")  # other slashes would make empty names
-_UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
-_CASED = re.compile(r"[^a-z0-9_~ -]")
 
 
 def parts_of(key: str) -> list[str]:
@@ -217,36 +210,6 @@ def without_suffix(key: str) -> str:
     return stem if stem and not stem.endswith("/") and suffix.lower() in ALL_SUFFIXES else key
 
 
-def file_part(part: str) -> str:
-    """Return a part of a path as the name of a file: not hidden, and possible on any file system.
-
-    >>> file_part(".."), file_part("what?")
-    ('%2E%2E', 'what%3F')
-    """
-    return "%2E%2E" if part == ".." else _UNSAFE.sub(_quoted, part)
-
-
-def folder_part(part: str) -> str:
-    """Return a part of a path as the name of a folder, which never is the name of an image file."""
-    stem, dot, suffix = file_part(part).rpartition(".")
-    return f"{stem}%2E{suffix}" if dot and suffix.lower() in ALL_SUFFIXES else stem + dot + suffix
-
-
-def caseless_part(part: str) -> str:
-    """Return a name that differs from that of any other text on file systems that ignore case, too.
-
-    >>> caseless_part("Cat.1"), caseless_part("cat.1")
-    ('%43at%2E1', 'cat%2E1')
-    """
-    return _CASED.sub(_quoted, part)
-
-
-def with_suffix(name: str, kind: str, suffix: str) -> str:
-    """Return the name of an image file of that kind: with the suffix, unless it has one of the kind."""
-    has_one = name.rpartition(".")[2].lower() in SUFFIXES[kind] and "." in name
-    return name if has_one else f"{name}.{suffix}"
-
-
 def suffix_of(kind: str, components: int) -> str:
     """Return the suffix of image files of that kind and number of channels."""
     return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
@@ -262,7 +225,3 @@ def repeated(numbers: npt.NDArray[np.uint64]) -> frozenset[int]:
     """Return the numbers that occur more than once."""
     found, counts = np.unique(numbers, return_counts=True)
     return frozenset(found[counts > 1].tolist())
-
-
-def _quoted(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode())

@@ -19,7 +19,6 @@ from shardprep.formats.exports.format import (
     corners,
     published,
     real_array,
-    refuse_taken,
 )
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
@@ -57,7 +56,9 @@ class MDS(ShardFormat):
     """Shards with the columns image, key, label, boxes and those of the dataset, and their index."""
 
     name = "mds"
+    unit_names = "shard.{number:05d}.mds"
     bytes_beside = 256, 32
+    names_of_boxes = BOXES, BOX_LABELS
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)
@@ -66,11 +67,7 @@ class MDS(ShardFormat):
             columns.append(MdsColumn("image", OF_IMAGES))
         if source.has_boxes:
             columns += [MdsColumn(BOXES, "ndarray:float32"), MdsColumn(BOX_LABELS, "ndarray:int32")]
-        taken = {column.name for column in columns}
-        for field in source.schema:
-            refuse_taken(self.name, field, taken)
-            columns.append(_column_of(field))
-        self._columns = sorted(columns)  # by name, which is unique
+        self._columns = sorted([*columns, *map(_column_of, source.schema)])  # by name, which is unique
         self._config = {
             "version": 2,
             "format": "mds",
@@ -81,9 +78,6 @@ class MDS(ShardFormat):
             "column_encodings": [column.encoding for column in self._columns],
             "column_sizes": [column.size for column in self._columns],
         }
-
-    def unit_name(self, number: int, count: int) -> str:
-        return f"shard.{number:05d}.mds"
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         """Write the samples after room for their offsets, then the offsets."""

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from shardprep.formats.exports.format import (
     ShardFormat,
     corners,
     real_array,
-    refuse_taken,
 )
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
@@ -33,16 +32,13 @@ class Parquet(ShardFormat):
     """Files with the columns image, key, label, objects (boxes) and those of the dataset."""
 
     name = "parquet"
+    unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
     bytes_beside = 256, 32
+    names_of_boxes: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)
         self.writer = f"1, pyarrow {arrow().__version__}"
-        for field in source.schema:
-            refuse_taken(self.name, field, {OBJECTS} if source.has_boxes else ())
-
-    def unit_name(self, number: int, count: int) -> str:
-        return f"{self.source.split}-{number:05d}-of-{count:05d}.parquet"
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         pa = arrow()

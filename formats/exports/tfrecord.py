@@ -69,7 +69,6 @@ def _masked(data: bytes) -> bytes:
 
 COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}
 SIDE_KEYS = {side: "image/object/bbox/" + side.replace("_", "") for side in SIDES}
-SPLITS = {"val": "validation"}  # as the official scripts call it
 FLOATS = ("float16", "float32")
 RAW = ("float64", "uint64", "complex64", "complex128")
 """Elements of arrays that no feature holds: their little-endian bytes are exported, for tf.io.decode_raw."""
@@ -82,11 +81,14 @@ class TFRecord(ShardFormat):
     """
 
     name = "tfrecord"
+    unit_names = "{split}-{number:05d}-of-{count:05d}"
     bytes_beside = 1024, 128
 
     def unit_name(self, number: int, count: int) -> str:
-        split = SPLITS.get(self.source.split, self.source.split)
-        return f"{split}-{number:05d}-of-{count:05d}"
+        name = super().unit_name(number, count)
+        return (
+            name.replace("val-", "validation-", 1) if self.source.split == "val" else name
+        )  # the official name
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:

@@ -15,7 +15,6 @@ from shardprep.formats.exports.format import (
     Exportable,
     ExportRecord,
     ShardFormat,
-    cannot_hold,
     corners,
     digests,
     kind_of,
@@ -68,6 +67,7 @@ class WebDatasetTars(ShardFormat):
     """
 
     name = "webdataset"
+    unit_names = "{split}-{number:06d}.tar"
     bytes_beside = 6 * BLOCK, 2 * BLOCK
 
     def __init__(self, source: Exportable, index: Rows) -> None:
@@ -77,10 +77,7 @@ class WebDatasetTars(ShardFormat):
         for field in source.schema:
             extension, _ = COLUMNS.get(field.kind, ("", None))
             if source.has_boxes and f"{field.name.lower()}.{extension}" == BOXES:
-                raise cannot_hold(self.name, field, "boxes have that name", instead="parquet or mds")
-
-    def unit_name(self, number: int, count: int) -> str:
-        return f"{self.source.split}-{number:06d}.tar"
+                raise self.cannot_hold(field, "boxes have that name", "parquet or mds")
 
     def names(self, rows: Rows) -> list[str]:
         keys = super().names(rows)
