@@ -11,11 +11,10 @@ from shardprep.loaders.batches.stack import Padding
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
 from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
-from shardprep.loaders.flow.node import Node, checked_int, checked_seconds, seed_of
+from shardprep.loaders.flow.node import Node, checked_int, checked_seconds, has, seed_of
 from shardprep.loaders.flow.passes import Function
 from shardprep.loaders.flow.pipeline import Pipeline
-from shardprep.loaders.flow.prefetch import InProcess, Prefetch
-from shardprep.loaders.flow.process_map import ProcessMap, declared
+from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared
 from shardprep.loaders.flow.sources import FromCallable, FromFakeData, FromFiles, FromParts, from_iterable
 from shardprep.loaders.flow.steps import (
     Batch,
@@ -29,7 +28,7 @@ from shardprep.loaders.flow.steps import (
     Take,
     Unbatch,
 )
-from shardprep.loaders.flow.thread_map import ThreadMap
+from shardprep.loaders.flow.threads import Prefetch, ThreadMap
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
@@ -391,6 +390,10 @@ class Flow(FlowSources):
         was closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
         closures need cloudpickle. Raises UsageError for steps with processes and for caches before this step.
         """
+        if has(self.node, ProcessMap | InProcess):
+            raise UsageError("a step with processes cannot run in another process; leave out in_process()")
+        if has(self.node, Cache):  # it would be lost with the process, in the middle of a pass
+            raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
         return Flow(InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:

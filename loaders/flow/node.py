@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cached_property
 from itertools import count
 from numbers import Real
+from types import UnionType
 from typing import Any, ClassVar, Protocol, SupportsIndex, cast
 
 from shardprep.formats.errors import UsageError
@@ -210,6 +211,11 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, int | float | str)
+
+
+def has(node: Node, kind: type[Node] | UnionType) -> bool:
+    """Whether the node, or one that it draws from, is of this kind."""
+    return isinstance(node, kind) or any(has(source, kind) for source in node.sources)
 
 
 class Step(Node):

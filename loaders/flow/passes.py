@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from zlib import crc32
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
-from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
     can_dump_by_value,
@@ -34,70 +33,8 @@ NodePlace = tuple[tuple[int, ...], int]
 T = TypeVar("T")
 
 
-class GroupMeter:
-    """Counters of one group. The group's stages are counted in one thread; any thread may read."""
-
-    def __init__(self, name: str, place: Literal["main", "thread"], width: int = 1) -> None:
-        self._name, self._place, self._width = name, place, width
-        self._stages: dict[str, float] = {}
-        self._waits = {"starved": 0.0, "blocked": 0.0}
-
-    def count(self, stage: str, seconds: float) -> None:
-        """Add the seconds of a stage that were measured elsewhere."""
-        self._stages[stage] = self._stages.get(stage, 0.0) + seconds
-
-    def count_wait(self, seconds: float) -> None:
-        """Add seconds of waiting for items that were measured elsewhere."""
-        self._waits["starved"] += seconds
-
-    def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted for the stage."""
-        return _timed(self._stages, stage, call)
-
-    def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
-        """Return the items, with the seconds of drawing each counted for the stage."""
-        return _TimedDraws(self.timed(stage, items.__next__), items)
-
-    def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted as waiting for items, or for the consumer."""
-        return _timed(self._waits, kind, call)
-
-    def restart(self) -> None:
-        """Set the counters to 0."""
-        for counters in (self._stages, self._waits):
-            counters.update(dict.fromkeys(counters, 0.0))
-
-    def read(self) -> GroupTimes:
-        return GroupTimes(self._name, self._place, self._width, dict(self._stages), **self._waits)
-
-
-def _timed(counters: dict[str, float], name: str, call: Callable[..., T]) -> Callable[..., T]:
-    counters.setdefault(name, 0.0)
-
-    def counted(*arguments: Any) -> T:
-        began = perf_counter()
-        try:
-            return call(*arguments)
-        finally:
-            counters[name] += perf_counter() - began
-
-    return counted
-
-
-class _TimedDraws(Iterator[T]):
-    def __init__(self, draw: Callable[[], T], items: Iterator[T]) -> None:
-        self._draw = draw
-        self._items = items
-
-    def __next__(self) -> T:
-        return self._draw()
-
-    def close(self) -> None:
-        end(self._items)
-
-
 class Readable(Protocol):
-    """The counters of a group."""
+    """The counters of a group of stages."""
 
     def read(self) -> GroupTimes: ...
 
@@ -118,7 +55,7 @@ class PassMeter:
         self.items = self.rows = self.timed = 0
         self.is_over = False
         self.elapsed = self.drawing = self.warming = 0.0
-        self.main = GroupMeter("main", "main")
+        self.main = GroupTimes("main", "main")
         self.groups: dict[NodePlace, Readable] = {}
         self._first: float | None = None
 
@@ -245,7 +182,7 @@ class PassContext:
     kept: PassResources = field(default_factory=PassResources)
     branch: tuple[int, ...] = ()
     meter: PassMeter = field(default_factory=PassMeter)
-    group: GroupMeter | None = None
+    group: GroupTimes | None = None
 
     def of(
         self,
@@ -253,7 +190,7 @@ class PassContext:
         source: int = 0,
         *,
         number: int | None = None,
-        group: GroupMeter | None = None,
+        group: GroupTimes | None = None,
     ) -> PassContext:
         """The context for a node's source.
 
@@ -264,7 +201,7 @@ class PassContext:
         return PassContext(number, self.kept, branch, self.meter, group or self.group)
 
     @property
-    def here(self) -> GroupMeter:
+    def here(self) -> GroupTimes:
         """The counters of the thread that draws the node's items."""
         return self.group or self.meter.main
 

@@ -16,13 +16,12 @@ from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending
 from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
-from shardprep.loaders.flow.node import Length, Node, checked_int
+from shardprep.loaders.flow.node import Length, Node, checked_int, has
 from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
-from shardprep.loaders.flow.prefetch import InProcess, has
-from shardprep.loaders.flow.process_map import ProcessMap
+from shardprep.loaders.flow.process_map import InProcess, ProcessMap
 from shardprep.loaders.flow.sources import FromParts
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
-from shardprep.loaders.flow.thread_map import ThreadMap
+from shardprep.loaders.flow.threads import ThreadMap
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
 from shardprep.loaders.order.receipt import natural
 

@@ -1,20 +1,23 @@
-"""A map in processes, with the loader's workers and slots."""
+"""Steps in worker processes, with the loader's workers and slots: a map, and whole passes of a source."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import count, islice
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.container import Room
-from shardprep.loaders.batches.passes import ending
+from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
@@ -33,52 +36,48 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.flow.map import Mapped
-from shardprep.loaders.flow.node import (
-    Fetch,
-    PendingNumbers,
-    numbered,
-)
-from shardprep.loaders.flow.passes import Function, GroupMeter, Kept, PassContext, StepRandom
+from shardprep.loaders.flow.node import Fetch, Node, PendingNumbers, Step, numbered
+from shardprep.loaders.flow.passes import Function, Kept, PassContext, PassResources, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
 from shardprep.loaders.transforms.contract import ArraySpec
 
+# An item's position in the inputs, and its row.
+ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
+GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
+GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
+GROUP_BYTES = 64 << 20  # bytes of items or results at which a group is full, so that slots stay small
+
+Numbered = Iterator[tuple[Any, int]]  # an item, and its number
+
 
 class EngineMeter:
     """The times of the engines that a step uses in a pass, one after the other.
 
-    ``stages`` has the names that the engine's stages have here; ``rest`` is that of all other time with work.
-    ``consumer`` counts the seconds for which its thread waits for an engine.
+    ``stages`` are the names that the engine's stages have here, ``rest`` is that of all other time with work.
     """
 
-    def __init__(
-        self,
-        name: str,
-        processes: int,
-        *,
-        stages: Mapping[str, str],
-        rest: str,
-        consumer: GroupMeter,
-    ) -> None:
+    def __init__(self, name: str, processes: int, stages: Mapping[str, str], rest: str) -> None:
         self._names, self._rest = stages, rest
-        self._consumer = consumer
         self._ended = GroupTimes(name, "worker", processes)
         self._current: tuple[Engine, EngineStats] | None = None
 
     @contextmanager
-    def run(self, engine: Engine, plans: Iterable[Items | BatchRequest]) -> Iterator[Iterator[EngineBatch]]:
-        """Run the engine, and end the run with the context."""
+    def run(
+        self, engine: Engine, groups: ItemGroups, consumer: GroupTimes
+    ) -> Iterator[Iterator[EngineBatch]]:
+        """Run the engine within the context. Its waits count as those of the ``consumer``'s thread."""
         waited, self._current = engine.meter.waiting, (engine, engine.stats())
 
         def counted(batch: EngineBatch) -> EngineBatch:
             nonlocal waited
             before, waited = waited, engine.meter.waiting
-            self._consumer.count_wait(waited - before)
-            return batch
+            consumer.starved += waited - before
+            return groups.counted(batch)
 
         try:
-            with ending(engine.run(plans)) as batches:
+            with ending(engine.run(groups)) as batches:
                 yield map(counted, batches)
         finally:
             self._ended, self._current = self.read(), None
@@ -94,23 +93,13 @@ class EngineMeter:
         )
 
 
-# An item's position in the inputs, and its row.
-ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
-GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
-GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
-GROUP_BYTES = 64 << 20  # bytes of items or results at which a group is full, so that slots stay small
-
-Numbered = Iterator[tuple[Any, int]]  # an item, and its number
-
-
 class ItemGroups:
     """The ``numbered`` items in groups of at most ``rows``; iterating yields a BatchRequest for each group.
 
-    Groups grow from ``least`` items with the rate at which results are :meth:`counted`; with ``least`` =
-    ``rows`` all groups but the last are full. Once the form of the results is ``known``, the workers write
-    the rows of a batch. Items are copied when they are drawn, unless they ``never_change``. An
-    exception of ``numbered`` is raised after the group before it. Raises UsageError for an item that cannot
-    be sent.
+    Groups grow from ``least`` items to what is :meth:`counted` in ``seconds``. Once the form of the results
+    is ``known``, the workers write the rows of a batch. Items are copied when they are drawn, unless they
+    ``never_change``. An exception of ``numbered`` is raised after the group before it. Raises UsageError for
+    an item that cannot be sent.
     """
 
     def __init__(
@@ -120,13 +109,15 @@ class ItemGroups:
         pass_number: int,
         rows: int,
         least: int,
-        known: Kept,
         never_change: bool,
+        known: Kept | None = None,
+        seconds: float = GROUP_WORK_S,
     ) -> None:
         self._numbered = numbered
         self._pass = pass_number
         self._rows, self._least = rows, min(least, rows)
-        self._known = known
+        self._known = known or Kept()
+        self._seconds = seconds
         self._never_change = never_change
         self._began = perf_counter()
         self._delivered = self._bytes = 0
@@ -184,12 +175,12 @@ class ItemGroups:
         return True
 
     def _size(self) -> int:
-        """The size of the next group: ``least`` times a power of two, so that slots seldom change layout."""
-        worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
+        """The size of the next group; sizes double, so that slots seldom change layout."""
+        worth = self._seconds / max(1e-9, perf_counter() - self._began)
         wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
         size = self._least
-        while size * 2 <= min(wanted, self._rows):
-            size *= 2
+        while size < self._rows and size * 2 <= wanted:
+            size = min(size * 2, self._rows)
         return size
 
 
@@ -235,15 +226,21 @@ def restored(payload: object, where: Callable[[], str]) -> Any:
     return bytes(payload) if isinstance(payload, memoryview) else payload
 
 
+ENDED = SkippedRow("the pass has no more items")
+
+
 @dataclass(frozen=True)
 class MapWork:
-    """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable."""
+    """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable.
 
-    function: Function
+    Without a function it delivers the items. They may be ENDED, for none.
+    """
+
     fetch: Fetch | None
-    outputs: tuple[ArraySpec, ...] | None
-    drop_none: bool
-    stream: StepRandom | None
+    function: Function | None = None
+    outputs: tuple[ArraySpec, ...] | None = None
+    drop_none: bool = False
+    stream: StepRandom | None = None
 
     item_dtype = ITEM
     stages = ("receive", "fetch", "map")
@@ -276,9 +273,12 @@ class MapWork:
                 got = fetched = perf_counter()
                 value = item_of(key) if item_of else key
                 fetched = perf_counter()
-                rng = (random(number_of_pass, number),) if random else ()
-                rows = [array[row, ...] for array in declared]
-                outcome = self._outcome(self.function(value, *rng), rows, writer, place)
+                if self.function is None:
+                    outcome = value if value is ENDED else outcome_of(value)
+                else:
+                    rng = (random(number_of_pass, number),) if random else ()
+                    rows = [array[row, ...] for array in declared]
+                    outcome = self._outcome(self.function(value, *rng), rows, writer, place)
             except BaseException as error:  # SystemExit, too, is raised here, after the results before it
                 outcome = raised(error)
             receiving, fetching = receiving + got - began, fetching + fetched - got
@@ -327,7 +327,7 @@ class ProcessMap(Mapped):
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         least = ITEMS_PER_WORKER * self.processes
-        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least, Kept())) as received:
+        with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least)) as received:
             for batch in received:
                 yield from self._values(batch)
                 del batch
@@ -344,7 +344,6 @@ class ProcessMap(Mapped):
 
     @property
     def can_batch(self) -> bool:
-        """Whether it can make the batches of a following ``batch`` step."""
         return self.ordered and not self.drop_none
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
@@ -380,7 +379,12 @@ class ProcessMap(Mapped):
         return stack(rows)
 
     def _received(
-        self, now: PassContext, numbers: Iterable[int] | None, rows: int, least: int, known: Kept
+        self,
+        now: PassContext,
+        numbers: Iterable[int] | None,
+        rows: int,
+        least: int,
+        known: Kept | None = None,
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. Of a source that can fetch, keys are sent for them."""
         if self.source.can_fetch:
@@ -393,28 +397,25 @@ class ProcessMap(Mapped):
             pass_number=now.number,
             rows=rows,
             least=least,
-            known=known,
             never_change=self.source.can_fetch or self.source.never_change,
+            known=known,
         )
+        fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
+        meter = partial(EngineMeter, self.label, self.processes, fetch | {"map": self.label}, "transport")
         with (
             ending(items),
             now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
-            now.meter.group(now.place(self), partial(self._meter, now)).run(engine, groups) as batches,
+            now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,
         ):
-            yield from map(groups.counted, batches)
-
-    def _meter(self, now: PassContext) -> EngineMeter:
-        fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
-        stages = fetch | {"map": self.label}
-        return EngineMeter(self.label, self.processes, stages=stages, rest="transport", consumer=now.here)
+            yield from batches
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
         work = MapWork(
-            function=self.function,
-            fetch=self.source.fetch() if self.source.can_fetch else None,
-            outputs=self.outputs,
-            drop_none=self.drop_none,
-            stream=now.stream(self, self.seed) if self.random else None,
+            self.source.fetch() if self.source.can_fetch else None,
+            self.function,
+            self.outputs,
+            self.drop_none,
+            now.stream(self, self.seed) if self.random else None,
         )
         return Engine(
             work,
@@ -453,3 +454,89 @@ def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
 def result_bytes(rows: int) -> int:
     """The bytes of address space for each of ``rows`` results."""
     return RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
+
+
+PASS_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class PassFetch:
+    """Makes the items of passes of ``node``, which is at ``branch`` in its flow, from the keys in order.
+
+    A key is (pass, run of it, number of the item).
+    """
+
+    node: Node
+    branch: tuple[int, ...]
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[tuple[int, int, int]], Any]]:
+        with closing(PassResources()) as kept, closing(_RunningPass(self, kept)) as running:
+            yield running.item
+
+
+class _RunningPass(Owned):
+    """The items of the pass and run ``_asked``, from item ``_due`` on."""
+
+    def __init__(self, fetch: PassFetch, kept: PassResources) -> None:
+        self._fetch = fetch
+        self._kept = kept
+        self._items: Iterator[Any] = iter(())
+        self._asked = (-1, -1)
+        self._due = 0
+
+    def item(self, key: tuple[int, int, int]) -> Any:
+        """Return the item, or ENDED. A generator ends with its first exception, so nothing runs twice."""
+        *asked, number = key
+        if (*asked, number) != (*self._asked, self._due):  # another pass, or this worker replaces a dead one
+            self.close()
+            now = PassContext(key[0], self._kept, self._fetch.branch)
+            self._items, self._asked, self._due = self._fetch.node.run(now), key[:2], number
+            next(islice(self._items, number, number), None)
+        self._due += 1
+        return next(self._items, ENDED)
+
+    def close(self) -> None:
+        end(self._items)
+
+
+_runs = count()
+
+
+@dataclass(frozen=True)
+class InProcess(Step):
+    """Runs ``source`` in a worker, at most max(``ahead``, PASS_SLOTS) ahead. See :meth:`.Flow.in_process`."""
+
+    source: Node
+    ahead: int
+
+    title = "in_process()"
+    facts = ""
+    never_change = True  # items are copies from the other process
+
+    def run(self, now: PassContext) -> Iterator[Any]:
+        # one group more than slots: the consumer still draws from one while the others are made
+        rows, run = max(1, (self.ahead + 1) // (PASS_SLOTS + 1)), next(_runs)
+        keys = (((now.number, run, number), number) for number in count())
+        groups = ItemGroups(
+            keys, pass_number=now.number, rows=rows, least=1, never_change=True, seconds=math.inf
+        )
+        meter = partial(EngineMeter, self.label, 1, {}, self.label)
+        with (
+            now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
+            now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,
+        ):
+            for batch in batches:
+                for row in range(len(batch.payloads)):
+                    yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
+                if batch.skipped:
+                    return
+                del batch
+
+    def _engine(self, now: PassContext, rows: int) -> Engine:
+        work = MapWork(PassFetch(self.source, now.of(self).branch))
+        layout = layout_of(rows, None)
+        return Engine(work, layout, workers=1, slots=PASS_SLOTS, describe=self._described, owner="Flow")
+
+    def _described(self, item: Any) -> str:
+        return f"item {item['number']} of pass {item['pass']}, in_process()"

@@ -8,11 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
+from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.engine.engine import CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
 
@@ -27,6 +29,7 @@ STEP = "training step"
 STORAGE = "storage"
 
 Place = Literal["worker", "main", "thread"]
+T = TypeVar("T")
 
 OR_PREFETCH = ", or add prefetch() if your step draws them itself"  # an input's thread draws for it
 STEP_ADVICE = "your step is slower than the data; a faster loader would gain nothing"
@@ -60,7 +63,7 @@ class StageLoad:
 SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, besides its stages
 
 
-@dataclass(frozen=True)
+@dataclass
 class GroupTimes:
     """The seconds of the stages that share the thread, the threads or the processes of one step.
 
@@ -68,7 +71,7 @@ class GroupTimes:
     :class:`.StageLoad`; ``width`` is the number of threads or processes. ``stages`` are the seconds of each
     stage, of all threads or processes together. ``starved`` is how long they waited for items, ``blocked``
     how long for the consumer. ``filling``, ``cpu`` and ``queued`` are for processes only: the seconds with
-    work, and the parts of these on a CPU and waiting for one.
+    work, and the parts of these on a CPU and waiting for one. One thread counts; any may :meth:`read`.
     """
 
     name: str
@@ -91,6 +94,34 @@ class GroupTimes:
         seconds[rest] = max(0.0, filling - sum(seconds.values()))
         cpu, queued = sum(stats.cpu), sum(stats.queued)
         return cls(name, "worker", width, seconds, starved, stats.blocked, filling, cpu, queued)
+
+    def count(self, stage: str, seconds: float) -> None:
+        """Add the seconds of a stage that were measured elsewhere."""
+        self.stages[stage] = self.stages.get(stage, 0.0) + seconds
+
+    def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted for the stage."""
+        return _timed(self.stages, stage, call)
+
+    def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
+        """Return ``call``, with its seconds counted as waiting for items, or for the consumer."""
+        return _timed(vars(self), kind, call)
+
+    def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items, with the seconds of drawing each counted for the stage."""
+        draw = self.timed(stage, items.__next__)
+        with ending(items), suppress(StopIteration):
+            while True:
+                yield draw()  # in no variable: a batch that is held keeps its slot
+
+    def restart(self) -> None:
+        """Set the counters of this thread to 0."""
+        self.stages.update(dict.fromkeys(self.stages, 0.0))
+        self.starved = self.blocked = 0.0
+
+    def read(self) -> Self:
+        """Return the times until now."""
+        return replace(self, stages=dict(self.stages))
 
     def plus(self, other: Self, sign: int = 1) -> Self:
         """Return the sum of both, which are of one group, or with -1 the times since the other ones."""
@@ -157,6 +188,19 @@ class GroupTimes:
             f"more workers help: {enough} instead of {self.width} would reach "
             f"about {rate * enough / self.width:,.0f} {unit}/s"
         )
+
+
+def _timed(counters: dict[str, float], name: str, call: Callable[..., T]) -> Callable[..., T]:
+    counters.setdefault(name, 0.0)
+
+    def counted(*arguments: Any) -> T:
+        began = time.perf_counter()
+        try:
+            return call(*arguments)
+        finally:
+            counters[name] += time.perf_counter() - began
+
+    return counted
 
 
 @dataclass(frozen=True)

@@ -194,9 +194,9 @@ def test_ctrl_c_is_heard_while_a_result_is_waited_for() -> None:
 PRELUDE = """
 import os, sys, threading
 from shardprep.loaders import Flow
-from shardprep.loaders.flow import thread_map
+from shardprep.loaders.flow import threads
 
-thread_map.PASS_END_TIMEOUT_S = 0.2
+threads.PASS_END_TIMEOUT_S = 0.2
 """
 
 

@@ -1,4 +1,4 @@
-"""Functions of each item, called in threads."""
+"""Steps in threads: functions of each item, and a source that is drawn from ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
-from shardprep.loaders.batches.passes import end
+from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.map import Mapped
-from shardprep.loaders.flow.node import numbered
-from shardprep.loaders.flow.passes import GroupMeter, PassContext
+from shardprep.loaders.flow.node import InPlace, Node, numbered
+from shardprep.loaders.flow.passes import PassContext
+from shardprep.loaders.loader.stats import GroupTimes
 
 PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its threads
 
@@ -65,8 +67,7 @@ class Threads(Owned):
 
     ``close`` calls ``leave``, and waits at most PASS_END_TIMEOUT_S for the threads: a garbage collection may
     call it while this thread holds a lock that one of them waits for. The interpreter's exit calls it, too.
-    Idempotent. ``serve`` and ``leave`` must not refer to this object, so that a dropped pass is collected.
-    Raises OperationError if the threads cannot be started.
+    ``serve`` and ``leave`` must not refer to this object, so that a dropped pass is collected.
     """
 
     def __init__(self, count: int, name: str, serve: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -134,7 +135,7 @@ class ThreadMap(Mapped):
         tasks, shared = SimpleQueue[Task | None](), FinishedTasks()
         threads = Threads(self.threads, "map", partial(_serve, tasks), partial(_leave, tasks, self.threads))
         wait = now.here.waiting("starved", threads.next_of)
-        own = now.meter.group(now.place(self), partial(GroupMeter, self.label, "thread", self.threads))
+        own = now.meter.group(now.place(self), partial(GroupTimes, self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> FinishedTasks:
             task = Task(partial(self.result, now, number), item, FinishedTasks() if self.ordered else shared)
@@ -173,3 +174,66 @@ def _due(begun: Iterator[FinishedTasks], window: int) -> Iterator[FinishedTasks]
         yield pending.popleft()
     if failed:
         raise failed.pop()
+
+
+@dataclass(frozen=True)
+class Prefetch(InPlace):
+    """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`.
+
+    The thread ends with the pass: when the pass is exhausted, closed or dropped, or when the interpreter
+    exits. A source that does not return within 5 seconds is not waited for. An exception is raised after the
+    items before it.
+    """
+
+    source: Node
+    items: int
+
+    title = "prefetch({0.items})"
+    facts = ""
+
+    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        own = now.meter.group(now.place(self), partial(GroupTimes, self.label, "thread"))
+        there = now.of(self, group=own)
+        begin = partial(self.source.run, there)
+        if numbers is not None:
+            begin = partial(self.source.pick, there, numbers)
+        drawing = _Drawer(begin, self.items, own)
+        with closing(Threads(1, "prefetch", drawing.run, drawing.leave)) as thread:
+            wait = now.here.waiting("starved", thread.next_of)
+            while found := wait(drawing.found):
+                drawing.tokens.put(True)
+                yield found.pop()
+            if drawing.failed:
+                raise drawing.failed.pop()
+
+
+class _Drawer:
+    """The thread's work: draw an item for each of ``tokens``, and put it in a list into ``found``.
+
+    The consumer empties the lists, so that no other reference to an item is left. An empty list is the end.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], items: int, meter: GroupTimes) -> None:
+        self.tokens: SimpleQueue[bool] = SimpleQueue()
+        self.found: SimpleQueue[list[Any]] = SimpleQueue()
+        self._is_left = False
+        self._begin = begin
+        self._meter = meter
+        self.failed: list[BaseException] = []
+        for _ in range(items):
+            self.tokens.put(True)
+
+    def run(self) -> None:
+        wait = self._meter.waiting("blocked", self.tokens.get)
+        try:
+            with ending(self._begin()) as items:
+                while wait() and not self._is_left and (found := list(islice(items, 1))):
+                    self.found.put(found)
+        except BaseException as error:  # raised in the consumer
+            self.failed.append(error)
+        self.found.put([])
+
+    def leave(self) -> None:
+        """Make the thread return after the item that it draws."""
+        self._is_left = True
+        self.tokens.put(False)
