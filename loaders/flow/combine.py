@@ -20,34 +20,13 @@ from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import UNKNOWN, Length, Node, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
 
+BLOCK = 1024
 
-class SharedNumbers:
-    """The same numbers for several sources, which may draw them in any threads, each at its own rate.
 
-    A number is drawn when the first source asks for it, and kept until the last source has drawn it.
-    """
-
-    def __init__(self, numbers: Iterable[int], sources: int) -> None:
-        self._numbers = iter(numbers)
-        self._lock = threading.Lock()
-        self._waiting: list[deque[int]] = [deque() for _ in range(sources)]
-
-    def of(self, source: int) -> Iterator[int]:
-        """Yield the numbers for this source."""
-        while True:
-            with self._lock:
-                number = self._next(source)
-            if number is None:
-                return
-            yield number
-
-    def _next(self, source: int) -> int | None:
-        waiting = self._waiting[source]
-        if not waiting:
-            for number in islice(self._numbers, 1):
-                for others in self._waiting:
-                    others.append(number)
-        return waiting.popleft() if waiting else None
+def words(bits: np.random.Philox) -> Iterator[int]:
+    """Yield the stream's 64-bit words."""
+    while True:
+        yield from bits.random_raw(BLOCK).tolist()
 
 
 @dataclass(frozen=True)
@@ -98,6 +77,28 @@ class Concat(Combined):
                 yield from items
 
 
+class SharedNumbers:
+    """The same numbers for several sources, which draw them in any threads, each at its own rate."""
+
+    def __init__(self, numbers: Iterable[int], sources: int) -> None:
+        self._numbers = iter(numbers)
+        self._lock = threading.Lock()
+        self._waiting: list[deque[int]] = [deque() for _ in range(sources)]
+
+    def of(self, source: int) -> Iterator[int]:
+        """Yield the numbers for this source."""
+        own = self._waiting[source]
+        while True:
+            with self._lock:
+                for number in islice(self._numbers, 0 if own else 1):
+                    for waiting in self._waiting:
+                        waiting.append(number)
+                if not own:
+                    return
+                number = own.popleft()
+            yield number
+
+
 @dataclass(frozen=True)
 class Zip(Combined):
     """One item of each flow as one item, until one of the flows ends. See :meth:`.Flow.zip`."""
@@ -113,7 +114,7 @@ class Zip(Combined):
     def run(self, now: PassContext) -> Iterator[Any]:
         return _zipped(self.begun(now))
 
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
         return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
 
@@ -142,15 +143,6 @@ def joined(parts: Sequence[Any]) -> Any:
     return whole
 
 
-BLOCK = 1024
-
-
-def words(bits: np.random.Philox) -> Iterator[int]:
-    """Yield the stream's 64-bit words."""
-    while True:
-        yield from bits.random_raw(BLOCK).tolist()
-
-
 def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
     """Return a user's weights as floats. Raises UsageError for values that are no numbers."""
     try:
@@ -159,17 +151,31 @@ def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
         raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error
 
 
-def weights_of(weights: Sequence[float] | None, flows: int) -> list[int]:
-    """Return the weights as integers in the same proportions; None means equal weights. Raises UsageError."""
-    if weights is None:
-        return [1] * flows
-    if len(weights) != flows:
-        raise UsageError(f"{len(weights)} weights for {flows} flows: give one for each, this flow's first")
-    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise UsageError(f"weights must be finite, not negative, and not all 0, not {tuple(weights)}")
-    ratios = [weight.as_integer_ratio() for weight in weights]
-    common = math.lcm(*(below for _, below in ratios))
-    return [above * (common // below) for above, below in ratios]
+@dataclass(frozen=True)
+class RandomlyCombined(Combined):
+    """A step that draws the flow of each item at random."""
+
+    weights: tuple[float, ...] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        seed_of(self.seed)
+        weights = self.weights
+        if weights is not None and len(weights) != len(self.nodes):
+            raise UsageError(
+                f"{len(weights)} weights for {len(self.nodes)} flows: give one for each, this flow's first"
+            )
+        if weights is not None and (
+            not all(0 <= weight < math.inf for weight in weights) or not any(weights)
+        ):
+            raise UsageError(f"weights must be finite, not negative, and not all 0, not {weights}")
+
+    @property
+    def proportions(self) -> list[int]:
+        """The weights as integers; equal ones where there are none."""
+        ratios = [weight.as_integer_ratio() for weight in self.weights or [1] * len(self.nodes)]
+        common = math.lcm(*(below for _, below in ratios))
+        return [above * (common // below) for above, below in ratios]
 
 
 def weighted_choice(weights: Sequence[int], word: int) -> int:
@@ -179,18 +185,15 @@ def weighted_choice(weights: Sequence[int], word: int) -> int:
 
 
 @dataclass(frozen=True)
-class Mix(Combined):
+class Mix(RandomlyCombined):
     """All items of all flows, interleaved at random. See :meth:`.Flow.mix`.
 
     Without weights every interleaving has the same probability.
     """
 
-    weights: tuple[float, ...] | None
-    seed: int
-
     def __post_init__(self) -> None:
-        seed_of(self.seed)
-        if not all(weights_of(self.weights, len(self.nodes))):
+        super().__post_init__()
+        if not all(self.proportions):
             raise UsageError(
                 f"a flow of weight 0 is never drawn; leave it out, or use choose(): {self.weights}"
             )
@@ -200,7 +203,7 @@ class Mix(Combined):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         cost = self.weights is None  # then the number of items that a flow has left is its weight
-        left = [n.length.items for n in self.nodes] if cost else weights_of(self.weights, len(self.nodes))
+        left = [node.length.items for node in self.nodes] if cost else self.proportions
         word = words(now.bits(self, self.seed))
         with ended(self.begun(now)) as passes:
             while any(left):
@@ -212,33 +215,19 @@ class Mix(Combined):
 
 
 @dataclass(frozen=True)
-class Choose(Combined):
+class Choose(RandomlyCombined):
     """Items of flows that are drawn at random, until a drawn flow has ended. See :meth:`.Flow.choose`."""
-
-    weights: tuple[float, ...] | None
-    seed: int
-
-    def __post_init__(self) -> None:
-        seed_of(self.seed)
-        weights_of(self.weights, len(self.nodes))
 
     @property
     def length(self) -> Length:
-        lengths = [node.length for node, weight in zip(self.nodes, self._weights, strict=True) if weight]
-        if len(lengths) == 1 or all(length.is_infinite for length in lengths):
-            return lengths[0]
-        return (
-            UNKNOWN
-            if any(length.is_infinite for length in lengths)
-            else reduce(Length.then, lengths).filtered()
-        )
-
-    @property
-    def _weights(self) -> list[int]:
-        return weights_of(self.weights, len(self.nodes))
+        drawn = [node.length for node, weight in zip(self.nodes, self.proportions, strict=True) if weight]
+        if len(drawn) == 1 or all(length.is_infinite for length in drawn):
+            return drawn[0]
+        all_items = reduce(Length.then, drawn)
+        return UNKNOWN if all_items.is_infinite else all_items.filtered()
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        weights = self._weights
+        weights = self.proportions
         with ended(self.begun(now)) as passes:
             for word in words(now.bits(self, self.seed)):
                 found = list(islice(passes[weighted_choice(weights, word)], 1))

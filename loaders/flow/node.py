@@ -65,7 +65,7 @@ class Length:
 
     def filtered(self) -> Length:
         """The length after a step that may leave out any item."""
-        return UNKNOWN if math.isinf(self.count) else at_most(int(self.count))
+        return at_most(self.count)
 
     def times(self, passes: int) -> Length:
         """The length of ``passes`` passes, one after the other."""
@@ -73,49 +73,43 @@ class Length:
 
     def limited(self, count: int) -> Length:
         """The length of the first ``count`` items."""
-        if self.is_exact or self.is_infinite:
-            return exact(int(min(self.count, count)))
-        return at_most(int(min(self.count, count)))
+        fewer = min(self.count, count)
+        return exact(fewer) if self.is_exact or self.is_infinite else at_most(fewer)
 
     def without(self, count: int) -> Length:
         """The length without the first ``count`` items."""
-        return self if math.isinf(self.count) else Length(self.kind, max(0, int(self.count) - count))
+        return Length(self.kind, max(0, self.count - count))
 
     def batches(self, size: int, *, drop: bool) -> Length:
         """The number of batches of ``size`` items; ``drop`` leaves out a batch that is not full."""
         if math.isinf(self.count):
             return self
-        return Length(self.kind, int(self.count) // size if drop else -(-int(self.count) // size))
+        return Length(self.kind, self.count // size if drop else -(-self.count // size))
 
     def then(self, other: Length) -> Length:
         """The length of both flows, one after the other or interleaved."""
         if self.is_infinite or other.is_infinite:
             return INFINITE
-        if LengthKind.UNKNOWN in (self.kind, other.kind):
-            return UNKNOWN
-        kind = LengthKind.EXACT if self.is_exact and other.is_exact else LengthKind.AT_MOST
-        return Length(kind, self.count + other.count)
+        both = self.count + other.count
+        return exact(both) if self.is_exact and other.is_exact else at_most(both)
 
     def shortest(self, other: Length) -> Length:
         """The length of the shorter of both flows."""
-        known = [length for length in (self, other) if not length.is_infinite]
-        if len(known) < 2:
-            return known[0] if known else INFINITE
-        count = min(self.count, other.count)
-        if self.is_exact and other.is_exact:
-            return exact(int(count))
-        return UNKNOWN if math.isinf(count) else at_most(int(count))
+        if self.is_infinite or other.is_infinite:
+            return other if self.is_infinite else self
+        fewer = min(self.count, other.count)
+        return exact(fewer) if self.is_exact and other.is_exact else at_most(fewer)
 
     def __str__(self) -> str:
         return self.kind.value if math.isinf(self.count) else f"{self.kind.value} {int(self.count):,}"
 
 
-def exact(count: int) -> Length:
-    return Length(LengthKind.EXACT, count)
+def exact(count: float) -> Length:
+    return Length(LengthKind.EXACT, int(count))
 
 
-def at_most(count: int) -> Length:
-    return Length(LengthKind.AT_MOST, count)
+def at_most(count: float) -> Length:
+    return UNKNOWN if math.isinf(count) else Length(LengthKind.AT_MOST, int(count))
 
 
 UNKNOWN = Length(LengthKind.UNKNOWN, math.inf)
@@ -173,14 +167,8 @@ class Node(ABC):
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield the items that ``run`` yields at these places, in the order of ``numbers``.
 
-        ``numbers`` may be drawn some items ahead of the yielded item. Raises UsageError unless ``can_pick``.
+        ``numbers`` may be drawn some items ahead of the yielded item. Called where the node ``can_pick``.
         """
-        if not self.can_pick:
-            raise UsageError(f"items of {type(self).__name__} cannot be picked by number")
-        return self.picked(now, numbers)
-
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """What :meth:`pick` yields, where the node can pick."""
         raise NotImplementedError
 
     @property
@@ -254,7 +242,7 @@ class InPlace(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         return self.results(now, numbers)
 
 
@@ -273,7 +261,7 @@ class Fetched(Node):
 
     can_pick = can_fetch = never_change = True
 
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         with ending(self.keys(now, numbers)) as keys, self.fetch().open() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
@@ -281,11 +269,33 @@ class Fetched(Node):
         return self.pick(now, range(self.length.items))
 
 
-def checked_int(value: object, name: str, *, least: int) -> int:
-    """Return the value, a Python or numpy integer, as an int.
+class Renumbered(Step):
+    """A step that yields its source's items at other places."""
 
-    Raises UsageError for booleans, floats, and numbers below ``least``.
-    """
+    @abstractmethod
+    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
+        """The numbers in the source of the items at these places. Called where the source can pick."""
+
+    @property
+    def can_pick(self) -> bool:
+        return self.source.can_pick
+
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
+
+    @property
+    def can_fetch(self) -> bool:
+        return self.source.can_fetch
+
+    def fetch(self) -> Fetch:
+        return self.source.fetch()
+
+    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
+
+
+def checked_int(value: object, name: str, *, least: int) -> int:
+    """Return the value, a Python or numpy integer, as an int. Raises UsageError, also for booleans."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
     return operator.index(value)
@@ -297,6 +307,16 @@ def seed_of(value: object) -> int:
     if seed >= 1 << 64:
         raise UsageError(f"a seed must be below 2**64, not {seed}")
     return seed
+
+
+def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
+    """Return the value as a float: at least 0, or more than ``above``. Raises UsageError."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        seconds = float(value)
+        if (seconds >= 0 if above is None else seconds > above) and seconds < math.inf:
+            return seconds
+    least = "0 or more" if above is None else f"more than {above:g}"
+    raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
 def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
@@ -314,25 +334,8 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
         yield number
 
 
-def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
-    """Return the value as a float.
-
-    Raises UsageError unless it is a finite number: at least 0, or more than ``above`` where that is given.
-    """
-    if isinstance(value, Real) and not isinstance(value, bool):
-        seconds = float(value)
-        if (seconds >= 0 if above is None else seconds > above) and seconds < math.inf:
-            return seconds
-    least = "0 or more" if above is None else f"more than {above:g}"
-    raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
-
-
 class PendingNumbers:
-    """The numbers that a source draws; each is kept until its item has been yielded.
-
-    Iterate it once, in any thread and any number of items ahead. ``again`` yields the drawn numbers a second
-    time.
-    """
+    """The numbers that a source draws, in any thread; each is kept until its item has been yielded."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = numbers
@@ -360,31 +363,3 @@ def numbered(
         return step.drawn(now), count()
     asked = PendingNumbers(numbers)
     return step.source.pick(now.of(step), asked), asked.again
-
-
-class Renumbered(Step):
-    """A step that yields its source's items at other places."""
-
-    @abstractmethod
-    def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
-        """The numbers in the source of the items at these places. Called where the source can pick."""
-
-    @property
-    def can_pick(self) -> bool:
-        return self.source.can_pick
-
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.source.pick(now.of(self), self._source_numbers(now, numbers))
-
-    @property
-    def can_fetch(self) -> bool:
-        return self.source.can_fetch
-
-    def fetch(self) -> Fetch:
-        return self.source.fetch()
-
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.source.keys(now.of(self), self._source_numbers(now, numbers))
-
-    def _source_numbers(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
-        return self.numbers(now, within(numbers, self.length))

@@ -189,6 +189,8 @@ class Pipeline(FrameworkHint):
         """
         if not isinstance(numbers, Iterable):
             raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")
+        if not self.can_pick:
+            raise UsageError(f"{_first_without_numbers(self.node).label} has no items by number to pick")
         return self.node.pick(self._pass(pass_number), numbers)
 
     def by_number(self) -> FlowItems | None:

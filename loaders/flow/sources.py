@@ -80,7 +80,7 @@ class FromSequence(Node):
     def run(self, now: PassContext) -> Iterator[Any]:
         yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
 
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
 
     def _item(self, number: int) -> Any:

@@ -84,7 +84,7 @@ class Batch(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def picked(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         asked = PendingNumbers(within(numbers, self.length))
         items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, asked)))
         begun = PendingNumbers(asked.again)
