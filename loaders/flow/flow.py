@@ -296,7 +296,7 @@ class Flow(FlowSources):
         Raises:
             UsageError: In a pass: items of a batch differ in form, shape or dtype.
         """
-        return Flow(Batch.of(self.node, size, remainder=remainder, as_list=as_list))
+        return Flow(Batch(self.node, checked_int(size, "a batch size", least=1), remainder, as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
         """As :meth:`batch`, but each batch has items of equal shapes. A batch is yielded when it is full.
@@ -304,7 +304,7 @@ class Flow(FlowSources):
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
         them; kept batches come in the order of their first items.
         """
-        return Flow(BatchByShape(self.node, size, remainder))
+        return Flow(BatchByShape(self.node, checked_int(size, "a batch size", least=1), remainder))
 
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.

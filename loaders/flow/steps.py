@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count, islice, repeat
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from shardprep.loaders.flow.node import (
     PendingNumbers,
     Renumbered,
     Step,
-    checked_int,
     numbered,
     within,
 )
@@ -59,13 +58,10 @@ class Batch(Step):
 
     title = "batch({0.size})"
 
-    @classmethod
-    def of(cls, source: Node, size: int, *, remainder: Remainder, as_list: bool) -> Self:
-        """Return the step. Raises UsageError."""
-        _check(remainder, get_args(Remainder))
-        if as_list and remainder == "pad":
+    def __post_init__(self) -> None:
+        _check(self.remainder, get_args(Remainder))
+        if self.as_list and self.remainder == "pad":
             raise UsageError("lists cannot be padded: leave out as_list, or keep or drop the remainder")
-        return cls(source, checked_int(size, "a batch size", least=1), remainder, as_list)
 
     @property
     def length(self) -> Length:
@@ -79,6 +75,10 @@ class Batch(Step):
         if not self.as_list and isinstance(self.source, ProcessMap) and self.source.can_batch:
             return self._made_whole(self.source.batches(now.of(self), self.size, least=self._least))
         return self._made_of(now, self.drawn(now), repeat(self.size), count())
+
+    def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
+        with ending(batches):
+            yield from map(self._finished, batches)
 
     @property
     def can_pick(self) -> bool:
@@ -102,10 +102,6 @@ class Batch(Step):
             make = listed if self.as_list else lambda rows: self._finished(stack(rows))
             yield from map_with_notes(make, groups, now, numbers, self.label)
 
-    def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        with ending(batches):
-            yield from map(self._finished, batches)
-
     @property
     def _least(self) -> int:
         """The least number of rows that make a batch."""
@@ -127,7 +123,6 @@ class BatchByShape(Step):
     never_change = True
 
     def __post_init__(self) -> None:
-        checked_int(self.size, "a batch size", least=1)
         _check(self.remainder, ("keep", "drop"))
 
     @property
@@ -179,9 +174,9 @@ class Cache(Step):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         kept = now.kept.shared(now.place(self), Kept)
-        yield from self._first(now, kept) if kept.value is None else map(read_only, kept.value)
-
-    def _first(self, now: PassContext, kept: Kept) -> Iterator[Any]:
+        if kept.value is not None:
+            yield from map(read_only, kept.value)
+            return
         found: list[Any] = []
         length, never_change = self.source.length, self.source.never_change
 
@@ -247,32 +242,27 @@ def describe(item: Any) -> str:
 
 
 def _lines(part: Any, depth: int) -> Iterator[str]:
-    yield _line(part)
-    if not isinstance(part, Mapping | tuple | list):
-        return
-    most = MAX_PARTS if depth < MAX_DEPTH else 0
-    named = part.items() if isinstance(part, Mapping) else enumerate(part)
-    for name, value in islice(named, most):
-        first, *rest = _lines(value, depth + 1)
-        yield f"{'  ' * depth}{name}: {first}"
-        yield from rest
-    if len(part) > most:
-        yield f"{'  ' * depth}..."
-
-
-def _line(part: Any) -> str:
     kind = type(part).__name__
     if isinstance(part, np.ndarray):
         has_range = part.size and part.dtype.kind in "biuf"
         bounds = f", {part.min()} to {part.max()}" if has_range else ""  # NaN where the array has one
-        return f"{kind} {part.dtype} {list(part.shape)}{bounds}"
-    if isinstance(part, Mapping | tuple | list):
-        return f"{kind} of {len(part):,}"
-    if isinstance(part, str):
-        return f"{kind} of {len(part):,} characters"
-    if isinstance(part, bytes | bytearray | memoryview):
-        return f"{kind} of {memoryview(part).nbytes:,} bytes"
-    return kind
+        yield f"{kind} {part.dtype} {list(part.shape)}{bounds}"
+    elif isinstance(part, str):
+        yield f"{kind} of {len(part):,} characters"
+    elif isinstance(part, bytes | bytearray | memoryview):
+        yield f"{kind} of {memoryview(part).nbytes:,} bytes"
+    elif not isinstance(part, Mapping | tuple | list):
+        yield kind
+    else:
+        yield f"{kind} of {len(part):,}"
+        most = MAX_PARTS if depth < MAX_DEPTH else 0
+        named = part.items() if isinstance(part, Mapping) else enumerate(part)
+        for name, value in islice(named, most):
+            first, *rest = _lines(value, depth + 1)
+            yield f"{'  ' * depth}{name}: {first}"
+            yield from rest
+        if len(part) > most:
+            yield f"{'  ' * depth}..."
 
 
 @dataclass(frozen=True)
@@ -297,7 +287,11 @@ class Repeat(Step):
         return INFINITE if self.passes is None else self.source.length.times(self.passes)
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        for number in self._numbers(now.number):
+        if self.passes is None:
+            numbers: Iterable[int] = count(now.number << 32)
+        else:
+            numbers = range(now.number * self.passes, (now.number + 1) * self.passes)
+        for number in numbers:
             with ending(self.source.run(now.of(self, number=number))) as items:
                 first = list(islice(items, 1))
                 if not first and self.passes is None:
@@ -305,12 +299,6 @@ class Repeat(Step):
                 while first:
                     yield first.pop()
                 yield from items
-
-    def _numbers(self, number: int) -> Iterable[int]:
-        """The numbers of the source's passes in this pass."""
-        if self.passes is None:
-            return count(number << 32)
-        return range(number * self.passes, (number + 1) * self.passes)
 
 
 @dataclass(frozen=True)
