@@ -39,16 +39,18 @@ ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 
 @dataclass(frozen=True)
 class RecordFetch:
-    """Reads records by their keys, without the index; with ``names``, a dict of these in the image's place.
+    """Reads records by their keys, without the index. Pickles to few bytes, and some for each column.
 
-    Pickles to few bytes, and some for each column.
+    With ``names``, a dict of these takes the image's place. Saved items have a ``form``. ``labels`` are what
+    stands for the stored labels; the last is that of -1.
     """
 
     parts: tuple[PartFiles, ...]
     files: FileSource
     labels: tuple[Any, ...]
-    with_keys: bool
-    names: tuple[str, ...] | None
+    names: tuple[str, ...] | None = None
+    with_keys: bool = False
+    form: ItemForm | None = None
 
     @contextmanager
     def open(self) -> Iterator[Callable[[ItemKey], Any]]:
@@ -57,43 +59,31 @@ class RecordFetch:
             closing(OpenShards(self.parts, files)) as shards,
             closing(Columns(self.parts, files)) as columns,
         ):
-            yield partial(self._item, shards, columns)
+            if self.form is None:
+                yield partial(self._record, shards, columns)
+            else:
+                read = [columns[name].value for name in self.form.columns]
+                yield partial(self._saved, shards, read, self.form)
 
-    def _item(self, shards: OpenShards, columns: Columns, key: ItemKey) -> tuple[Any, ...]:
+    def _record(self, shards: OpenShards, columns: Columns, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
         name, label = address[0].decode(), self.labels[address[1]]
-        image = shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
-        if self.names is None:
-            return (name, image, label) if self.with_keys else (image, label)
-        record = columns.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
-        values = {each: image if each == IMAGE else record.columns[each] for each in self.names}
-        return (name, values, label) if self.with_keys else (values, label)
+        image: Any = (
+            shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
+        )
+        if self.names is not None:
+            record = columns.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
+            image = {each: image if each == IMAGE else record.columns[each] for each in self.names}
+        return (name, image, label) if self.with_keys else (image, label)
 
-
-@dataclass(frozen=True)
-class ItemFetch(RecordFetch):
-    """Reads items of a ``form``: their columns, and their images where they have one.
-
-    ``labels`` has the given form of each stored label: a number or a name; the last is that of -1.
-    """
-
-    form: ItemForm
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
-        with (
-            self.files.open() as files,
-            closing(OpenShards(self.parts, files)) as shards,
-            closing(Columns(self.parts, files)) as columns,
-        ):
-            yield partial(self._saved, shards, [columns[name].value for name in self.form.columns])
-
-    def _saved(self, shards: OpenShards, read: Sequence[Callable[[RecordPlace], Any]], key: ItemKey) -> Any:
+    def _saved(
+        self, shards: OpenShards, read: Sequence[Callable[[RecordPlace], Any]], form: ItemForm, key: ItemKey
+    ) -> Any:
         number, shard, ordinal, address = key
-        image = shards.image(shard, ordinal, address) if IMAGE in self.form.own else b""
+        image = shards.image(shard, ordinal, address) if IMAGE in form.own else b""
         place = RecordPlace(number, shard, ordinal, address[0])
         values = [value(place) for value in read]
-        return self.form.item(address[0].decode(), self.labels[address[1]], image, values)
+        return form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 
 class PassDownloads(Owned):
@@ -125,8 +115,7 @@ ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
 class FromDataset(Fetched):
     """The records in the order of the epoch with the pass's number. See :meth:`.Flow.from_dataset`.
 
-    A record's key has the values of its index row. While keys are drawn in the order of the pass, a thread
-    reads the shards ahead. Pickled as the dataset's path; workers that fetch need no index.
+    A record's key has the values of its index row, so that workers need no index.
     """
 
     dataset: RecordSet
@@ -150,10 +139,7 @@ class FromDataset(Fetched):
         cache: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
     ) -> FromDataset:
-        """Open the dataset; one of saved items gives these, unless ``columns`` are named.
-
-        Raises ManifestDamaged, UnknownVersion, UsageError, OSError.
-        """
+        """Open the dataset; one of saved items gives these, unless ``columns`` are named."""
         dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
         manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
         if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
@@ -190,7 +176,7 @@ class FromDataset(Fetched):
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
         files, parts = FileSource.of(self.dataset), self.columns.files_of(self.dataset)
         names = self.columns.names if self.columns.are_chosen else None
-        return RecordFetch(parts, files, labels, self.with_keys, names)
+        return RecordFetch(parts, files, labels, names, self.with_keys)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         with self._ahead(now, within(numbers, self.length)) as places:
@@ -200,8 +186,7 @@ class FromDataset(Fetched):
     def _ahead(self, now: PassContext, places: Iterable[int]) -> Iterator[Iterable[int]]:
         """The context of the places of a pass, with their shards downloaded, or read, ahead.
 
-        Downloads take the room that the cache has. Nothing is evicted for them: what workers have read so far
-        is unknown here.
+        Nothing in the cache is evicted for downloads: what workers have read so far is unknown here.
         """
         shards = self.plan.shards(now.number)
         if isinstance(self.dataset, CachedDataset):
@@ -235,7 +220,7 @@ class SavedItems(FromDataset):
 
     dataset: Dataset
 
-    def fetch(self) -> ItemFetch:
+    def fetch(self) -> RecordFetch:
         """Return the reader of the items. Raises ManifestDamaged if their form and the columns differ."""
         form, dataset = ItemForm.of_manifest(self.dataset.manifest.source), self.dataset
         if form is None or form.columns != dataset.manifest.schema.names:
@@ -246,7 +231,7 @@ class SavedItems(FromDataset):
         if not form.is_named:
             number_of = {name: number for number, name in enumerate(form.classes)}
             labels = tuple(number_of.get(name, place) for place, name in enumerate(labels))
-        return ItemFetch(parts, FileSource.of(dataset), (*labels, -1), False, None, form)
+        return RecordFetch(parts, FileSource.of(dataset), (*labels, -1), form=form)
 
 
 def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
