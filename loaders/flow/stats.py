@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -196,11 +197,8 @@ class FlowMeter:
 
     def __init__(self, *, has_rows: bool) -> None:
         self._has_rows = has_rows
-        # the passes that are over, and the others; one tuple, so that a reader sees each pass once
-        self._passes: tuple[FlowStats, list[tuple[weakref.ref[RunningPass], PassMeter]]] = (
-            FlowStats(has_rows),
-            [],
-        )
+        # the sum of the passes that are over, and the others; one tuple, so that a reader sees each pass once
+        self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
         """Return a pass that is counted from now on."""
@@ -275,51 +273,42 @@ def measure(flow: MeasurableFlow, *, seconds: float) -> FlowSpeed:
     exceptions of the flow.
     """
     seconds = checked_seconds(seconds, "how long a flow is measured")
-    began = time.perf_counter()
-    drawn = _DrawnItems(flow)
-    with closing(drawn.items()) as items:
-        arrivals = Arrivals(items, drawn.count)
+    has_rows, found = makes_batches(flow.node), Counter[str]()
+
+    def drawn() -> Generator[Any, None, None]:
+        while True:
+            before, found["passes"] = found["items"], found["passes"] + 1
+            yield from flow
+            if found["items"] == before:
+                raise UsageError("a pass of this flow has no items, so there is nothing to measure")
+
+    def count(item: Any) -> int:
+        found["items"] += 1
+        found["bytes"] += _bytes_in(item)
+        found["rows"] += row_count(item) if has_rows else 0
+        return 1
+
+    began = perf_counter()
+    with closing(drawn()) as items:
+        arrivals = Arrivals(items, count)
         arrivals.draw()
-        cpu, drawn.bytes, drawn.rows = time.process_time(), 0, 0
+        cpu, found["bytes"], found["rows"] = time.process_time(), 0, 0
         arrivals.draw_for(seconds)
         cpu = time.process_time() - cpu
     rate, (p50, p99) = arrivals.rate, arrivals.gaps
     return FlowSpeed(
         items=arrivals.count,
-        rows=drawn.rows if drawn.makes_batches else None,
-        passes=drawn.passes,
+        rows=found["rows"] if has_rows else None,
+        passes=found["passes"],
         seconds=arrivals.seconds,
         items_per_second=rate,
-        rows_per_second=rate * drawn.rows / arrivals.count if drawn.makes_batches else None,
-        megabytes_per_second=rate * drawn.bytes / arrivals.count / 1e6,
+        rows_per_second=rate * found["rows"] / arrivals.count if has_rows else None,
+        megabytes_per_second=rate * found["bytes"] / arrivals.count / 1e6,
         p50_milliseconds=p50 * 1e3,
         p99_milliseconds=p99 * 1e3,
         first_item_seconds=arrivals.first - began,
         cpu_seconds_per_item=cpu / arrivals.count,
     )
-
-
-class _DrawnItems:
-    """The items of a flow, pass after pass, with counts."""
-
-    def __init__(self, flow: MeasurableFlow) -> None:
-        self.makes_batches = makes_batches(flow.node)
-        self.passes = self.bytes = self.rows = 0
-        self._flow = flow
-        self._is_empty = True  # the current pass, so far
-
-    def items(self) -> Generator[Any, None, None]:
-        while True:
-            self._is_empty, self.passes = True, self.passes + 1
-            yield from self._flow
-            if self._is_empty:
-                raise UsageError("a pass of this flow has no items, so there is nothing to measure")
-
-    def count(self, item: Any) -> int:
-        self._is_empty = False
-        self.bytes += _bytes_in(item)
-        self.rows += row_count(item) if self.makes_batches else 0
-        return 1
 
 
 def makes_batches(node: Node) -> bool:

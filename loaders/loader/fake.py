@@ -6,7 +6,6 @@ import math
 import operator
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.replay import Replayed, ReplayedRecord, RunOrder
 from shardprep.loaders.loader.run_card import RunCard, digest_of
 from shardprep.loaders.loader.stats import LoaderStats
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 
@@ -305,7 +304,7 @@ class FakeData(EpochLoader):
 
     def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
         """Return the batch of a step of an epoch, without the delay, as a Loader does."""
-        (numbers,) = EpochSteps(self._plan, epoch, start=start).batches([step], deque())
+        numbers = Epoch(self._plan, epoch, start=start).batch(step)
         number = int(numbers[0]) // self._rows
         batch = self._images(number), self._labels_of(number)
         rows = zip(numbers.tolist(), batch[1].tolist(), strict=True)

@@ -55,7 +55,7 @@ from shardprep.loaders.loader.run_card import (
 )
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps, LoadedStep, checked_ranges
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, checked_ranges
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
@@ -197,7 +197,7 @@ class Loader(Owned, EpochLoader):
             mean = mean_bytes(files) + (self._subset.mean_image if wanted.with_image else 0)
             layout = layout_of(transform, rows=plan.batch_size, mean_bytes=mean, workers=self._workers)
             self._results = results_of(transform, room=layout.inputs)
-            self._steps: EpochSteps | None = None
+            self._stepped: Epoch | None = None  # of steps()
             self._work = ShardWork(
                 parts=files,
                 key_bytes=self.dataset.index.dtype["key"].itemsize,
@@ -236,18 +236,19 @@ class Loader(Owned, EpochLoader):
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
-        with self._batches(epoch.batches(), count(), epoch.number, epoch.plan, epoch.first) as batches:
+        wanted = zip(epoch.batches(), count(), strict=False)
+        with self._batches(wanted, epoch.number, epoch.plan, epoch.first) as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
         epoch.end()
 
     @contextmanager
     def _batches(
-        self, places: Iterator[Records], steps: Iterator[int], epoch: int, plan: EpochPlan, start: int = 0
+        self, wanted: Iterator[tuple[Records, int]], epoch: int, plan: EpochPlan, start: int = 0
     ) -> Iterator[Iterator[EngineBatch]]:
         """The context of the batches of an epoch that continues at ``start``, a place of the plan's order.
 
-        ``places`` are those of each batch's records in the subset, and ``steps`` the number of each, from
-        ``start``, after its places are drawn. Raises UsageError for a closed loader.
+        ``wanted`` has the places of each batch's records in the subset, and its step from ``start``. Raises
+        UsageError for a closed loader.
         """
         self.engine.refuse_closed()
         subset, blocks = self._subset, blocks_read(self.dataset, self._work)
@@ -256,21 +257,20 @@ class Loader(Owned, EpochLoader):
         with (
             self._shards.epoch(plan, epoch, start) as feed,
             reading_ahead(folder, blocks, order, budget=budget, chosen=subset.chosen) as ahead,
-            closing(self.engine.run(self._plans(places, steps, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
+            closing(self.engine.run(self._plans(wanted, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
         ):
             yield batches
 
     def _plans(
         self,
-        places: Iterator[Records],
-        steps: Iterator[int],
+        wanted: Iterator[tuple[Records, int]],
         epoch: int,
         ahead: list[ReadAhead],
         feed: BatchFeed,
     ) -> Iterator[Plan]:
         """Yield the items of each batch, and report their records to the read-ahead."""
-        for own, step in zip(places, steps, strict=False):
-            items = self._subset.items_at(own, epoch)
+        for places, step in wanted:
+            items = self._subset.items_at(places, epoch)
             for each in ahead if len(items) else ():  # a batch may have all its records left out
                 each.expect(items["number"])
             yield from feed.plans(self._results.request(items), step)
@@ -285,15 +285,20 @@ class Loader(Owned, EpochLoader):
         ``steps`` are drawn at most twice ``slots`` ahead. The loader's place and receipt do not change, but a
         current iteration ends. Raises IndexError for a step that the epoch does not have.
         """
-        if self._steps is None or self._steps.number != epoch:
-            self._steps = EpochSteps(self._plan, operator.index(epoch))
-        wanted, drawn = self._steps, deque[int]()
-        latest = (drawn[-1] for _ in count())
+        if self._stepped is None or self._stepped.number != epoch:
+            self._stepped = Epoch(self._plan, operator.index(epoch))
+        whole, drawn = self._stepped, deque[int]()
+
+        def wanted() -> Iterator[tuple[Records, int]]:
+            for step in steps:
+                places = whole.batch(step)
+                drawn.append(step)
+                yield places, step
 
         def loaded(batch: EngineBatch) -> LoadedStep:
-            return wanted.loaded(drawn.popleft(), *self._without_bad(batch))
+            return whole.loaded(drawn.popleft(), *self._without_bad(batch))
 
-        with self._batches(wanted.batches(steps, drawn), latest, epoch, self._plan) as batches:
+        with self._batches(wanted(), epoch, self._plan) as batches:
             yield from map(loaded, batches)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
@@ -365,8 +370,7 @@ class Loader(Owned, EpochLoader):
         """
         ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
-        steps = EpochSteps(plan, operator.index(epoch), start=plan.within(start))
-        places = next(steps.batches([operator.index(step)], deque()))
+        places = Epoch(plan, operator.index(epoch), start=start).batch(operator.index(step))
         items = self._subset.items_at(places, epoch)
         observed, batch = self._made_here(items, step)
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)

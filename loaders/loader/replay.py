@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -16,7 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import png_of
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
-from shardprep.loaders.order.epoch import EpochPlan, EpochSteps
+from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.transforms.contract import (
@@ -92,9 +91,8 @@ class RunOrder(NamedTuple):
 
     def steps(self, epoch: int) -> Iterator[Records]:
         """Yield the record numbers of each step of this rank."""
-        steps = EpochSteps(replace(self.plan, passed=self.passed.get(epoch, ())), epoch)
-        places = steps.batches(range(len(steps)), deque(maxlen=0))
-        return (self.numbers_at(each, epoch) for each in places)
+        whole = Epoch(replace(self.plan, passed=self.passed.get(epoch, ())), epoch)
+        return (self.numbers_at(places, epoch) for places in whole.batches())
 
 
 class Sighting(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -175,6 +174,21 @@ class EpochPlan:
         return {"dataset": self.dataset, "shuffle": shuffle, "seed": self.seed}
 
 
+class LoadedStep(NamedTuple):
+    """A step's batch, and its record numbers: those in it, and the bad ones that were skipped.
+
+    ``left_out`` are those after the last step of all ranks, and ``omitted`` those that the plan leaves out of
+    its epoch on purpose; only the last step has them.
+    """
+
+    step: int
+    batch: Any
+    delivered: Records
+    skipped: Records = NOTHING
+    left_out: Records = NOTHING
+    omitted: Records = NOTHING
+
+
 class Epoch:
     """One epoch of one rank, or the rest of one from the place ``start``, and its deliveries.
 
@@ -206,10 +220,20 @@ class Epoch:
     def __len__(self) -> int:
         return len(self._split)
 
+    def batch(self, step: int) -> Records:
+        """Return the record numbers of a step, counted from ``start``. Raises IndexError."""
+        return self.plan.delivered(self._order.batch(self._split.places(step)), self.number)
+
     def batches(self) -> Iterator[Records]:
         """Yield the record numbers of each batch."""
-        for step in range(len(self)):
-            yield self.plan.delivered(self._order.batch(self._split.places(step)), self.number)
+        return map(self.batch, range(len(self)))
+
+    def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
+        """Return a step's batch with its record numbers."""
+        if step < len(self) - 1:
+            return LoadedStep(step, tuple(batch), delivered, skipped)
+        omitted = self.plan.omitted_places(self.number)
+        return LoadedStep(step, tuple(batch), delivered, skipped, self._left_out, omitted)
 
     @cached_property
     def _order(self) -> EpochOrder:
@@ -330,49 +354,3 @@ def checked_ranges(value: object, places: int) -> Ranges:
             if _joined(list(ranges)) == ranges and ends == sorted(ends):
                 return ranges
     raise UsageError(f"not the state of a loader: its passed steps are {value!r}")
-
-
-class LoadedStep(NamedTuple):
-    """A step's batch, and its record numbers: those in it, and the bad ones that were skipped.
-
-    ``left_out`` are those after the last step of all ranks, and ``omitted`` those that the plan leaves out of
-    its epoch on purpose; only the last step has them.
-    """
-
-    step: int
-    batch: Any
-    delivered: Records
-    skipped: Records = NOTHING
-    left_out: Records = NOTHING
-    omitted: Records = NOTHING
-
-
-class EpochSteps:
-    """The steps of an epoch from its beginning, or of its rest from the place ``start``, in any order."""
-
-    def __init__(self, plan: EpochPlan, number: int, *, start: int = 0) -> None:
-        self.number = number
-        self._plan = plan
-        self._order = plan.order(number)
-        self._split = plan.split(start)
-
-    def __len__(self) -> int:
-        return len(self._split)
-
-    def batches(self, steps: Iterable[int], drawn: deque[int]) -> Iterator[Records]:
-        """Yield the record numbers of each step and append it to ``drawn``.
-
-        Raises IndexError for a step that the epoch does not have.
-        """
-        for step in steps:
-            places = self._split.places(step)
-            drawn.append(step)
-            yield self._plan.delivered(self._order.batch(places), self.number)
-
-    def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
-        """Return a step's batch with its record numbers."""
-        start = self._split.whole.stop if step == len(self._split) - 1 else len(self._order)
-        left_out = self._plan.delivered(self._order[start:], self.number)
-        is_last = step == len(self._split) - 1
-        omitted = self._plan.omitted_places(self.number) if is_last else NOTHING
-        return LoadedStep(step, tuple(batch), delivered, skipped, left_out, omitted)

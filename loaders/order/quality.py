@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from collections import deque
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps
+from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.parts import Records
 
 ENOUGH = 0.9  # of the classes that a batch has with a GlobalShuffle
@@ -364,6 +363,6 @@ def _classes_in_batches(plan: EpochPlan, labels: Labels) -> float:
     if steps >= PLACES * BATCHES:
         begins = [steps * (2 * place + 1) // (2 * PLACES) for place in range(PLACES)]
         chosen = [min(begin + at, steps - 1) for begin in begins for at in range(BATCHES)]
-    batches = EpochSteps(plan, 0).batches(chosen, deque())
+    batches = map(Epoch(plan, 0).batch, chosen)
     counts = [len(np.unique(labels[batch])) for batch in batches]
     return float(np.mean(counts)) if counts else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, EpochSteps
+from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle
 from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.receipt import Receipt
@@ -144,7 +143,7 @@ def test_a_million_records_are_closed_as_by_brute_force(shuffle: Any) -> None:
     expected = order[~np.isin(order, numbers)]
 
     found = np.concatenate(list(Epoch(without, 2).batches()))
-    later = next(EpochSteps(without, 2).batches([700], deque()))
+    later = Epoch(without, 2).batch(700)
 
     steps = expected[: len(expected) // 1024 * 1024].reshape(-1, 4, 256)
     np.testing.assert_array_equal(found[: len(steps) * 256].reshape(-1, 256), steps[:, 1])
