@@ -25,7 +25,7 @@ from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, exact, seed_of, within
 from shardprep.loaders.flow.passes import PassContext
-from shardprep.loaders.loader.ahead import Daemons, Prefetcher, ShardFiles, end_downloads
+from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles, end_downloads
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
 from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
@@ -90,12 +90,11 @@ class PassDownloads(Owned):
     """Downloads ahead of a flow's passes, one after the other. :meth:`close` cancels those that run."""
 
     def __init__(self, source: FileSource) -> None:
-        threads = Daemons()
         with ExitStack() as failed:
             cache = failed.enter_context(source.opened())
-            self._prefetcher = Prefetcher(cache, threads, ahead=0)
+            self._prefetcher = Prefetcher(cache, ahead=0)
             failed.pop_all()
-        self.close = CollectedEnd(self, partial(end_downloads, cache, self._prefetcher, threads))
+        self.close = CollectedEnd(self, partial(end_downloads, cache, self._prefetcher))
 
     @contextmanager
     def ahead(self, files: Sequence[FileEntry]) -> Iterator[None]:
@@ -191,7 +190,7 @@ class FromDataset(Fetched):
         shards = self.plan.shards(now.number)
         if isinstance(self.dataset, CachedDataset):
             parts = self.columns.files_of(self.dataset)
-            files = ShardFiles.of_parts(parts, with_image=self.columns.with_image)
+            files = ShardFiles(parts, with_image=self.columns.with_image)
             places = iter(places)
             first = list(islice(places, 1))  # where a resumed pass goes on
             start = sum(first) // self.plan.batch_size * self.plan.batch_size

@@ -12,10 +12,9 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
@@ -33,36 +32,6 @@ AT_ONCE = 4
 MOST_AHEAD = 8
 JOIN_TIMEOUT_S = 5.0
 GRACE_S = 0.02  # enough to hold shards that are there
-
-
-class Daemons(Owned):
-    """Threads that download, or wait for it. Daemons: the end of the cache ends them."""
-
-    def __init__(self) -> None:
-        self._running: list[threading.Thread] = []
-
-    def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
-        """Call in a thread of that name."""
-        found: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                found.set_result(call())
-            except BaseException as error:  # raised in the thread that asks for the result
-                found.set_exception(error)
-
-        self._running = [thread for thread in self._running if thread.is_alive()]
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        with starting_thread():
-            thread.start()
-        self._running.append(thread)
-        return found
-
-    def join(self) -> None:
-        """Wait for their end, for at most JOIN_TIMEOUT_S each."""
-        for thread in self._running:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -138,27 +107,44 @@ class LocalShards:
 
 
 class Prefetcher(Owned):
-    """Threads that bring files to ``cache``, in the order of their use, as far as there is room.
+    """Daemon threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
-    Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs,
-    and more would be downloaded in all. A file that has no room, or cannot be downloaded, is tried again when
-    more of the files were used; what needs it raises the error. The threads end after :meth:`close`, and that
-    of the cache.
+    Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs.
+    A file that has no room, or cannot be downloaded, is tried again when more of the files were used; what
+    needs it raises the error. The threads end after :meth:`close`, and that of the cache.
     """
 
-    def __init__(self, cache: FileCache, threads: Daemons, *, ahead: int) -> None:
+    def __init__(self, cache: FileCache, *, ahead: int) -> None:
         self._cache = cache
         self._ahead = ahead
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
+        self._running: list[threading.Thread] = []
         self.follow(())
         try:
             for _ in range(AT_ONCE):
-                threads.begin("shardprep-prefetch", self._run)
+                self.begin("shardprep-prefetch", self._run)
         except BaseException:
             self.close()
             raise
+
+    def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
+        """Call in a thread of that name; the result has its exception."""
+        found: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                found.set_result(call())
+            except BaseException as error:
+                found.set_exception(error)
+
+        self._running = [thread for thread in self._running if thread.is_alive()]
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        with starting_thread():
+            thread.start()
+        self._running.append(thread)
+        return found
 
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, in place of the planned ones."""
@@ -187,13 +173,6 @@ class Prefetcher(Owned):
         self._progress += 1
         self._changed.notify_all()
 
-    def close(self) -> None:
-        """Let the threads end. Idempotent."""
-        if self.made_here:  # else the lock can be held by a thread that was not copied
-            with self._changed:
-                self._is_closed = True
-                self._progressed()
-
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             files, number, progress, is_near = taken
@@ -213,10 +192,7 @@ class Prefetcher(Owned):
                     self._there.add(number)
 
     def _take(self) -> tuple[Sequence[FileEntry], int, int, bool] | None:
-        """Wait for a file to download. Return all, its number, the progress, and whether it is near.
-
-        None at the end.
-        """
+        """Wait for a file: all files, its number, the progress, and whether it is near. None at the end."""
         with self._changed:
             while not self._is_closed:
                 near = self._begun + self._ahead
@@ -226,12 +202,24 @@ class Prefetcher(Owned):
                 self._changed.wait()
             return None
 
+    def close(self) -> None:
+        """Let the threads end. Idempotent."""
+        if self.made_here:  # else the lock can be held by a thread that was not copied
+            with self._changed:
+                self._is_closed = True
+                self._progressed()
+
+    def join(self) -> None:
+        """Wait for the end of the threads, for at most JOIN_TIMEOUT_S each."""
+        for thread in self._running:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_TIMEOUT_S)
+
 
 class EpochFeed(Owned):
     """The shards of an epoch's batches, held from before their items are drawn until the workers have ended.
 
-    Adjacent batches that need no other shards share what is held. A forked copy of the process gets
-    UsageError.
+    Adjacent batches that need no other shards share what is held.
     """
 
     def __init__(self, shards: ShardFeed, uses: ShardUses) -> None:
@@ -270,9 +258,8 @@ class EpochFeed(Owned):
         """Release the shards of a batch; batches end in the order of their requests."""
         self._refuse_copied()
         if self._release_first():  # else closed in another thread
-            begun, over = (
-                int(np.searchsorted(s, step, side="right")) for s in (self._uses.firsts, self._turns)
-            )
+            steps = self._uses.firsts, self._turns
+            begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
             self._shards.used(begun, over)
 
     def _release_first(self) -> bool:
@@ -309,31 +296,18 @@ BatchFeed = LocalShards | EpochFeed
 class ShardFiles:
     """The files that are read of each shard: of the images, and of each column that has its own.
 
-    ``kinds`` are the files of each of these, by shard.
+    ``parts`` is one dataset: a collection has no remote parts.
     """
 
-    def __init__(self, kinds: Sequence[Sequence[FileEntry]]) -> None:
-        self._kinds = kinds
-        self.per_shard = len(kinds)
-        self.sizes: npt.NDArray[np.int64] = sum(
-            (np.array([file.size for file in files], np.int64) for files in kinds),
-            start=np.zeros(1, np.int64),
-        )
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[PartFiles], *, with_image: bool) -> Self:
-        """Return those of the images and of each column that has shards, as far as they are read.
-
-        They are those of one dataset: a collection has no remote parts.
-        """
+    def __init__(self, parts: Sequence[PartFiles], *, with_image: bool) -> None:
         (part,) = parts
         of_images = [part.shards] if with_image else []
-        return cls(of_images + [column.shards for column in part.columns if column.shards])
-
-    @property
-    def total(self) -> int:
-        """The bytes of all of them."""
-        return int(self.sizes.sum())
+        self._kinds = of_images + [column.shards for column in part.columns if column.shards]
+        self.per_shard = len(self._kinds)
+        self.sizes = np.zeros(1, np.int64)
+        for files in self._kinds:
+            self.sizes = self.sizes + np.array([file.size for file in files], np.int64)
+        self.total = int(self.sizes.sum())
 
     def of(self, shards: Iterable[int]) -> list[FileEntry]:
         """Return the files of these shards, one shard after the other."""
@@ -355,17 +329,15 @@ class ShardFeed(LocalShards, Owned):
         self._files = files
         self._plan = plan
         self._known: dict[int, ShardUses] = {}
-        self._threads = Daemons()
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
         self._holders, self._counting = 0, threading.Lock()  # of ``held``
         self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
         mean = files.total // max(1, len(files.sizes)) or 1
         ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
-        self._prefetcher = Prefetcher(self._cache, self._threads, ahead=ahead * files.per_shard)
+        self._prefetcher = Prefetcher(self._cache, ahead=ahead * files.per_shard)
         self._feeds: weakref.WeakSet[EpochFeed] = weakref.WeakSet()
-        ended = dataset, self._prefetcher, self._threads, self._feeds
-        self._end = CollectedEnd(self, partial(end_downloads, *ended))
+        self._end = CollectedEnd(self, partial(end_downloads, dataset, self._prefetcher, self._feeds))
 
     def _check_limit(self, kept: int) -> None:
         room = self._cache.room_bytes
@@ -437,7 +409,7 @@ class ShardFeed(LocalShards, Owned):
 
     def hold(self, shards: Iterable[int]) -> Future[FileHold]:
         """Begin to hold shards."""
-        return self._threads.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
+        return self._prefetcher.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
 
     def waited(self, seconds: float, *, is_first: bool) -> None:
         """Note that no batch could be begun for so long, and whether none had been in its epoch."""
@@ -465,10 +437,7 @@ class ShardFeed(LocalShards, Owned):
 
 
 def end_downloads(
-    cache: CachedDataset | FileCache,
-    prefetcher: Prefetcher,
-    threads: Daemons,
-    feeds: Iterable[EpochFeed] = (),
+    cache: CachedDataset | FileCache, prefetcher: Prefetcher, feeds: Iterable[EpochFeed] = ()
 ) -> None:
     """End the downloads, and then the threads that wait for them. Epochs left open hold nothing then."""
     try:
@@ -477,4 +446,4 @@ def end_downloads(
         prefetcher.close()
         for feed in list(feeds):
             feed.close()
-        threads.join()
+        prefetcher.join()

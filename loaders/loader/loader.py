@@ -212,7 +212,7 @@ class Loader(Owned, EpochLoader):
             self._read_ahead = read_ahead
             self._shards = LocalShards()
             if isinstance(self.dataset, CachedDataset):
-                used = ShardFiles.of_parts(files, with_image=wanted.with_image)
+                used = ShardFiles(files, with_image=wanted.with_image)
                 self._shards = ShardFeed(self.dataset, used, plan)
             undo.callback(self._shards.close)
             self.engine = Engine(
