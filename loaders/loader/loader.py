@@ -172,7 +172,9 @@ class Loader(Owned, EpochLoader):
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
-            self._subset = Subset.of(self.dataset, records, classes, weights, without=without, gaps=gaps)
+            self._subset = Subset(self.dataset, records, classes, weights, without=without, gaps=gaps)
+            if not len(self._subset):
+                raise UsageError("records= and classes= select no record of the dataset")
             plan = plan_of(
                 self._subset,
                 shuffle=shuffle,

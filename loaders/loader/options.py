@@ -50,55 +50,40 @@ Classes = Iterable[str | int]
 
 
 class Subset:
-    """Records of a dataset, in stored order. The place of a record is its number among them, from 0.
+    """The chosen records of a dataset, in stored order. The place of a record is its number among them.
 
-    Orders, receipts and states are of places, as if the subset were a dataset of its own. ``numbers`` are the
-    record numbers, int64, ascending and unique; None for all records of the dataset. With ``weights``, the
-    dataset's parts have other shares of the places than they have of the records. ``omission`` has those
-    that are left out of the order, with their places among the others.
+    Orders, receipts and states are of places, as if the subset were a dataset of its own. ``records`` and
+    ``classes`` choose as for a Loader. ``chosen`` are the record numbers, int64, ascending and unique; None
+    for all records of the dataset. With ``weights``, the dataset's parts have other shares of the places than
+    they have of the records. ``omission`` has those that are left out of the order. Raises UsageError.
     """
 
-    omission: Omission | None = None
-
-    def __init__(self, dataset: RecordSet, numbers: Records | None = None, weights: object = None) -> None:
-        self.dataset = dataset
-        self.chosen = numbers
-        names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
-        self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         dataset: RecordSet,
-        records: Chosen | None,
-        classes: Classes | None,
+        records: Chosen | None = None,
+        classes: Classes | None = None,
         weights: object = None,
         *,
         without: Chosen | None = None,
         gaps: str = "close",
-    ) -> Subset:
-        """Return the records that ``records`` and ``classes`` both choose; None chooses all.
-
-        ``records`` is a mask or has record numbers; ``classes`` has class names, or labels in the dataset's
-        label space. ``without`` is a mask, has record numbers, or keys. Raises UsageError for anything else,
-        and where no record is chosen.
-        """
-        if records is None and classes is None and len(dataset):
-            found = cls(dataset, weights=weights)  # a mask of a large collection would take memory
-        else:
+    ) -> None:
+        self.dataset = dataset
+        self.chosen: Records | None = None
+        if records is not None or classes is not None:
             mask = np.ones(len(dataset), np.bool_)
             if records is not None:
                 mask &= _mask(np.asanyarray(records), len(dataset))
             if classes is not None:
                 mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
-            if not mask.any():
-                raise UsageError("records= and classes= select no record of the dataset")
-            found = cls(dataset, None if mask.all() else np.flatnonzero(mask), weights)
+            self.chosen = None if mask.all() else np.flatnonzero(mask)
+        names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
+        self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
         if gaps not in ("close", "keep"):
             raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
+        self.omission = None
         if without is not None:
-            found.omission = found._omission(np.asanyarray(without), closes=gaps == "close")
-        return found
+            self.omission = self._omission(np.asanyarray(without), closes=gaps == "close")
 
     def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
         is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
@@ -187,8 +172,7 @@ class Subset:
     def items_at(self, places: Records, epoch: int) -> Items:
         """Return the work items of the records at these places.
 
-        A record has the random values of its number. With weights it may come again, and has those of its
-        place.
+        A record has the random values of its number; with weights, by which it may come again, of its place.
         """
         numbers = self.numbers_at(places, epoch)
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
@@ -326,11 +310,10 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
-    """Return rows of the declared outputs, and spare bytes for others.
+    """Return rows of the declared outputs, and spare bytes for others: twice what is read of a record.
 
-    These are twice the ``mean_bytes`` that are read of a record. For a transform without outputs, workers
-    have room for rows of a form that is found in results, except where the system limits addresses: there
-    each result is sent.
+    For a transform without outputs, workers have room for rows of a form that is found in results, except
+    where the system limits addresses: there each result is sent.
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
@@ -370,9 +353,8 @@ def located(item: Any) -> str:
 class WantedColumns(NamedTuple):
     """The columns that are read, in order; ``names`` also has "image" where that is read.
 
-    ``fields`` are those that are stored as columns. ``boxes`` are the names that a transform has for those of
-    the table of boxes, which are in ``names`` only if they were chosen. ``are_chosen`` is False for a dataset
-    without columns where none was chosen.
+    ``fields`` are those that are stored as columns. ``boxes`` are those of the table of boxes, for a
+    transform; ``names`` has them only if chosen. ``are_chosen`` is False where there is nothing but images.
     """
 
     names: tuple[str, ...]

@@ -1,11 +1,8 @@
 """Reading ahead: one thread that requests the data that the workers will need next, in disk order.
 
-The workers read single records, one at a time, which is very slow on a cold disk. Ahead of them, ranges of
-whole megabytes are requested by ``posix_fadvise``, in the epoch's order of shards, bounded
-in bytes. Without ``posix_fadvise`` the ranges are read and dropped.
-
-Few requests are pending at a time, because a worker's own reads would otherwise wait behind the whole budget.
-The end of a shard is requested first: HDF5's columns are there, which opening the shard reads.
+The workers read single records, which is very slow on a cold disk. Ahead of them, ranges of whole megabytes
+are requested, in the epoch's order of shards. Few requests are pending at a time: a worker's own reads would
+wait behind them. The end of a shard is requested first: HDF5's columns are there.
 """
 
 from __future__ import annotations
@@ -36,12 +33,9 @@ SHARD_END_BYTES = 1 << 20
 class ShardStream:
     """The shards of an epoch as one stream of bytes, in the order of reading.
 
-    ``order`` has the places of the ``shards`` in the order of storage that are read; it may be a part of all.
-    A shard is a whole file in the ``folder``, or a block of an archive. ``ends`` are those of the shards in
-    the stream. The rest is in the order of storage: ``record_ends`` are the ends of the shards' record
-    numbers; ``bases`` and ``slopes`` give a record's estimated position in the stream, ``base + number *
-    slope``, as if all records of a shard had the same size. ``chosen`` are the record numbers that are read,
-    ascending; None for all.
+    ``order`` has the numbers of the ``shards`` that are read. ``ends`` are those of the shards in the stream;
+    the rest is in the order of storage. A record's position in the stream is estimated as base + number *
+    slope, as if all records of a shard had the same size. Of the records, ``chosen`` are read; None for all.
     """
 
     def __init__(
@@ -90,13 +84,10 @@ class ShardStream:
 
 
 class ReadAhead(Owned):
-    """A thread that requests data ahead of the workers' reads.
+    """A daemon thread that requests up to ``budget`` bytes of a stream ahead of the workers' reads.
 
-    It requests up to ``budget`` bytes of the stream beyond them, and each shard's end. Where most records of
-    a piece are not chosen, it is not requested: the workers read the others one by one.
-
-    The thread is a daemon and ends with :meth:`close`. Errors are ignored: the worker that reads the record
-    raises them, with the record's key.
+    A piece of which most records are not chosen is left to the workers. Errors are ignored: the worker that
+    reads the record raises them, with the record's key.
     """
 
     def __init__(self, stream: ShardStream, *, budget: int) -> None:
@@ -104,6 +95,9 @@ class ReadAhead(Owned):
         self._budget = budget
         self._spans: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._closed = False
+        self._path: Path | None = None
+        self._file = Descriptor(-1)  # one is open at a time
+        self._pending: deque[int] = deque()
         self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
         with starting_thread():
             self._thread.start()
@@ -121,15 +115,37 @@ class ReadAhead(Owned):
 
     def _follow(self) -> None:
         position: int | None = None
-        with closing(_OneFile()) as file:
-            for first, reach in iter(self._spans.get, None):
-                position = first if position is None else position
-                for path, offset, length in self._stream.pieces(position, reach + self._budget):
-                    if self._closed:
-                        return
-                    if self._stream.is_wanted(position, length):
-                        file.request(path, offset, length)
-                    position += length
+        for first, reach in iter(self._spans.get, None):
+            position = first if position is None else position
+            for path, offset, length in self._stream.pieces(position, reach + self._budget):
+                if self._closed:
+                    break
+                if self._stream.is_wanted(position, length):
+                    with suppress(OSError):
+                        self._request(path, offset, length)
+                position += length
+        self._file.close()
+
+    def _request(self, path: Path, offset: int, length: int) -> None:
+        """Request a chunk; where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file."""
+        if path != self._path:
+            self._path = None
+            self._pending.clear()
+            self._file.close()
+            self._file = Descriptor(os.open(path, OPEN_FLAGS))
+            self._path = path
+            size = os.fstat(self._file.fileno()).st_size
+            self._advise(max(0, size - SHARD_END_BYTES), SHARD_END_BYTES)
+        self._pending.append(offset + length - 1)
+        if len(self._pending) > MAX_PENDING_CHUNKS:
+            os.pread(self._file.fileno(), 1, self._pending.popleft())
+        self._advise(offset, length)
+
+    def _advise(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
+        else:  # macOS
+            os.pread(self._file.fileno(), length, offset)
 
 
 @contextmanager
@@ -141,11 +157,7 @@ def reading_ahead(
     budget: int,
     chosen: Records | None = None,
 ) -> Iterator[list[ReadAhead]]:
-    """Read the files of the images, and those of each column, ahead, with shares of the budget.
-
-    ``files`` are the blocks of each of these, which are read in this ``order``; without one, or a budget,
-    nothing is read ahead.
-    """
+    """Read the blocks of the images, and of each column, ahead in this ``order``, if there is one."""
     if order is None or not budget:
         yield []
         return
@@ -157,41 +169,3 @@ def reading_ahead(
             share = ReadAhead(stream, budget=budget * size // sum(sizes))
             ahead.append(opened.enter_context(closing(share)))
         yield ahead
-
-
-class _OneFile(Owned):
-    """The file that is being read ahead; at most one is open at a time."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._file = Descriptor(-1)
-        self._pending: deque[int] = deque()
-
-    def request(self, path: Path, offset: int, length: int) -> None:
-        """Request a chunk; where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file."""
-        with suppress(OSError):
-            self._open(path)
-            self._pending.append(offset + length - 1)
-            if len(self._pending) > MAX_PENDING_CHUNKS:
-                os.pread(self._file.fileno(), 1, self._pending.popleft())
-            self._advise(offset, length)
-
-    def _advise(self, offset: int, length: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
-        else:
-            os.pread(self._file.fileno(), length, offset)
-
-    def _open(self, path: Path) -> None:
-        if path != self._path:
-            self.close()
-            self._file = Descriptor(os.open(path, OPEN_FLAGS))
-            self._path = path
-            size = os.fstat(self._file.fileno()).st_size
-            self._advise(max(0, size - SHARD_END_BYTES), SHARD_END_BYTES)
-
-    def close(self) -> None:
-        if self._path is not None:
-            self._path = None
-            self._pending.clear()
-            self._file.close()

@@ -18,7 +18,7 @@ from shardprep.formats.shards.columns import ColumnEntry, Columns, PartFiles, Re
 from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
-from shardprep.formats.shards.read import DAMAGE, OpenShards, Shard
+from shardprep.formats.shards.read import DAMAGE, OpenShards
 from shardprep.formats.storage.cache import FileSource
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm
 from shardprep.loaders.batches.stack import JsonValues, gathered
@@ -55,10 +55,7 @@ def item_dtype(key_bytes: int) -> np.dtype[np.void]:
 
 
 class Item(NamedTuple):
-    """One record to deliver: its number in the dataset, its place and kind, and its address in the index.
-
-    ``draw`` is the number of its random values. Between them are the ROW_COLUMNS of its row of the batch.
-    """
+    """One record to deliver; ``draw`` is the number of its random values, and ROW_COLUMNS are its row's."""
 
     epoch: int
     number: int
@@ -109,10 +106,9 @@ class ShardWork:
     """A loader's work: the place of its shards and what to do with each record. Picklable.
 
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
-    ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record, or one
-    that does not decode, is skipped; a shard that cannot be opened is still an error. ``one_thread`` limits
-    OpenCV and PyTorch to one thread, for work in several processes. A transform is given the columns of the
-    ``parts``, and without ``with_image`` no image. ``files`` is where damaged copies are fetched again from.
+    ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record is left
+    out; a shard that cannot be opened is still an error. ``one_thread`` limits OpenCV and PyTorch to one.
+    ``files`` is where damaged copies are fetched again from.
     """
 
     parts: tuple[PartFiles, ...]
@@ -194,21 +190,15 @@ class _ShardWorkspace:
                 else:
                     image = shard.image_in(ordinal, address, room)
             except DAMAGE as error:
-                image = self._image_again(number, ordinal, address, room, error)
+                image = self._image_again(number, ordinal, address, error)
             if began:
                 self._took[0] += (perf_counter() - began) * min(TIMED_OF, rows - row)
             yield image
 
-    def _image_again(
-        self, number: int, ordinal: int, address: Address, room: Room | None, error: Exception
-    ) -> object:
+    def _image_again(self, number: int, ordinal: int, address: Address, error: Exception) -> object:
         """Return the image from a file that is right, or Skipped for a damaged one that may be left out."""
-
-        def read(shard: Shard) -> object:
-            return shard.image(ordinal, address) if room is None else shard.image_in(ordinal, address, room)
-
         try:
-            return self._shards.again(number, error, read)
+            return self._shards.again(number, error, lambda shard: shard.image(ordinal, address))
         except (CorruptRecord, ShardDamaged) as damage:
             if not self._work.skip_bad:
                 raise
@@ -216,18 +206,19 @@ class _ShardWorkspace:
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
-            shard = self._shards[item.shard] if self._work.with_image else None
+            if self._work.with_image:
+                self._shards[item.shard]  # one that cannot be opened is an error, and no bad record
             try:
-                outcome = self._outcome(shard, item, arrays, row)
+                outcome = self._outcome(item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = SkippedRow(str(error))
             yield outcome
 
-    def _outcome(self, shard: Shard | None, item: Item, arrays: Arrays, row: int) -> object:
+    def _outcome(self, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
-        record = self._read(shard, item)
+        record = self._read(item)
         if isinstance(self._transform, AsColumns):  # which reads
             values = self._transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
@@ -240,19 +231,14 @@ class _ShardWorkspace:
         self._took[2] += perf_counter() - read - decoding
         return outcome
 
-    def _read(self, shard: Shard | None, item: Item) -> Record:
+    def _read(self, item: Item) -> Record:
         """Return the record with its columns; with no image if none is wanted."""
         name, label = item.key.decode(), self._work.label_map[item.label]
-        if shard is None:
-            record = Record(name, label, b"")
-        else:
-            try:
-                image = shard.image(item.ordinal, item.address)
-            except DAMAGE as error:
-                image = self._shards.again(
-                    item.shard, error, lambda right: right.image(item.ordinal, item.address)
-                )
+        if self._work.with_image:
+            image = self._shards.image(item.shard, item.ordinal, item.address)
             record = (CropReadyRecord if item.crop_ready else Record)(name, label, image)
+        else:
+            record = Record(name, label, b"")
         if not self._columns.names:
             return record
         return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
@@ -292,9 +278,8 @@ class EncodedImages(DeclaredResults):
 class FoundResults(DeclaredResults):
     """The results of a transform that declares no outputs.
 
-    Their form is that of the first batch whose results all have one form. From then on the workers write
-    results of that form to rows of the slot's input area, of ``room`` bytes. The parts of a batch depend on
-    its own results only, and not on when the form was found.
+    Once the results of a batch all have one form, the workers write results of that form to rows of the
+    slot's input area, of ``room`` bytes. The parts of a batch do not depend on when the form was found.
     """
 
     def __init__(self, room: int) -> None:
@@ -319,33 +304,25 @@ class FoundResults(DeclaredResults):
 
 
 class ColumnResults(DeclaredResults):
-    """A dict of the columns of a batch.
-
-    Columns of one size are arrays; of the others, arrays are stacked where their dtypes and shapes agree, and
-    all else is a list.
-    """
+    """A dict of the columns of a batch: arrays where the values agree in dtype and shape, else lists."""
 
     def __init__(self, columns: AsColumns) -> None:
         self._columns = columns
         self._written = [spec.name for spec in columns.rows]
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
-        arrays = dict(
-            zip(self._written, without(skipped, map(batch.arrays.__getitem__, self._written)), strict=True)
-        )
+        arrays = without(skipped, map(batch.arrays.__getitem__, self._written))
+        written = dict(zip(self._written, arrays, strict=True))
         rows: list[Any] = list(batch.payloads.values())
-        return [
-            {name: arrays[name] if name in arrays else self._sent(rows, name) for name in self._columns.names}
-        ]
+        names = self._columns.names
+        return [{name: written[name] if name in written else self._sent(rows, name) for name in names}]
 
     def _sent(self, rows: list[Any], name: str) -> Any:
         values = [row[name] for row in rows]
-        return JsonValues(values) if name in self._columns.json else _stacked(values)
-
-
-def _stacked(values: list[Any]) -> Any:
-    forms = {(each.shape, each.dtype) if isinstance(each, np.ndarray) else None for each in values}
-    return np.stack(values) if len(forms) == 1 and None not in forms else values
+        if name in self._columns.json:
+            return JsonValues(values)
+        forms = {(each.shape, each.dtype) if isinstance(each, np.ndarray) else None for each in values}
+        return np.stack(values) if len(forms) == 1 and None not in forms else values
 
 
 def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:

@@ -95,7 +95,7 @@ def write_rows(folder: Path, numbers: np.ndarray) -> None:
 
 def steps(collection: Collection) -> Iterator[tuple[np.ndarray, Subset]]:
     """The places of the first steps of a rank, and what has their records."""
-    subset = Subset.of(collection, None, None)
+    subset = Subset(collection)
     options = {"seed": 1, "batch_size": 256, "rank": 3, "world_size": 8, "drop_last": True}
     epoch = Epoch(plan_of(subset, shuffle=LocalShuffle(1 << 16), **options), 5)
     return ((places, subset) for places in islice(epoch.batches(), 20))
