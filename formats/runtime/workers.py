@@ -213,17 +213,38 @@ class WorkerPool(Owned, Executor):
             return self._threads.submit(self._call, fn, *args, **kwargs)
 
     def _call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        child = self._taken()
+        return self.call_within(None, lambda value: True, fn, *args, **kwargs)
+
+    def call_within(
+        self,
+        seconds: float | None,
+        is_clean: Callable[[T], bool],
+        fn: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Make a call with a time limit, in this thread; a process whose value is not clean makes no other.
+
+        Raises ChildDied, and ChildLost also if it takes longer.
+        """
+        child, is_kept = self._taken(), True
         try:
-            value = child.call(fn, *args, **kwargs)
+            value = child.call_within(seconds, fn, *args, **kwargs)
+            is_kept = is_clean(value)
+            return value
         except (ChildDied, ChildLost, WorkerDied):
-            self._gone(child)
+            is_kept = False
             raise
-        except BaseException:
-            self._returned(child)
-            raise
-        self._returned(child)
-        return value
+        finally:
+            (self._returned if is_kept else self._gone)(child)
+
+    def kill(self) -> None:
+        """Kill the processes at work; later calls raise ChildLost. May be called from any thread."""
+        with self._lock:
+            self._ended = True
+            for child in self._busy:
+                child.kill()
 
     def _taken(self) -> Child:
         with self._lock:
@@ -260,8 +281,5 @@ class WorkerPool(Owned, Executor):
     ) -> None:
         if kind is not None and self.made_here:
             self._threads.shutdown(wait=False, cancel_futures=True)
-            with self._lock:
-                self._ended = True
-                for child in self._busy:
-                    child.kill()
+            self.kill()
         self.shutdown(wait=True, cancel_futures=True)

@@ -31,7 +31,7 @@ from shardprep.formats.runtime.json_record import (
     parse_canonical_json,
     sha256_of,
 )
-from shardprep.formats.shards.columns import DatasetColumns, shard_name, table_name
+from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, shard_name, table_name
 from shardprep.formats.shards.files import FileEntry, read_small
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, MOST_ARCHIVE_BYTES, IndexedArchive
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
@@ -294,6 +294,11 @@ class Manifest:
     def files(self) -> tuple[FileEntry, ...]:
         """All files that the manifest lists, with their hashes."""
         return (*self.tables, *self.shards, *self.column_files)
+
+    @property
+    def column_entries(self) -> tuple[ColumnEntry, ...]:
+        """The columns, none where the dataset has only images."""
+        return self.columns.entries if self.columns else ()
 
     @property
     def column_files(self) -> tuple[FileEntry, ...]:

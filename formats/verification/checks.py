@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import BadImage, CorruptRecord, ManifestDamaged, OperationError, ShardDamaged
+from shardprep.formats.errors import BadImage, CorruptRecord, ManifestDamaged, ShardDamaged
 from shardprep.formats.images.crop_ready import marked
 from shardprep.formats.images.decode import check_decodes
 from shardprep.formats.images.header import read_image_header
@@ -38,67 +36,60 @@ from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import has_exactly, parse_canonical_json
 from shardprep.formats.shards.columns import column_row
 from shardprep.formats.shards.container import StoredRecord
-from shardprep.formats.shards.files import Rows, ShardFile, read_small, table_header
+from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_small, table_header
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_row, kinds_in
+from shardprep.formats.verification.report import CheckResult, Finding, reading
 
-NO_MEMORY = "there is not enough memory; use fewer workers"
-
-
-@dataclass
-class CheckResult:
-    """The findings: ``problems`` as (key or None, message), ``notes`` of the decoder, and content digests.
-
-    ``unread`` are the system's errors at which the check ended. ``changed`` says that the region of the
-    archive is not what was indexed; empty if it is.
-    """
-
-    problems: list[tuple[str | None, str]] = field(default_factory=list)
-    notes: list[tuple[str | None, str]] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    digests: bytes = b""
-    changed: str = ""
-
-    @property
-    def found_nothing(self) -> bool:
-        """Whether all was read, and nothing is wrong or remarkable."""
-        return not (self.problems or self.notes or self.unread or self.changed)
-
-    def add(self, other: CheckResult) -> None:
-        """Add the findings of another check of the same file."""
-        self.problems += other.problems
-        self.notes += other.notes
-        self.unread += other.unread
-
+OTHER_SHA256 = "its SHA-256 differs from the manifest"
+ROWS_BYTES = 1 << 20  # of a table, read at a time
 
 Value = tuple[bytes, int, bytes]
 """A record's key, its label, and its image or encoded value."""
 
 
 @dataclass(frozen=True, eq=False)
-class Check(ABC):
-    """What to check of a file at ``path``, of so many ``records`` and this ``sha256``. Picklable.
+class FileCheck:
+    """What to check of the file ``entry`` at ``path``: records or values of a column. Picklable.
 
     A damaged container may crash the library that opens it, and a damaged image the decoder: the methods are
-    called in separate processes. With ``decode`` the values are decoded, too.
+    called in separate processes. ``container`` is empty for a column's table of values of one size. ``keys``
+    are the records', and ``rows`` those of the index or of the column's table; each is None if it is damaged.
+    ``number`` is the shard's, and ``field`` its column, None for the records themselves. ``region`` is where
+    the images are in the archive, None where the shard has them. With ``decode`` the values are decoded, too.
     """
 
     path: Path
-    records: int
-    sha256: str
+    entry: FileEntry
     decode: bool
+    container: str
+    keys: npt.NDArray[np.bytes_] | None
+    rows: Rows | None
+    number: int = 0
+    field: Field | None = None
+    has_images: bool = True
+    region: Region | None = None
 
     def found(self) -> CheckResult:
         """Hash the file, and check what is in the same file, whatever its name becomes."""
         found, digests = CheckResult(), []
-        with hashed_file(self, found) as path:
-            found.changed = self._changed_beside()
-            for key, label, value in self._readable(path, found, range(self.records)):
-                digests.append(content_digest(key, label, value))
-                if self.decode:
-                    self._decode(key, value, found)
+        descriptor = os.open(self.path, OPEN_FLAGS | os.O_NOFOLLOW)
+        try:
+            with reading(self.entry.name, found):
+                if hash_descriptor(descriptor) != self.entry.sha256:
+                    self._add(found, None, OTHER_SHA256)
+                if self.region:
+                    found.findings += changes_in(self.path.with_name(ARCHIVE_NAME), self.region)
+                same = Path(f"/proc/self/fd/{descriptor}")
+                path = same if same.exists() else self.path
+                for key, label, value in self._values(path, found, range(self.entry.records)):
+                    digests.append(content_digest(key, label, value))
+                    if self.decode:
+                        self._decode(key, value, found)
+        finally:
+            os.close(descriptor)
         found.digests = b"".join(digests)
         return found
 
@@ -106,63 +97,113 @@ class Check(ABC):
         """Decode the readable records at these ordinals, and check nothing else."""
         found = CheckResult()
         with suppress(ShardDamaged):
-            for key, _, value in self._readable(self.path, CheckResult(), ordinals):
+            for key, _, value in self._values(self.path, CheckResult(), ordinals):
                 self._decode(key, value, found)
         return found
 
-    @abstractmethod
     def key_of(self, ordinal: int) -> str:
         """Return the key of a record. Raises ShardDamaged."""
+        if not self.container:
+            return text_of(self._key(ordinal) or b"")
+        with container(self.container).read(self.path) as reader:
+            return text_of(reader.address(ordinal)[0])
 
-    @abstractmethod
-    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+    def _add(self, found: CheckResult, key: str | None, problem: str) -> None:
+        found.findings.append(Finding(self.entry.name, problem, key))
+
+    def _key(self, ordinal: int) -> bytes | None:
+        return None if self.keys is None else self.keys[ordinal]
+
+    def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         """Yield the values at these ordinals that match their checksums; findings are added to ``found``."""
+        return (self._stored if self.container else self._in_table)(path, found, ordinals)
 
-    def _changed_beside(self) -> str:
-        """Say what changed in another file that this one refers to; empty if nothing."""
-        return ""
+    def _stored(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+        named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
+        with container(self.container).read(named) as reader:
+            if len(reader) != self.entry.records:
+                self._add(found, None, f"has {len(reader)} records, not {self.entry.records}")
+            for ordinal in ordinals:
+                wanted = self._key(ordinal)
+                if wanted is None and ordinal >= len(reader):
+                    return  # no record that is missing can be named
+                key = None if wanted is None else text_of(wanted)
+                try:
+                    stored = reader.checked(ordinal)
+                except (CorruptRecord, ShardDamaged) as error:
+                    self._add(found, key or error.key, error.message)
+                    continue
+                if difference := self._difference(stored, ordinal):
+                    self._add(found, key, difference)
+                yield stored.key, stored.label, stored.image
+
+    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
+        """Say in what a record differs from its row; empty if it does not."""
+        key = text_of(stored.key)
+        if self.field is not None:
+            place = stored.offset, len(stored.image), stored.crc32c
+            row = place if self.rows is None else self.rows[ordinal].item()
+            is_same = self._key(ordinal) in (None, stored.key) and stored.label == UNLABELLED
+            if is_same and row in (place, place[1:]):  # format 1.0 has no offsets
+                return ""
+            return f"value {ordinal} differs from the table: its key is {key}"
+        if self.rows is None:
+            return ""
+        row, image = self.rows[ordinal], stored.image
+        try:
+            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
+            known = stored if row["offset"] else stored._replace(offset=0)
+            expected = index_row(known, info, self.number, ordinal)
+        except BadImage as error:
+            return error.message
+        if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
+            return f"record {ordinal} has a table of segments that is not that of its bytes"
+        return "" if row.item() == expected else f"record {ordinal} differs from the index: its key is {key}"
+
+    def _in_table(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
+        """Yield the values of a column's table; without keys no checksum can be checked."""
+        if self.keys is None or self.field is None:
+            return
+        row = column_row(self.field)  # of values of one size, which every version has alike
+        start, size = len(table_header(row, self.entry.records)), row.itemsize
+        file, at_once = ShardFile(path), max(1, ROWS_BYTES // size)
+        try:
+            for first in range(ordinals.start, ordinals.stop, at_once):
+                some = range(first, min(first + at_once, ordinals.stop))
+                data = file.read_at(len(some) * size, start + first * size)
+                if len(data) < len(some) * size:
+                    raise ShardDamaged("ends before its last row", path=self.path)
+                for place, ordinal in enumerate(some):
+                    key, stored = self.keys[ordinal], data[place * size : (place + 1) * size]
+                    value, crc32c = stored[:-4], int.from_bytes(stored[-4:], "little")
+                    if record_crc(key, UNLABELLED, value) == crc32c:
+                        yield key, UNLABELLED, value
+                    else:
+                        self._add(found, text_of(key), f"row {ordinal} does not match its CRC-32C")
+        finally:
+            file.close()
 
     def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
-        check_decoding(key, value, found)
-
-
-@contextmanager
-def hashed_file(check: Check, found: CheckResult) -> Iterator[Path]:
-    """Hash the file, and yield a path to the same file, whatever its name becomes.
-
-    An error in the context ends it, and is added to ``found``; earlier findings stay.
-    """
-    descriptor = os.open(check.path, OPEN_FLAGS | os.O_NOFOLLOW)
-    try:
-        if hash_descriptor(descriptor) != check.sha256:
-            found.problems.append((None, "its SHA-256 differs from the manifest"))
-        same = Path(f"/proc/self/fd/{descriptor}")
-        yield same if same.exists() else check.path
-    except ShardDamaged as error:
-        found.problems.append((None, error.message))
-    except OperationError as error:
-        found.unread.append(error.message)
-    except OSError as error:
-        found.unread.append(error.strerror or str(error))
-    except MemoryError:
-        found.unread.append(NO_MEMORY)
-    finally:
-        os.close(descriptor)
-
-
-def check_decoding(key: bytes, image: bytes, found: CheckResult) -> None:
-    """Decode a record's image. A crash of the decoder ends the process."""
-    with tempfile.TemporaryFile() as said:
+        """Decode a record's image or value. A crash of the decoder ends the process."""
         try:
-            with stderr_in(said):
-                check_decodes(image)
-        except BadImage as error:
-            found.problems.append((_text(key), error.message))
-            return
-        said.seek(0)
-        first = _text(said.read(4096)).split("\n")[0].strip()
-    if first:
-        found.notes.append((_text(key), f"the decoder says: {first}"))
+            if self.field is not None and self.field.kind != "image":
+                self.field.codec.decode(value)
+            elif self.field is not None or self.has_images:
+                with tempfile.TemporaryFile() as said:
+                    with stderr_in(said):
+                        check_decodes(value)
+                    said.seek(0)
+                    if first := text_of(said.read(4096)).split("\n")[0].strip():
+                        note = f"the decoder says: {first}"
+                        found.notes.append(Finding(self.entry.name, note, text_of(key)))
+        except (BadImage, BadValue) as error:
+            self._add(found, text_of(key), error.message)
+
+
+def changes_in(archive: Path, region: Region) -> list[Finding]:
+    """Return the finding for a region of an archive that differs from what was indexed, if it does."""
+    is_same = hash_region(archive, region) == region.sha256
+    return [] if is_same else [Finding(ARCHIVE_NAME, changed_in(archive, region))]
 
 
 @contextmanager
@@ -177,157 +218,9 @@ def stderr_in(file: IO[bytes]) -> Iterator[None]:
         os.close(before)
 
 
-def _text(key: bytes) -> str:
+def text_of(key: bytes) -> str:
     """Return a key as text, whatever its bytes are."""
     return key.decode("utf-8", "replace")
-
-
-ROWS_BYTES = 1 << 20  # of a table, read at a time
-
-
-@dataclass(frozen=True, eq=False)
-class ContainerCheck(Check):
-    """What to check of a container; ``rows`` are its rows of the table, None if that is damaged."""
-
-    container: str
-    rows: Rows | None
-
-    @abstractmethod
-    def _key(self, ordinal: int) -> bytes | None:
-        """Return the key that the index has for a record, None if that is damaged."""
-
-    @abstractmethod
-    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
-        """Say in what a record differs from its row; empty if it does not."""
-
-    def key_of(self, ordinal: int) -> str:
-        with container(self.container).read(self.path) as reader:
-            return _text(reader.address(ordinal)[0])
-
-    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
-        with container(self.container).read(named) as reader:
-            if len(reader) != self.records:
-                found.problems.append((None, f"has {len(reader)} records, not {self.records}"))
-            for ordinal in ordinals:
-                wanted = self._key(ordinal)
-                if wanted is None and ordinal >= len(reader):
-                    return  # no record that is missing can be named
-                key = None if wanted is None else _text(wanted)
-                try:
-                    stored = reader.checked(ordinal)
-                except (CorruptRecord, ShardDamaged) as error:
-                    found.problems.append((key or error.key, error.message))
-                    continue
-                if difference := self._difference(stored, ordinal):
-                    found.problems.append((key, difference))
-                yield stored.key, stored.label, stored.image
-
-
-@dataclass(frozen=True, eq=False)
-class ShardCheck(ContainerCheck):
-    """What to check of the shard of that ``number``, with rows of the index.
-
-    ``region`` is where the images are in the archive, None where the shard has them.
-    """
-
-    number: int
-    has_images: bool = True
-    region: Region | None = None
-
-    def _changed_beside(self) -> str:
-        archive = self.path.with_name(ARCHIVE_NAME)
-        is_changed = self.region and hash_region(archive, self.region) != self.region.sha256
-        return changed_in(archive, self.region) if self.region and is_changed else ""
-
-    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
-        if self.has_images:
-            check_decoding(key, value, found)
-
-    def _key(self, ordinal: int) -> bytes | None:
-        return None if self.rows is None else self.rows[ordinal]["key"]
-
-    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
-        if self.rows is None:
-            return ""
-        row, image = self.rows[ordinal], stored.image
-        try:
-            info = marked(image, read_image_header(image)) if self.has_images else NO_IMAGE
-            expected = index_row(
-                stored if row["offset"] else stored._replace(offset=0), info, self.number, ordinal
-            )
-        except BadImage as error:
-            return error.message
-        if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
-            return f"record {ordinal} has a table of segments that is not that of its bytes"
-        if row.item() != expected:
-            return f"record {ordinal} differs from the index: its key is {_text(stored.key)}"
-        return ""
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnCheck(Check):
-    """What to check of a file of the column ``field``; ``keys`` are its records', None if unknown."""
-
-    field: Field
-    keys: npt.NDArray[np.bytes_] | None
-
-    def _key(self, ordinal: int) -> bytes | None:
-        return None if self.keys is None else self.keys[ordinal]
-
-    def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
-        if self.field.kind == "image":
-            check_decoding(key, value, found)
-            return
-        try:
-            self.field.codec.decode(value)
-        except BadValue as error:
-            found.problems.append((_text(key), error.message))
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnShardCheck(ColumnCheck, ContainerCheck):
-    """What to check of a column's shard, with rows of its table."""
-
-    def _difference(self, stored: StoredRecord, ordinal: int) -> str:
-        place = stored.offset, len(stored.image), stored.crc32c
-        row = place if self.rows is None else self.rows[ordinal].item()
-        is_same = self._key(ordinal) in (None, stored.key) and stored.label == UNLABELLED
-        if is_same and row in (place, place[1:]):  # format 1.0 has no offsets
-            return ""
-        return f"value {ordinal} differs from the table: its key is {_text(stored.key)}"
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnTableCheck(ColumnCheck):
-    """What to check of a column's table of values of one size; without keys no checksum can be."""
-
-    def key_of(self, ordinal: int) -> str:
-        return _text(self._key(ordinal) or b"")
-
-    def _readable(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        if self.keys is None:
-            return
-        for ordinal, row in zip(ordinals, self._rows(path, ordinals), strict=False):
-            key, value = self.keys[ordinal], row[:-4]
-            if record_crc(key, UNLABELLED, value) == int.from_bytes(row[-4:], "little"):
-                yield key, UNLABELLED, value
-            else:
-                found.problems.append((_text(key), f"row {ordinal} does not match its CRC-32C"))
-
-    def _rows(self, path: Path, ordinals: range) -> Iterator[bytes]:
-        """Yield the bytes of each row. Raises ShardDamaged if the file ends before the last."""
-        row = column_row(self.field)  # of values of one size, which every version has alike
-        start, size = len(table_header(row, self.records)), row.itemsize
-        file, left = ShardFile(path), iter(ordinals)
-        try:
-            while some := list(islice(left, max(1, ROWS_BYTES // size))):
-                data = file.read_at(len(some) * size, start + some[0] * size)
-                if len(data) < len(some) * size:
-                    raise ShardDamaged("ends before its last row", path=self.path)
-                yield from (data[at : at + size] for at in range(0, len(data), size))
-        finally:
-            file.close()
 
 
 MAX_QUARANTINE_BYTES = 64 << 20

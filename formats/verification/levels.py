@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
 
-from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, OperationError, UsageError
+import numpy as np
+
+from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UsageError
 from shardprep.formats.records.record import content_root
+from shardprep.formats.runtime.executors import AT_ONCE, ExecutorCall, ExecutorFailed, OtherMachine
 from shardprep.formats.runtime.files import hash_descriptor, user_path
+from shardprep.formats.runtime.jobs import completed
+from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
+from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
+from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.container import advice_for, place_of
 from shardprep.formats.shards.files import FileEntry, Rows
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, changed_in, hash_region
-from shardprep.formats.shards.manifest import MANIFEST_NAME, QUARANTINE_NAME, Manifest
+from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region
+from shardprep.formats.shards.manifest import (
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    QUARANTINE_NAME,
+    Manifest,
+    read_manifest,
+)
 from shardprep.formats.shards.tables import (
     BOXES_NAME,
     INDEX_NAME,
@@ -26,22 +43,14 @@ from shardprep.formats.shards.tables import (
     checked_index,
 )
 from shardprep.formats.verification.checks import (
-    NO_MEMORY,
-    Check,
-    CheckResult,
+    OTHER_SHA256,
+    FileCheck,
+    changes_in,
     check_quarantine,
     false_claims,
 )
-from shardprep.formats.verification.report import Finding, Report
-from shardprep.formats.verification.running import (
-    CheckRunner,
-    DatasetFiles,
-    IsolatedChecks,
-    SeenDataset,
-    isolated_check,
-    record_checks,
-    regions_of,
-)
+from shardprep.formats.verification.report import CheckResult, Finding, Report, reading
+from shardprep.formats.verification.running import SeenDataset, checked
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -49,7 +58,63 @@ LEVELS = ("quick", "full", "records", "decode")
 SHARD_TIMEOUT_S = 600.0
 SLOWEST_BYTES_PER_SECOND = 1e6
 
-T = TypeVar("T")
+MISSING = "is missing"
+UNFINISHED = "belongs to an unfinished join; the same prep join continues it, another one removes it"
+
+
+def wrong_size(entry: FileEntry, size: int) -> str:
+    """Say that a file does not have its size; empty if it has."""
+    return f"has {size} bytes, not {entry.size}" if size != entry.size else ""
+
+
+class DatasetFiles:
+    """The files of a dataset in ``folder``, on this machine. Picklable."""
+
+    url: str | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._absolute = folder.absolute()  # another process has another current folder
+
+    def manifest(self) -> Manifest:
+        """Read the manifest. Raises ManifestDamaged, UnknownVersion, OSError."""
+        return read_manifest(self.folder)
+
+    def look(self, entries: Sequence[FileEntry], level: str) -> None:
+        """Prepare :meth:`issue` for all of these files."""
+
+    def issue(self, entry: FileEntry) -> str:
+        """Say what is wrong with a file that is not read, by its kind and size; empty if nothing.
+
+        Raises OSError.
+        """
+        try:
+            status = (self.folder / entry.name).lstat()
+        except FileNotFoundError:
+            return MISSING
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a regular file"
+        return wrong_size(entry, status.st_size)
+
+    def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
+        """Return a context of the path of a file, which stays there within it; it is no link."""
+        return nullcontext(self._absolute / entry.name)
+
+    def check_others(self, report: Report, manifest: Manifest) -> None:
+        """Report the files that the manifest does not list. Raises OSError.
+
+        While work on the dataset is not finished, files of columns are noted, and its folder belongs there.
+        """
+        known = {file.name for file in manifest.files}
+        work_folder = self.folder / WORK_FOLDER_NAME
+        if not work_folder.is_symlink() and work_folder.is_dir():
+            for path in unlisted_columns(self.folder, known):
+                report.notes.append(Finding(path.name, UNFINISHED))
+            known |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
+        known |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
+        for name in sorted(path.name for path in self.folder.iterdir()):
+            if name not in known:
+                report.findings.append(Finding(name, "does not belong to the dataset"))
 
 
 def verify_folder(
@@ -90,66 +155,63 @@ def verify_files(
     """Check the dataset of these files, as :func:`verify` does."""
     report = Report(files.folder, level, url=files.url)
     try:
-        report.manifest = files.manifest()
+        manifest = report.manifest = files.manifest()
     except ManifestDamaged as error:
         report.findings.append(Finding(MANIFEST_NAME, error.message))
         return report
     report.dataset = files.folder
-    _Verification(report, report.manifest, files, workers, executor, shown(progress)).run()
+    there = None
+    if executor is not None:
+        there = executor, SeenDataset.here(report.dataset, manifest, decode=level == "decode")
+    with WorkerPool(1) as children:  # its calls are made in the threads of the checks
+        _Verification(files, report, manifest, workers, shown(progress), there, children).run()
     return report
 
 
+@dataclass(frozen=True)
 class _Verification:
     """One run over one dataset with an intact manifest."""
 
-    def __init__(
-        self,
-        report: Report,
-        manifest: Manifest,
-        files: DatasetFiles,
-        workers: int | None,
-        executor: Executor | None,
-        progress: Progress,
-    ) -> None:
-        self.files = files
-        self.report = report
-        self.manifest = manifest
-        self.checks = IsolatedChecks()
-        decode, path = report.level == "decode", report.dataset
-        there = None if executor is None else (executor, SeenDataset.here(path, manifest, decode=decode))
-        self.runner = CheckRunner(there, workers, progress, self.checks.end)
-        self.columns = manifest.columns.entries if manifest.columns else ()
+    files: DatasetFiles
+    report: Report
+    manifest: Manifest
+    workers: int | None
+    progress: Progress
+    elsewhere: tuple[Executor, SeenDataset] | None
+    children: WorkerPool
 
     def run(self) -> None:
-        if self.manifest.table(INDEX_NAME) is None:
+        manifest, level = self.manifest, self.report.level
+        if manifest.table(INDEX_NAME) is None:
             self._found(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
-        self.files.look(self.manifest.files, self.report.level)
-        sound = [entry for entry in self.manifest.files if self._is_sound(entry)]
+        self.files.look(manifest.files, level)
+        sound = [entry for entry in manifest.files if self._is_sound(entry)]
         is_there = self._is_archive_sound()
-        with self._reading("."):
-            for finding, is_harm in self.files.others(self.manifest):
-                (self.report.findings if is_harm else self.report.notes).append(finding)
-        if self.report.level == "quick":
+        with reading(".", self.report):
+            self.files.check_others(self.report, manifest)
+        if level == "quick":
             return
-        index, tables = self._read_tables({entry.name for entry in sound})
-        if self.report.level == "full":
+        names = {entry.name for entry in sound}
+        index, tables = self._read_tables(names)
+        if level == "full":
             self._hash(sound)
-            self._hash_regions(self.manifest.shards if is_there else ())
+            if manifest.archive and is_there:
+                self._hash_regions(manifest.archive.regions)
             return
-        checks = record_checks(self.report, self.manifest, index, tables)
+        checks = self._record_checks(index, tables)
         if not is_there:
-            for shard in self.manifest.shards:
+            for shard in manifest.shards:
                 del checks[shard.name]
         self._hash([entry for entry in sound if entry.name not in checks])
-        self._check_promises(index, {entry.name for entry in sound})
-        self._check_records([entry for entry in sound if entry.name in checks], checks)
+        self._check_promises(index, names)
+        self._check_records([checks[entry.name] for entry in sound if entry.name in checks])
 
     def _is_archive_sound(self) -> bool:
         """Whether the archive that the images are in, if they are in one, is there and has its size."""
         archive, issue = self.manifest.archive, "could not be checked"
         if archive is None:
             return True
-        with self._reading(ARCHIVE_NAME):
+        with reading(ARCHIVE_NAME, self.report):
             issue = archive.issue(self.report.dataset)
             if issue:
                 link = self.report.dataset / ARCHIVE_NAME
@@ -159,37 +221,23 @@ class _Verification:
     def _is_sound(self, entry: FileEntry) -> bool:
         """Whether a file is there, regular, and of its size."""
         issue: str | None = None
-        with self._reading(entry.name):
+        with reading(entry.name, self.report):
             issue = self.files.issue(entry)
         if issue:
             self._found(entry.name, issue)
         return issue == ""
 
-    def _found(self, name: str, problem: str, key: str | None = None) -> None:
-        self.report.findings.append(Finding(name, problem, key))
-
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        """Report damage of a file as a finding, and an error of the system as unchecked."""
-        try:
-            yield
-        except DataError as error:
-            self._found(name, error.message)
-        except OperationError as error:
-            self.report.unchecked.append(Finding(name, error.message))
-        except OSError as error:
-            self.report.unchecked.append(Finding(name, error.strerror or str(error)))
-        except MemoryError:
-            self.report.unchecked.append(Finding(name, NO_MEMORY))
+    def _found(self, name: str, problem: str) -> None:
+        self.report.findings.append(Finding(name, problem))
 
     def _read_tables(self, sound: set[str]) -> tuple[Rows | None, dict[str, Rows | None]]:
         """Check the tables named in ``sound``; return the index, and those of columns, that are intact."""
         index: Rows | None = None
         tables: dict[str, Rows | None] = {}
-        columns = {column.table.name: column for column in self.columns}
+        columns = {column.table.name: column for column in self.manifest.column_entries}
         wanted = sound & {INDEX_NAME, BOXES_NAME, *columns}
         for entry in (file for file in self.manifest.files if file.name in wanted):
-            with self._reading(entry.name), self.files.at_hand(entry):
+            with reading(entry.name, self.report), self.files.at_hand(entry):
                 if entry.name == INDEX_NAME:
                     index = checked_index(self.files.folder, self.manifest)
                 elif entry.name == BOXES_NAME:
@@ -198,68 +246,142 @@ class _Verification:
                     tables[entry.name] = checked_column(self.files.folder, self.manifest, columns[entry.name])
         return index, tables
 
+    def _record_checks(self, index: Rows | None, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
+        """Return the check of each file with records, by the file's name.
+
+        ``index`` is the index, and ``tables`` those of the columns by name, as far as they are intact.
+        """
+        manifest, folder, decode = self.manifest, self.report.dataset, self.report.level == "decode"
+        keys = None if index is None else np.ascontiguousarray(index["key"])
+        regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
+        ends = list(accumulate(shard.records for shard in manifest.shards))
+        checks = {}
+        for number, (shard, end) in enumerate(zip(manifest.shards, ends, strict=True)):
+            part = slice(end - shard.records, end)
+            of_shard = checks[shard.name] = FileCheck(
+                path=folder / shard.name,
+                entry=shard,
+                decode=decode,
+                container=manifest.container,
+                keys=None if keys is None else keys[part],
+                rows=None if index is None else index[part],
+                number=number,
+                has_images=manifest.has_images,
+                region=regions[number],
+            )
+            for column in manifest.column_entries:
+                table = tables.get(column.table.name)
+                for entry in column.shards[number : number + 1]:
+                    checks[entry.name] = replace(
+                        of_shard,
+                        path=folder / entry.name,
+                        entry=entry,
+                        rows=None if table is None else table[part],
+                        field=column.field,
+                        region=None,
+                    )
+        for column in manifest.column_entries:
+            if column.field.is_fixed:
+                name = column.table.name
+                checks[name] = FileCheck(folder / name, column.table, decode, "", keys, None, 0, column.field)
+        return checks
+
     def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
         if index is not None:
             for problem in false_claims(self.manifest, index):
                 self._found(MANIFEST_NAME, problem)
         listed = self.manifest.table(QUARANTINE_NAME)
         if listed is None or QUARANTINE_NAME in sound:
-            with self._reading(QUARANTINE_NAME), self.files.at_hand(listed) if listed else nullcontext():
+            hand = self.files.at_hand(listed) if listed else nullcontext()
+            with reading(QUARANTINE_NAME, self.report), hand:
                 check_quarantine(self.files.folder, self.manifest)
 
     def _hash(self, entries: list[FileEntry]) -> None:
         """Hash the files that were not hashed when they were read."""
-        read = {INDEX_NAME, BOXES_NAME} | {c.table.name for c in self.columns if not c.field.is_fixed}
-        unread = [entry for entry in entries if entry.name not in read]
-        calls = [partial(_hash_of, self.files, entry) for entry in unread]
-        for entry, digest in self._results("hash", unread, calls):
-            if digest != entry.sha256:
-                self._found(entry.name, "its SHA-256 differs from the manifest")
+        varying = [column.table.name for column in self.manifest.column_entries if not column.field.is_fixed]
+        unread = [entry for entry in entries if entry.name not in (INDEX_NAME, BOXES_NAME, *varying)]
+        self._check("hash", unread, [partial(_hash, self.files, entry) for entry in unread])
 
-    def _hash_regions(self, shards: Sequence[FileEntry]) -> None:
-        """Hash the regions of the archive that these shards' images are in, if they are in one."""
-        link, regions = self.report.dataset.absolute() / ARCHIVE_NAME, regions_of(self.manifest)
-        parts = [replace(shard, size=regions[shard.name].size) for shard in shards if regions]
-        calls = [partial(hash_region, link, regions[part.name]) for part in parts]
-        for part, digest in self._results("hash", parts, calls):
-            if digest != regions[part.name].sha256:
-                self._found(ARCHIVE_NAME, changed_in(link, regions[part.name]))
+    def _hash_regions(self, regions: Sequence[Region]) -> None:
+        """Hash the regions of the archive that the images are in."""
+        shards = zip(self.manifest.shards, regions, strict=True)
+        parts = [replace(shard, size=region.size) for shard, region in shards]
+        link = self.report.dataset.absolute() / ARCHIVE_NAME
+        self._check("hash", parts, [partial(_hash_region, link, region) for region in regions])
 
-    def _results(
-        self, title: str, entries: Sequence[FileEntry], calls: Sequence[Callable[[], T]]
-    ) -> Iterator[tuple[FileEntry, T]]:
-        """Yield the results of the calls, in order; an unreadable file is reported, the others are read."""
-        for entry, outcome in self.runner.run(title, entries, calls):
-            with self._reading(entry.name):
-                try:
-                    result = outcome()
-                except DataError as error:
-                    self._found(entry.name, f"its container is unreadable: {error.message}")
-                else:
-                    yield entry, result
-
-    def _check_records(self, files: list[FileEntry], checks: Mapping[str, Check]) -> None:
-        digests: dict[str, bytes] = {}
+    def _check_records(self, checks: Sequence[FileCheck]) -> None:
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
-        sized = [replace(file, size=room.get(file.name, file.size)) for file in files]
-        make = isolated_check if self.runner.elsewhere else self.checks.check
-        calls = [partial(_checked, make, self.files, checks[file.name], file) for file in sized]
-        with self.checks:
-            for entry, found in self._results(self.report.level, sized, calls):
-                digests[entry.name] = found.digests
-                if found.changed:
-                    self._found(ARCHIVE_NAME, found.changed)
-                for key, problem in found.problems:
-                    self._found(entry.name, problem, key)
-                self.report.notes += [Finding(entry.name, note, key) for key, note in found.notes]
-                self.report.unchecked += [Finding(entry.name, reason) for reason in found.unread]
+        files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
+        children = self.children if self.elsewhere is None else None
+        calls = [
+            partial(_check_apart, self.files, check, file.size, children)
+            for check, file in zip(checks, files, strict=True)
+        ]
+        digests = self._check(self.report.level, files, calls)
         if self.report.exit_code == 0:
             self._check_content_roots(digests)
+
+    def _check(
+        self, title: str, files: Sequence[FileEntry], calls: Sequence[Callable[[], CheckResult]]
+    ) -> dict[str, bytes]:
+        """Make each file's call; then report what was found, in order, and return the digests by name.
+
+        The calls are made in threads, or on the executor, where they are pickled. An unreadable file is
+        reported, and the others are read. ExecutorFailed and OtherMachine end the rest.
+        """
+        count = usable_cpus() if self.workers is None else max(1, self.workers)
+        records, size = sum(file.records for file in files), sum(file.size for file in files)
+        made: dict[int, CheckResult | Exception] = {}
+        places, done_records, done_bytes = iter(range(len(files))), 0, 0
+
+        def sent(place: int, seen: SeenDataset) -> ExecutorCall[CheckResult]:
+            name = files[place].name
+            return ExecutorCall(partial(seen.called, name, calls[place]), seen.path, name)
+
+        def submit(place: int) -> Future[Any]:
+            if self.elsewhere is not None:
+                executor, seen = self.elsewhere
+                return sent(place, seen).submitted(executor)
+            with starting_thread():
+                return threads.submit(calls[place])
+
+        with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:
+            try:
+                at_once = count if self.elsewhere is None else self.workers or AT_ONCE
+                with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
+                    for place, future in filter(None, finished):
+                        seen = self.elsewhere and self.elsewhere[1]
+                        try:
+                            made[place] = sent(place, seen).value_of(future) if seen else future.result()
+                        except (ExecutorFailed, OtherMachine):
+                            raise
+                        except Exception as error:
+                            made[place] = error
+                        done_records += files[place].records
+                        done_bytes += files[place].size
+                        self.progress.at(done_records, done_bytes)
+            except BaseException:
+                self.children.kill()
+                raise
+        digests: dict[str, bytes] = {}
+        for place, entry in enumerate(files):
+            found = made[place]
+            with reading(entry.name, self.report):
+                if isinstance(found, DataError):
+                    self._found(entry.name, f"its container is unreadable: {found.message}")
+                elif isinstance(found, Exception):
+                    raise found
+                else:
+                    digests[entry.name] = found.digests
+                    self.report.findings += found.findings
+                    self.report.unchecked += found.unchecked
+                    self.report.notes += found.notes
+        return digests
 
     def _check_content_roots(self, digests: Mapping[str, bytes]) -> None:
         if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
             self._found(MANIFEST_NAME, "its content_root differs from that of the records")
-        for column in self.columns:
+        for column in self.manifest.column_entries:
             files = column.shards or (column.table,)
             if content_root(digests[file.name] for file in files) != column.content_root:
                 self._found(
@@ -268,18 +390,27 @@ class _Verification:
                 )
 
 
-def _hash_of(files: DatasetFiles, entry: FileEntry) -> str:
-    """Return the hash of a file, through one descriptor, so that its name may change."""
+def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
+    """Hash a file, through one descriptor, so that its name may change."""
     with files.at_hand(entry) as path:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return hash_descriptor(descriptor)
+            is_same = hash_descriptor(descriptor) == entry.sha256
         finally:
             os.close(descriptor)
+    return CheckResult([] if is_same else [Finding(entry.name, OTHER_SHA256)])
 
 
-def _checked(
-    make: Callable[[Check, float], CheckResult], files: DatasetFiles, check: Check, entry: FileEntry
+def _hash_region(link: Path, region: Region) -> CheckResult:
+    return CheckResult(changes_in(link, region))
+
+
+def _check_apart(
+    files: DatasetFiles, check: FileCheck, size: int, children: WorkerPool | None
 ) -> CheckResult:
-    with files.at_hand(entry) as path:
-        return make(replace(check, path=path), SHARD_TIMEOUT_S + entry.size / SLOWEST_BYTES_PER_SECOND)
+    """Make a check in one of the children; None starts own ones, on another machine."""
+    with (
+        files.at_hand(check.entry) as path,
+        WorkerPool(1) if children is None else nullcontext(children) as pool,
+    ):
+        return checked(replace(check, path=path), SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)

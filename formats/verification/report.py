@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, OperationError, printable
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
-from shardprep.formats.shards.columns import unlisted_columns
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
+from shardprep.formats.shards.manifest import Manifest
+
+NO_MEMORY = "there is not enough memory; use fewer workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,21 @@ class Finding:
 
     def __str__(self) -> str:
         return ": ".join(printable(part) for part in (self.file, self.key, self.problem) if part)
+
+
+@dataclass
+class CheckResult:
+    """What a check of one file found, as in a :class:`Report`, and the content digests of its records."""
+
+    findings: list[Finding] = field(default_factory=list)
+    unchecked: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    digests: bytes = b""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all was read, and nothing is wrong or remarkable."""
+        return not (self.findings or self.unchecked or self.notes)
 
 
 @dataclass
@@ -97,31 +113,16 @@ class Report:
         }
 
 
-def unlisted(dataset: Path, manifest: Manifest) -> list[Finding]:
-    """Return findings for the files in the folder that do not belong to the dataset."""
-    known = {f.name for f in manifest.files} | {MANIFEST_NAME, PROVENANCE_NAME}
-    known |= {path.name for path in unfinished(dataset, manifest)}  # these are noted
-    if manifest.archive:
-        known.add(ARCHIVE_NAME)
-    if stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
-        known.add(WORK_FOLDER_NAME)  # of a conversion killed after its manifest was published
-    return [
-        Finding(name, "does not belong to the dataset")
-        for name in sorted(path.name for path in dataset.iterdir())
-        if name not in known
-    ]
-
-
-def unfinished(dataset: Path, manifest: Manifest) -> list[Path]:
-    """Return the files of columns that do not belong to the dataset, while work on it is not finished."""
-    if not stat.S_ISDIR(_mode(dataset / WORK_FOLDER_NAME)):
-        return []
-    return unlisted_columns(dataset, {file.name for file in manifest.files})
-
-
-def _mode(path: Path) -> int:
-    """Return a path's type and mode, without following links; 0 if it does not exist."""
+@contextmanager
+def reading(name: str, report: Report | CheckResult) -> Iterator[None]:
+    """Report damage of a file as a finding, and an error of the system as unchecked."""
     try:
-        return path.lstat().st_mode
-    except FileNotFoundError:
-        return 0
+        yield
+    except DataError as error:
+        report.findings.append(Finding(name, error.message))
+    except OperationError as error:
+        report.unchecked.append(Finding(name, error.message))
+    except OSError as error:
+        report.unchecked.append(Finding(name, error.strerror or str(error)))
+    except MemoryError:
+        report.unchecked.append(Finding(name, NO_MEMORY))

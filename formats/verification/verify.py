@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.errors import ShardprepError, UsageError
-from shardprep.formats.runtime.loop_thread import LoopThread, run_all
+from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import Manifest
@@ -20,9 +20,15 @@ from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
 from shardprep.formats.storage.open import cache_for, limit_bytes, refuse_cache, url_of
 from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
-from shardprep.formats.verification.levels import check_level, verify_files, verify_folder
-from shardprep.formats.verification.report import Finding, Report
-from shardprep.formats.verification.running import MISSING, DatasetFiles, wrong_size
+from shardprep.formats.verification.levels import (
+    MISSING,
+    DatasetFiles,
+    check_level,
+    verify_files,
+    verify_folder,
+    wrong_size,
+)
+from shardprep.formats.verification.report import Report
 
 
 def verify(
@@ -88,24 +94,8 @@ def verify(
             "is a URL, but an executor checks folders only; leave the executor out", path=place.url
         )
     check_level(level)
-    folder = cache_for(place, cache)
-
-    return verify_cached(place, folder, limit_bytes(cache_limit), level, workers=workers, progress=progress)
-
-
-def verify_cached(
-    place: Location,
-    cache: str | os.PathLike[str],
-    limit: int | None,
-    level: str,
-    *,
-    workers: int | None = None,
-    progress: Progress | None = None,
-    policy: RetryPolicy = PATIENT,
-) -> Report:
-    """Check the dataset at a place through a cache, as :func:`~shardprep.formats.verify` does."""
-    with FileCache(cache, limit, place, policy=policy) as files:
-        return verify_files(CachedFiles(files, policy), level, workers, None, progress)
+    with FileCache(cache_for(place, cache), limit_bytes(cache_limit), place, policy=PATIENT) as files:
+        return verify_files(CachedFiles(files, PATIENT), level, workers, None, progress)
 
 
 class CachedFiles(DatasetFiles):
@@ -115,7 +105,7 @@ class CachedFiles(DatasetFiles):
         super().__init__(cache.folder.datasets)
         self.url = cache.place.url
         self._cache, self._policy = cache, policy
-        self._looks: dict[str, _Look] = {}
+        self._issues: dict[str, str | ShardprepError] = {}
         self._room_bytes = self._bytes_at_hand = 0
         self._let_go = threading.Condition()
 
@@ -130,17 +120,27 @@ class CachedFiles(DatasetFiles):
             self._cache.check_fits(entries)
             self._room_bytes = self._cache.room_bytes
             return
-        remote = RemoteFolder(self._cache.place, self._policy)
-        self._looks = {entry.name: _Look(remote, entry) for entry in entries}
+        remote, at_once = RemoteFolder(self._cache.place, self._policy), asyncio.Semaphore(AT_ONCE)
+
+        async def ask(entry: FileEntry) -> None:
+            try:
+                async with at_once:
+                    found = await remote.about(entry.name)
+                self._issues[entry.name] = wrong_size(entry, found.size) if found else MISSING
+            except ShardprepError as error:
+                self._issues[entry.name] = error
+
+        async def ask_all() -> None:
+            await asyncio.gather(*map(ask, entries))
+
         with LoopThread(threads=1) as loop:
-            loop.run(run_all([*self._looks.values()], AT_ONCE))
+            loop.run(ask_all())
 
     def issue(self, entry: FileEntry) -> str:
-        if (look := self._looks.get(entry.name)) is None:
-            return ""
-        if look.failure is not None:
-            raise look.failure
-        return look.issue
+        issue = self._issues.get(entry.name, "")
+        if isinstance(issue, ShardprepError):
+            raise issue
+        return issue
 
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
@@ -158,24 +158,5 @@ class CachedFiles(DatasetFiles):
                 self._bytes_at_hand -= entry.size
                 self._let_go.notify_all()
 
-    def others(self, manifest: Manifest) -> Iterator[tuple[Finding, bool]]:
-        return iter(())
-
-
-@dataclass
-class _Look:
-    """A look at the size of a remote file."""
-
-    remote: RemoteFolder
-    entry: FileEntry
-    issue: str = ""
-    failure: ShardprepError | None = None
-
-    async def run(self) -> None:
-        """Ask the store about the file."""
-        try:
-            found = await self.remote.about(self.entry.name)
-        except ShardprepError as error:
-            self.failure = error
-        else:
-            self.issue = wrong_size(self.entry, found.size) if found else MISSING
+    def check_others(self, report: Report, manifest: Manifest) -> None:
+        """Check nothing: a place may hold anything else."""

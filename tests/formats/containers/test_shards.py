@@ -19,10 +19,12 @@ from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, reco
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
 from shardprep.formats.shards.container import Memory, ShardReader, StoredRecord
+from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
 from shardprep.formats.shards.read import ALL_CONTAINERS, container
-from shardprep.formats.verification.checks import CheckResult, ShardCheck
+from shardprep.formats.verification.checks import FileCheck
+from shardprep.formats.verification.report import CheckResult
 from support.image_files import png
 from support.sampling import torture_except
 from support.shard_files import (
@@ -132,13 +134,14 @@ PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 def checked_against(records: list[StoredRecord], path: Path, kind: str) -> CheckResult:
     rows = index_rows(records)
-    return ShardCheck(path, len(records), hash_file(path), False, kind, rows, 0).found()
+    entry = FileEntry(path.name, path.stat().st_size, hash_file(path), len(records))
+    return FileCheck(path, entry, False, kind, rows["key"], rows).found()
 
 
 def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "shard", kind, [PICTURES[1], PICTURES[0], PICTURES[2]])
 
-    assert [key for key, _ in checked_against(PICTURES, path, kind).problems] == ["n0", "n1"]
+    assert [found.key for found in checked_against(PICTURES, path, kind).findings] == ["n0", "n1"]
 
 
 def fresh(size: int) -> Memory:
