@@ -9,19 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
-from shardprep.formats.conversion.prepare import (
-    ConvertOptions,
-    PreparedSplit,
-    Request,
-    check_output,
-    note_untrained,
-    prepare,
-    refuse_network,
-)
+from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
 from shardprep.formats.errors import OutputBusy, UsageError
 from shardprep.formats.runtime.jobs import JobRunner
@@ -30,10 +21,10 @@ from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
 from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, is_linked, link_archive
-from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE
 from shardprep.formats.sources.listing import StoredEntries
-from shardprep.formats.sources.source import Problems, Source, SourceOptions
+from shardprep.formats.sources.source import Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
 
@@ -106,36 +97,32 @@ def convert(
         OSError: A file cannot be read or written.
     """
     progress = shown(progress)
-    request = Request.of(source, output, split, plan_options, options, source_options)
-    if executor is not None and isinstance(request.source, Location):
+    conversion = Conversion(source, output, split, plan_options, options, source_options)
+    if executor is not None and isinstance(conversion.path, Location):
         raise UsageError(
             "is a URL, which only one machine can convert from; leave out the executor, or download the "
             "archives",
-            path=request.source.url,
+            path=conversion.path.url,
         )
-    prepared = prepared_splits(request, progress)
+    prepared = prepared_splits(conversion, progress)
     runner = JobRunner(workers, executor, progress)
-    with noting_kept(partial(kept_of, prepared), restarted=request.options.restart):
-        if request.options.restart:
+    with noting_kept(partial(kept_of, prepared), restarted=conversion.options.restart):
+        if conversion.options.restart:
             discard_unfinished(prepared)
         return [_converted(one, runner) for one in prepared]
 
 
-def prepared_splits(request: Request, progress: Progress) -> list[PreparedSplit]:
+def prepared_splits(conversion: Conversion, progress: Progress) -> list[PreparedSplit]:
     """Recognise the source, check the outputs, and prepare each split. Raises what is wrong with any."""
-    recognised = request.recognised()
-    progress.note(f"source: {recognised.description}")
-    request.check_outputs(recognised)
-    problems = Problems()
-    if request.part:
-        for name, output in request.outputs(recognised).items():
+    source, problems = conversion.source(progress), Problems()
+    conversion.check_outputs(source)
+    if conversion.part:
+        for split, output in conversion.outputs(source).items():
             with problems.collected():
-                _share_listing(recognised, name, output, request, progress)
+                conversion.share_listing(source, split, output, progress)
         problems.raise_all()
-    prepared = prepare(recognised, request, problems)
+    prepared = conversion.prepared(source, problems, progress)
     problems.raise_all()
-    if not request.part:
-        note_untrained(prepared, progress)
     return prepared
 
 
@@ -152,35 +139,53 @@ def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
 
 
 def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
-    """Convert one split, or verify the finished one."""
-    if not prepared.is_finished:
-        with WorkFolder(prepared.output) as work_folder:
-            if not prepared.is_finished:  # another run may have finished it since
-                work_folder.claim(prepared.guard())
-                built = build_shards(prepared, work_folder, runner)
-                return Converted(
-                    prepared.output,
-                    finish(work_folder, prepared, built),
-                    already_complete=False,
-                    skipped=skipped_of(prepared, built),
-                    ignored=prepared.listing.ignored,
-                    notes=notes_of(prepared, built),
-                    has_labels=prepared.planned.has_labels,
-                )
-    return _already_there(prepared, runner.progress)
+    """Convert one split, or verify the finished one.
+
+    Raises PlanMismatch if that has another plan, DataError if it is damaged.
+    """
+    output, listing = prepared.output, prepared.listing
+    with prepared.begun() as work_folder:
+        if work_folder is not None:
+            built = build_shards(prepared, work_folder, runner)
+            return Converted(
+                output,
+                finish(work_folder, prepared, built),
+                already_complete=False,
+                skipped=skipped_of(prepared, built),
+                ignored=listing.ignored,
+                notes=notes_of(prepared, built),
+                has_labels=prepared.planned.has_labels,
+            )
+    manifest = prepared.finished_manifest()
+    link, archive = output / ARCHIVE_NAME, listing.reader.archive
+    if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
+        with WorkFolder(output) as work_folder:
+            link_archive(link, archive.path, work_folder.run)
+            work_folder.remove()
+    verify_finished(output, runner.progress)
+    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
+    return Converted(
+        output,
+        manifest,
+        already_complete=True,
+        skipped=sum_up(skipped, listing.entries, manifest.labels),
+        ignored=listing.ignored,
+        notes=listing.notes,
+        has_labels=prepared.planned.has_labels,
+    )
 
 
 def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedImages:
     """Return the bad images that these shards of a split left out."""
     images = [image for shard in built for image in shard.skipped]
-    return sum_up(images, prepared.planned.entries, prepared.listing.labels)
+    return sum_up(images, prepared.listing.entries, prepared.listing.labels)
 
 
 def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
     """Return the notes for the user about a split: of its listing, and of images of other sizes."""
     found = []
     of_column = zip(*(shard.columns for shard in built), strict=True)
-    for column, built_columns in zip(prepared.planned.schema, of_column, strict=False):
+    for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
         if others := [one for one in built_columns if one.other_sizes]:
             count = count_of(sum(one.other_sizes for one in others), "image")
             found.append(
@@ -197,18 +202,18 @@ def build_shards(
     builder: Callable[[ShardJob], BuiltShard] | None = None,
 ) -> list[BuiltShard]:
     """Build the missing shards of a split with the ``builder`` of their jobs, and return all of them."""
-    planned, shards, progress = prepared.planned, prepared.shards, runner.progress
-    if prepared.listing.kept_by is not None:
-        stored = StoredEntries(work_folder.folder, prepared.listing.kept_by)
+    planned, shards, listing = prepared.planned, prepared.shards, prepared.listing
+    if listing.kept_by is not None:
+        stored = StoredEntries(work_folder.folder, listing.kept_by)
         if stored.read() is None:
-            stored.write(prepared.listing.entries, work_folder.run)
+            stored.write(listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
-    jobs = shard_jobs(planned, shards, prepared.listing.reader, work_folder, home=home, builder=builder)
+    jobs = shard_jobs(planned, shards, work_folder, home=home, builder=builder)
     finished = shards_done(prepared)
     if finished:
-        progress.note(f"{len(finished)} of {len(shards)} shards are done already")
+        runner.progress.note(f"{len(finished)} of {len(shards)} shards are done already")
     verb = "index" if planned.options.container == IN_PLACE else "convert"
-    return runner.run(f"{verb} {planned.split}", jobs, work_folder.run, shards, finished)
+    return runner.run(f"{verb} {listing.split}", jobs, work_folder.run, shards, finished)
 
 
 def shards_done(prepared: PreparedSplit) -> set[str]:
@@ -220,33 +225,11 @@ def shards_done(prepared: PreparedSplit) -> set[str]:
 def kept_of(prepared: Sequence[PreparedSplit]) -> str:
     """Return how many of the shards of each split are done; empty if none is."""
     parts = [
-        f"{done} of {len(one.shards)} shards" + (f" of {one.planned.split}" if len(prepared) > 1 else "")
+        f"{done} of {len(one.shards)} shards" + (f" of {one.listing.split}" if len(prepared) > 1 else "")
         for one in prepared
         if (done := len(shards_done(one)))
     ]
     return f"{', '.join(parts)} are done" if parts else ""
-
-
-def _already_there(prepared: PreparedSplit, progress: Progress) -> Converted:
-    """Verify a finished output. Raises PlanMismatch if it has another plan, DataError if it is damaged."""
-    output = prepared.output
-    manifest = prepared.finished_manifest()
-    link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
-    if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
-        with WorkFolder(output) as work_folder:
-            link_archive(link, archive.path, work_folder.run)
-            work_folder.remove()
-    verify_finished(output, progress)
-    skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
-    return Converted(
-        output,
-        manifest,
-        already_complete=True,
-        skipped=sum_up(skipped, prepared.planned.entries, manifest.labels),
-        ignored=prepared.listing.ignored,
-        notes=prepared.listing.notes,
-        has_labels=prepared.planned.has_labels,
-    )
 
 
 @dataclass(frozen=True)
@@ -322,67 +305,44 @@ def convert_part(
             raises.
     """
     progress = shown(progress)
-    request = Request.of(source, output, split, plan_options, options, source_options, part)
-    if request.options.restart:
+    conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
+    if conversion.options.restart:
         raise UsageError(
             "a part cannot restart, because other parts work there; remove the output, or restart without a "
             "part"
         )
-    prepared = prepared_splits(request, progress)
+    prepared = prepared_splits(conversion, progress)
     runner = JobRunner(workers, progress=progress)
     with noting_kept(partial(kept_of, prepared)):
         return [_built_part(one, part, runner) for one in prepared]
 
 
-def _share_listing(source: Source, split: str, output: Path, request: Request, progress: Progress) -> None:
-    """Read an archive's headers and store their contents, unless another part has; wait while one does.
-
-    A check of MD5 is no part's work for the others, and folders are listed by each part: nothing less says
-    that they have not changed.
-    """
-    is_finished = (output / MANIFEST_NAME).exists()
-    known_by = None if is_finished or request.options.check_md5 else source.known_by(split)
-    if known_by is None:
-        return
-    check_output(output, source.folders)
-    if not request.options.allow_network_fs:
-        refuse_network(output, request.plan_options.container)
-    waits = partial(progress.note, f"another part is reading the headers of {split}; waiting for it")
-    with WorkFolder(output, shared=True) as work_folder, work_folder.turn("listing", waits):
-        stored = StoredEntries(work_folder.folder, known_by)
-        if stored.read() is None and not (listing := source.survey(split)).problems:
-            stored.write(listing.entries, work_folder.run)
-
-
 def _built_part(prepared: PreparedSplit, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
     """Build one part's shards of a split. Raises PlanMismatch for a finished one with another plan."""
-    planned = prepared.planned
-
-    def of(shards: Sequence[BuiltShard] | Sequence[FileEntry], **found: Any) -> ConvertedPart:
-        return ConvertedPart(
-            path=prepared.output,
-            split=planned.split,
-            part=part,
-            shards=tuple(shard.name for shard in shards),
-            records=sum(shard.records for shard in shards),
-            file_bytes=sum(shard.size for shard in shards),
-            total=len(planned.shards),
-            has_images=planned.has_images,
-            has_labels=planned.has_labels,
-            **found,
-        )
-
-    if not prepared.is_finished:
-        with WorkFolder(prepared.output, shared=True) as work_folder:
-            if not prepared.is_finished:  # the conversion may have been finished since
-                work_folder.claim(prepared.guard())
-                built = build_shards(prepared, work_folder, runner)
-                missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
-                skipped = skipped_of(prepared, built)
-                return of(built, missing=len(missing), already_complete=False, skipped=skipped)
+    planned, skipped, missing = prepared.planned, SkippedImages(), set[str]()
+    shards: Sequence[BuiltShard | FileEntry] | None = None
+    with prepared.begun(shared=True) as work_folder:
+        if work_folder is not None:
+            built = shards = build_shards(prepared, work_folder, runner)
+            skipped = skipped_of(prepared, built)
+            missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
+    if is_complete := shards is None:
         with suppress(OutputBusy):  # another part may be removing it
             remove_leftover(prepared.output)
-    runner.progress.note(f"{prepared.output} is complete already")
-    names = {shard.name for shard in prepared.shards}
-    shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
-    return of(shards, missing=0, already_complete=True)
+        runner.progress.note(f"{prepared.output} is complete already")
+        names = {shard.name for shard in prepared.shards}
+        shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]
+    return ConvertedPart(
+        path=prepared.output,
+        split=prepared.listing.split,
+        part=part,
+        shards=tuple(shard.name for shard in shards),
+        records=sum(shard.records for shard in shards),
+        file_bytes=sum(shard.size for shard in shards),
+        total=len(planned.shards),
+        missing=len(missing),
+        already_complete=is_complete,
+        skipped=skipped,
+        has_images=prepared.listing.has_images,
+        has_labels=planned.has_labels,
+    )

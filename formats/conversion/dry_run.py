@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
-from shardprep.formats.conversion.prepare import (
-    ConvertOptions,
-    PreparedSplit,
-    Request,
-    most_bytes,
-    note_untrained,
-    prepare,
-)
+from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import is_other_file
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
@@ -158,26 +151,55 @@ def plan_conversion(
         WorkerDied, ChildLost: A process that reads images ended.
         MemoryError: There is too little memory.
     """
-    progress, problems = progress or NoProgress(), Problems()
+    progress, problems, skipped = progress or NoProgress(), Problems(), Problems()
     count = usable_cpus() if workers is None else workers
-    request = Request.of(source, output, split, plan_options, options, source_options, part)
-    description, prepared = "", []
+    conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
+    description, prepared = "", list[PreparedSplit]()
     with problems.collected():
-        recognised = request.recognised()
+        recognised = conversion.source(progress)
         description = recognised.description
-        progress.note(f"source: {description}")
         with problems.collected():
-            request.check_outputs(recognised)
-        prepared = prepare(recognised, request, problems)
-        note_untrained(prepared, progress)
-    check = _Check(problems, count, progress)
-    splits = tuple(check.split(one) for one in prepared)
-    return DryRun(description, splits, problems, check.skipped, count, *check.estimate())
+            conversion.check_outputs(recognised)
+        prepared = conversion.prepared(recognised, problems, progress)
+    splits, total = [], _Findings()
+    for one in prepared:
+        found = _Findings() if one.is_finished else _checked(one, count, progress)
+        is_skipping = one.planned.options.on_bad_image == "skip"
+        problems.merge(found.problems)
+        (skipped if is_skipping else problems).merge(found.bad)
+        planned = _planned(one, found.bad_images if is_skipping else 0)
+        splits.append(planned)
+        if found.bad_images == planned.images == len(one.listing.entries):
+            problems.add(DataError("the source has no intact image", path=one.output))
+        total.add(found)
+    return DryRun(description, tuple(splits), problems, skipped, count, *total.estimate(count))
+
+
+def _planned(one: PreparedSplit, skipped: int) -> PlannedSplit:
+    listing, planned = one.listing, one.planned
+    return PlannedSplit(
+        split=listing.split,
+        path=one.output,
+        layout=listing.layout,
+        images=sum(shard.records for shard in one.shards),
+        classes=len(listing.labels),
+        image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
+        container=planned.options.container,
+        shards=len(one.shards),
+        disk_bytes=one.most_bytes(one.shards),
+        skipped=skipped,
+        ignored=listing.ignored,
+        already_complete=one.is_finished,
+        columns=listing.schema.kinds,
+        notes=listing.notes,
+        has_images=listing.has_images,
+        has_labels=planned.has_labels,
+    )
 
 
 @dataclass
-class _ShardFindings:
-    """The findings about the images of one shard, and the seconds that it took."""
+class _Findings:
+    """The findings about the images of some shards, and the seconds that reading and hashing them took."""
 
     problems: Problems = field(default_factory=Problems)
     bad: Problems = field(default_factory=Problems)
@@ -185,132 +207,89 @@ class _ShardFindings:
     read: float = 0.0
     hashed: float = 0.0
     hashed_bytes: int = 0
+    shards: int = 0
+    size: int = 0
 
-    def add(self, other: _ShardFindings) -> None:
+    def add(self, other: _Findings) -> None:
         self.problems.merge(other.problems)
         self.bad.merge(other.bad)
         self.bad_images += other.bad_images
         self.read += other.read
         self.hashed += other.hashed
         self.hashed_bytes += other.hashed_bytes
+        self.shards += other.shards
+        self.size += other.size
 
-    def read_by(self, reader: ByteReader, entry: np.void, *, has_images: bool) -> tuple[bytes, ...] | None:
-        """Read an entry's image and columns, and check them; return their bytes, None for bad ones."""
+    def check(self, reader: ByteReader, entry: np.void, *, has_images: bool, hashes: bool) -> None:
+        """Read an entry's image and columns, and check them; hash them as a conversion does with each."""
         start, image = perf_counter(), b""
         try:
             if has_images:
                 image = reader.read(entry)
                 read_image_header(image)
-            return image, *reader.values(entry)
+            data = b"".join([image, *reader.values(entry)])
         except (BadImage, BadValue) as error:
             self.bad_images += 1
             advice = "; --skip-non-images leaves out such files" if is_other_file(reader, entry) else ""
             message = error.message + advice
             bad = BadImage(message, path=reader.where(entry), key=entry["key"].decode())
             self.bad.add(bad, _DETAILS.sub("", message))
-            return None
+            return
         finally:
             self.read += perf_counter() - start
+        if hashes:
+            start, key, label = perf_counter(), entry["key"].item(), int(entry["label"])
+            for _ in ("written", "read back"):
+                record_crc(key, label, data)
+            content_digest(key, label, data)
+            hashlib.sha256(data)
+            self.hashed += perf_counter() - start
+            self.hashed_bytes += len(data)
 
-    def hash(self, entry: np.void, data: bytes) -> None:
-        """Hash the data of an entry as a conversion does with each image."""
-        start = perf_counter()
-        key, label = entry["key"].item(), int(entry["label"])
-        for _ in ("written", "read back"):
-            record_crc(key, label, data)
-        content_digest(key, label, data)
-        hashlib.sha256(data)
-        self.hashed += perf_counter() - start
-        self.hashed_bytes += len(data)
-
-
-@dataclass
-class _Check:
-    """The check of all images of the prepared splits."""
-
-    problems: Problems
-    workers: int
-    progress: Progress
-    skipped: Problems = field(default_factory=Problems)
-    total: _ShardFindings = field(default_factory=_ShardFindings)
-    bytes: int = 0
-    shards: int = 0
-
-    def split(self, one: PreparedSplit) -> PlannedSplit:
-        planned, is_finished = one.planned, one.is_finished
-        found = _ShardFindings() if is_finished else self._images(one)
-        is_skipping = planned.options.on_bad_image == "skip"
-        self.problems.merge(found.problems)
-        (self.skipped if is_skipping else self.problems).merge(found.bad)
-        images = sum(shard.records for shard in one.shards)
-        if found.bad_images == images == len(planned.order):
-            self.problems.add(DataError("the source has no intact image", path=one.output))
-        return PlannedSplit(
-            split=planned.split,
-            path=one.output,
-            layout=one.listing.layout,
-            images=images,
-            classes=len(one.listing.labels),
-            image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
-            container=planned.options.container,
-            shards=len(one.shards),
-            disk_bytes=most_bytes(planned, one.shards),
-            skipped=found.bad_images if is_skipping else 0,
-            ignored=one.listing.ignored,
-            already_complete=is_finished,
-            columns=planned.schema.kinds,
-            notes=one.listing.notes,
-            has_images=planned.has_images,
-            has_labels=planned.has_labels,
-        )
-
-    def _images(self, one: PreparedSplit) -> _ShardFindings:
-        """Check the images of the shards that are still to be built."""
-        shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
-        records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
-        found, done = _ShardFindings(), np.zeros(2, np.int64)
-        with self.progress.task(f"check {one.planned.split}", records=records, size=size):
-            for shard, checked in zip(shards, self._checked(one, shards), strict=True):
-                found.add(checked)
-                done += (shard.records, shard.size)
-                self.progress.at(*done.tolist())
-        self.bytes += size
-        self.shards += len(shards)
-        self.total.add(found)
-        return found
-
-    def _checked(self, one: PreparedSplit, shards: Iterable[PlannedShard]) -> Iterator[_ShardFindings]:
-        entries = map(one.planned.entries_of, shards)
-        jobs = ((some, one.listing.reader.only(some), one.planned.has_images) for some in entries)
-        if not self.workers:
-            yield from (check_images(*job) for job in jobs)
-            return
-        with WorkerPool(self.workers) as pool:
-            waiting: deque[Future[_ShardFindings]] = deque()
-            for job in jobs:
-                waiting.append(pool.submit(check_images, *job))
-                if len(waiting) > self.workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
-    def estimate(self) -> tuple[float | None, float | None]:
+    def estimate(self, workers: int) -> tuple[float | None, float | None]:
         """Return the seconds that the conversion would take, and the bytes per second that were read."""
-        total, at_once = self.total, max(1, min(self.workers, self.shards))
-        if not total.hashed_bytes or not total.read:
+        at_once = max(1, min(workers, self.shards))
+        if not self.hashed_bytes or not self.read:
             return None, None
-        hashing = total.hashed / total.hashed_bytes * self.bytes
-        return (total.read + hashing) / at_once, self.bytes * at_once / total.read
+        hashing = self.hashed / self.hashed_bytes * self.size
+        return (self.read + hashing) / at_once, self.size * at_once / self.read
 
 
-def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _ShardFindings:
+def _checked(one: PreparedSplit, workers: int, progress: Progress) -> _Findings:
+    """Check the images of the shards of a split that are still to be built."""
+    shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
+    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
+    found, done_records, done_bytes = _Findings(shards=len(shards), size=size), 0, 0
+    with progress.task(f"check {one.listing.split}", records=records, size=size):
+        for shard, checked in zip(shards, _checked_shards(one, shards, workers), strict=True):
+            found.add(checked)
+            done_records, done_bytes = done_records + shard.records, done_bytes + shard.size
+            progress.at(done_records, done_bytes)
+    return found
+
+
+def _checked_shards(one: PreparedSplit, shards: Iterable[PlannedShard], workers: int) -> Iterator[_Findings]:
+    entries, reader = map(one.planned.entries_of, shards), one.listing.reader
+    jobs = ((some, reader.only(some), one.listing.has_images) for some in entries)
+    if not workers:
+        yield from (check_images(*job) for job in jobs)
+        return
+    with WorkerPool(workers) as pool:
+        waiting: deque[Future[_Findings]] = deque()
+        for job in jobs:
+            waiting.append(pool.submit(check_images, *job))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Findings:
     """Read the images and columns of one shard, check the images' headers, and hash some of them."""
-    found = _ShardFindings()
+    found = _Findings()
     with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
         opened.expect(entries)
         for number, entry in enumerate(entries):
             with found.problems.collected():
-                parts = found.read_by(opened, entry, has_images=has_images)
-                if parts is not None and number % SAMPLE_EVERY == 0:
-                    found.hash(entry, b"".join(parts))
+                found.check(opened, entry, has_images=has_images, hashes=number % SAMPLE_EVERY == 0)
     return found

@@ -6,16 +6,15 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan
-from shardprep.formats.conversion.prepare import GatheredBoxes, PreparedSplit
+from shardprep.formats.conversion.prepare import Boxes, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, SkippedImage, built_row, row_dtype
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
@@ -33,10 +32,10 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     table_name,
 )
-from shardprep.formats.shards.files import FileEntry, Rows, read_table, table_header, write_rows, write_table
+from shardprep.formats.shards.files import FileEntry, Rows, read_table, table_header
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, BLOCK_BYTES, IndexedArchive, link_archive
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, QUARANTINE_NAME, Manifest
-from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.read import container
 from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype, kinds_in
 from shardprep.formats.sources.source import Entries, Listing
 from shardprep.formats.verification.levels import verify_folder
@@ -46,11 +45,11 @@ TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
 
 def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables, the provenance and, last, the manifest; then remove the work folder."""
-    output, listing = work_folder.output, prepared.listing
+    output = work_folder.output
     manifest = gather(work_folder, prepared, built)
-    if manifest.archive and (archive := listing.reader.archive):
+    if archive := prepared.planned.in_place:
         link_archive(output / ARCHIVE_NAME, archive.path, work_folder.run)
-    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(listing)), work_folder.run)
+    publish_bytes(output / PROVENANCE_NAME, canonical_json(_provenance(prepared.listing)), work_folder.run)
     publish_bytes(output / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
     work_folder.remove()
     return manifest
@@ -63,14 +62,24 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
         raise DataError("the source has no intact image", path=output)
-    tables = build_tables(work_folder, planned, built, prepared.boxes)
-    digests: Iterable[bytes] = (r["digest"].tobytes() for r in shard_rows(work_folder, built))
-    records_root = content_root(digests)
-    columns = build_columns(work_folder, planned, built, records_root)
-    flags = [r["row"]["flags"] for r in shard_rows(work_folder, built)]
+    index = index_of(work_folder, planned, built)
+    tables = build_tables(work_folder, index, built, prepared.boxes)
+    records_root = content_root(rows["digest"].tobytes() for rows in shard_rows(work_folder, built))
+    columns = None
+    if len(listing.schema) or not listing.has_images:
+        entries = [
+            build_column(work_folder, field, [shard.columns[number] for shard in built])
+            for number, field in enumerate(listing.schema)
+        ]
+        columns = DatasetColumns(tuple(entries), records_root, listing.has_images)
+    archive = None
+    if planned.in_place:
+        sizes = tuple(region.size for region in planned.regions)
+        digests = tuple(shard.region_sha256 for shard in built)
+        archive = IndexedArchive(planned.in_place.path.name, sizes, digests, BLOCK_BYTES)
     manifest = Manifest(
-        split=planned.split,
-        records=sum(b.records for b in built),
+        split=listing.split,
+        records=len(index),
         image_bytes=sum(b.image_bytes for b in built),
         partial=listing.is_partial,
         class_sorted=planned.class_sorted,
@@ -81,19 +90,18 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
             "archives": [a.to_json() for a in listing.archives],
             **listing.options,
         },
-        plan=planned.describe(),
+        plan=planned.options.to_json() | {"sha256": planned.digest},
         container=planned.options.container,
         writer=container(planned.options.container).library(),
         tables=tables,
         shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
         content_root=columns.content_root if columns else records_root,
-        kinds=kinds_in(np.array([np.bitwise_or.reduce(rows) for rows in flags], np.uint16)),
-        archive=_archive(planned, listing, built),
-        crop_ready=sum(int(np.count_nonzero(rows & ImageFlag.CROP_READY)) for rows in flags),
+        kinds=kinds_in(index["flags"]),
+        archive=archive,
+        crop_ready=int(np.count_nonzero(index["flags"] & ImageFlag.CROP_READY)),
         columns=columns,
     )
-    names = [table.name for table in tables]
-    names += [column.table.name for column in (columns.entries if columns else ())]
+    names = [*(table.name for table in tables), *(column.table.name for column in manifest.column_entries)]
     for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
         (output / stale).unlink(missing_ok=True)
     publish_tables(work_folder, names)
@@ -115,73 +123,47 @@ def verify_finished(output: Path, progress: Progress) -> None:
             work_folder.remove()
 
 
-def _archive(planned: Plan, listing: Listing, built: Sequence[BuiltShard]) -> IndexedArchive | None:
-    """Return the archive that keeps the images; None where the shards have them."""
-    archive = listing.reader.archive
-    if planned.options.container != IN_PLACE or archive is None:
-        return None
-    sizes = tuple(region.size for region in planned.regions(archive.size))
-    digests = tuple(shard.region_sha256 for shard in built)
-    return IndexedArchive(archive.path.name, sizes, digests, BLOCK_BYTES)
-
-
 def _provenance(listing: Listing) -> dict[str, Any]:
     """Return time, host, command, its folder and checked archives: for information only, and in no hash."""
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:  # it was removed
+        folder = None
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "command": sys.argv,
-        "folder": _current_folder(),
+        "folder": folder,
         "python": sys.version.split()[0],
         "archives": [asdict(archive) for archive in listing.archives],
     }
 
 
-def _current_folder() -> str | None:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:  # it was removed
-        return None
-
-
 def build_tables(
-    work_folder: WorkFolder,
-    planned: Plan,
-    built: Sequence[BuiltShard],
-    boxes: GatheredBoxes | None,
-    *,
-    offsets: bool = True,
+    work_folder: WorkFolder, index: Rows, built: Sequence[BuiltShard], boxes: Boxes | None
 ) -> tuple[FileEntry, ...]:
-    """Write the index and, if there are any, boxes and quarantine list into the run's folder.
-
-    Without ``offsets`` the index is that of format 1.0.
-    """
-    index = _index(work_folder, planned, built, offsets=offsets)
-    rows = {INDEX_NAME: index} | ({} if boxes is None else {BOXES_NAME: boxes.placed(index)})
-    tables = []
-    for name, table in rows.items():
-        with _built(work_folder, name) as file:
-            write_table(file, table)
-        tables.append(_entry_of(work_folder, name, len(table)))
+    """Write the index and, if there are any, boxes and quarantine list into the run's folder."""
+    tables = [_made(work_folder, INDEX_NAME, len(index), _table(index))]
+    if boxes is not None:
+        rows = boxes.placed(index)
+        tables.append(_made(work_folder, BOXES_NAME, len(rows), _table(rows)))
     skipped = [{"key": s.key, "where": s.where, "reason": s.reason} for b in built for s in b.skipped]
     if skipped:
-        with _built(work_folder, QUARANTINE_NAME) as file:
-            file.write(canonical_json(skipped))
-        tables.append(_entry_of(work_folder, QUARANTINE_NAME, len(skipped)))
+        tables.append(_made(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
     return tuple(tables)
 
 
-@contextmanager
-def _built(work_folder: WorkFolder, name: str) -> Iterator[BinaryIO]:
-    """Make a file in the run's folder, which is flushed at the end."""
+def _table(rows: Rows) -> Iterator[bytes]:
+    yield table_header(rows.dtype, len(rows))
+    yield rows.tobytes()
+
+
+def _made(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
+    """Write a file in the run's folder, flushed, and return its entry."""
     path = work_folder.run / name
     with naming(path), path.open("xb") as file:
-        yield file
+        file.writelines(parts)
     flush_file(path)
-
-
-def _entry_of(work_folder: WorkFolder, name: str, records: int) -> FileEntry:
-    path = work_folder.run / name
     return FileEntry(name, path.stat().st_size, hash_file(path), records)
 
 
@@ -193,23 +175,30 @@ def publish_tables(work_folder: WorkFolder, names: Collection[str]) -> None:
 
 def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
     """Yield each shard's rows with the records' content digests. Raises ManifestDamaged if they changed."""
+
+    def row_of(width: int) -> np.dtype[np.void] | None:
+        key_bytes = width - row_dtype(1).itemsize + 1
+        return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
+
     for shard in (each for each in built if each.records):  # without rows the columns are unknown
-        path = work_folder.folder / (shard.name + ".rows")
-        yield _unchanged_rows(path, shard.rows_sha256, shard.records, _built_row)
+        yield _rows_in(work_folder, shard.name + ".rows", shard.rows_sha256, shard.records, row_of)
 
 
-def _unchanged_rows(
-    path: Path, sha256: str, records: int, row_of: Callable[[int], np.dtype[np.void] | None]
+def _rows_in(
+    work_folder: WorkFolder,
+    name: str,
+    sha256: str,
+    records: int,
+    row_of: Callable[[int], np.dtype[np.void] | None],
 ) -> Rows:
-    return read_table(path, FileEntry(path.name, path.stat().st_size, sha256, records), row_of)
+    path = work_folder.folder / name
+    return read_table(path, FileEntry(name, path.stat().st_size, sha256, records), row_of)
 
 
-def _built_row(width: int) -> np.dtype[np.void] | None:
-    key_bytes = width - row_dtype(1).itemsize + 1
-    return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
-
-
-def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool) -> Rows:
+def index_of(
+    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool = True
+) -> Rows:
+    """Return the index, of the rows of all shards. Without ``offsets`` it is that of format 1.0."""
     index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
     names = list(index.dtype.names or ())
     start = 0
@@ -219,56 +208,41 @@ def _index(work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], 
     return index
 
 
-def build_columns(
-    work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], records_root: str
-) -> DatasetColumns | None:
-    """Write the columns' tables into the run's folder; return the columns, None if there are none."""
-    if not len(planned.schema) and planned.has_images:
-        return None
-    entries = [build_column(work_folder, planned, field.name, built) for field in planned.schema]
-    return DatasetColumns(tuple(entries), records_root, planned.has_images)
-
-
 def build_column(
-    work_folder: WorkFolder, planned: Plan, name: str, built: Sequence[BuiltShard], *, offsets: bool = True
-) -> ColumnEntry:
-    """Write the table of the column ``name`` into the run's folder; return the column."""
-    number = planned.schema.names.index(name)
-    parts = [shard.columns[number] for shard in built]
-    return column_entry(work_folder, planned.schema[name], parts, offsets=offsets)
-
-
-def column_entry(
-    work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn], *, offsets: bool
+    work_folder: WorkFolder,
+    field: Field,
+    built: Sequence[BuiltColumn],
+    *,
+    offsets: bool = True,
 ) -> ColumnEntry:
     """Write the table of a column into the run's folder, of its parts in order; return the column.
 
-    Without ``offsets`` the table is that of format 1.0.
+    Without ``offsets`` the table is that of format 1.0. Raises ManifestDamaged if the rows changed.
     """
-    name, row = table_name(field.name), column_row(field, offsets=offsets)
+    name, row, of_built = table_name(field.name), column_row(field, offsets=offsets), built_row(field)
     records = sum(part.records for part in built)
-    with _built(work_folder, name) as file:
-        file.write(table_header(row, records))
-        for rows in _column_rows(work_folder, field, built):
-            write_rows(file, rows["row"][list(row.names or ())].astype(row))
-    shards = (part.shard for part in built)
-    digests = (rows["digest"].tobytes() for rows in _column_rows(work_folder, field, built))
+
+    def parts() -> Iterator[Rows]:
+        for part in (each for each in built if each.records):
+            yield _rows_in(
+                work_folder,
+                part.rows,
+                part.rows_sha256,
+                part.records,
+                lambda width: of_built if width == of_built.itemsize else None,
+            )
+
+    def table() -> Iterator[bytes]:
+        yield table_header(row, records)
+        for rows in parts():
+            yield rows["row"][list(row.names or ())].astype(row).tobytes()
+
     return ColumnEntry(
         field,
-        _entry_of(work_folder, name, records),
-        tuple(shard for shard in shards if shard),
-        content_root(digests),
+        _made(work_folder, name, records, table()),
+        tuple(part.shard for part in built if part.shard),
+        content_root(rows["digest"].tobytes() for rows in parts()),
     )
-
-
-def _column_rows(work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn]) -> Iterator[Rows]:
-    """Yield a column's rows of each shard. Raises ManifestDamaged if they changed."""
-    row = built_row(field)
-    for column in (each for each in built if each.records):
-        path = work_folder.folder / column.rows
-        yield _unchanged_rows(
-            path, column.rows_sha256, column.records, lambda width: row if width == row.itemsize else None
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,17 +282,12 @@ def sum_up(skipped: Sequence[SkippedImage], entries: Entries, labels: LabelSpace
     keys = defaultdict(list)
     for image in skipped:
         keys[cause_of(image.reason)].append(image.key)
+    left_out = np.isin(entries["key"], [image.key.encode() for image in skipped])
+    before, after = entries["label"], entries["label"][~left_out]
+    emptied = np.setdiff1d(before[before >= 0], after)
     causes = [SkippedCause(cause, len(found), min(found)) for cause, found in keys.items()]
     return SkippedImages(
         count=len(skipped),
         causes=tuple(sorted(causes, key=lambda one: (-one.count, one.cause))),
-        emptied=_emptied({image.key.encode() for image in skipped}, entries, labels),
+        emptied=tuple(labels.classes[label].name for label in emptied.tolist()),
     )
-
-
-def _emptied(keys: set[bytes], entries: Entries, labels: LabelSpace) -> tuple[str, ...]:
-    """Return the classes whose entries have no other keys."""
-    is_left_out = np.fromiter((key in keys for key in entries["key"].tolist()), bool, len(entries))
-    before, after = entries["label"], entries["label"][~is_left_out]
-    gone = np.setdiff1d(before[before >= 0], after)
-    return tuple(labels.classes[label].name for label in gone.tolist())

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.conversion.finish import column_entry
+from shardprep.formats.conversion.finish import build_column
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
 from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.conversion.prepare import check_room
@@ -334,7 +334,7 @@ class _Join:
         listed = {file.name: file for file in self.manifest.column_files}
         entries = []
         for one, parts in zip(self.to_build, zip(*built, strict=True), strict=True):
-            entry = column_entry(work_folder, one.field, parts, offsets=self.manifest.offsets)
+            entry = build_column(work_folder, one.field, parts, offsets=self.manifest.offsets)
             path = self.path / entry.table.name
             if listed.get(path.name, entry.table) != entry.table:
                 raise PlanMismatch("was joined with different values", path=path)
@@ -344,9 +344,8 @@ class _Join:
 
     def _manifest(self, entries: Sequence[ColumnEntry]) -> Manifest:
         old, added = self.manifest, [one.field for one in self.added]
-        known = old.columns.entries if old.columns else ()
         new = [entry for entry in entries if entry.field in added]
-        columns = DatasetColumns((*known, *new), old.records_root, old.has_images)
+        columns = DatasetColumns((*old.column_entries, *new), old.records_root, old.has_images)
         custody = [dict(one.custody) for one in self.added]
         source = old.source | {JOINED: [*old.source.get(JOINED, []), *custody]}
         return replace(old, columns=columns, content_root=columns.content_root, source=source)

@@ -28,14 +28,13 @@ from shardprep.formats.records.record import (
     is_class_sorted,
     permutation,
 )
-from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.shards.container import SUFFIXES, Extent
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, container
-from shardprep.formats.sources.source import ByteReader, Entries, Listing
+from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
 _MIB = 1 << 20
@@ -149,16 +148,13 @@ class Plan:
     ``digests`` has the plan's digest for each policy for bad images. ``version`` is that of the format.
     """
 
+    listing: Listing
     options: PlanOptions
-    split: str
-    entries: Entries
     order: npt.NDArray[np.uint32]
     shards: tuple[PlannedShard, ...]
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
-    schema: Schema
-    has_images: bool
     version: tuple[int, int]
 
     @property
@@ -174,20 +170,24 @@ class Plan:
     @property
     def has_labels(self) -> bool:
         """Whether any record has a label."""
-        return bool((self.entries["label"] >= 0).any())
+        return bool((self.listing.entries["label"] >= 0).any())
+
+    @property
+    def in_place(self) -> WholeArchive | None:
+        """The archive that the images stay in; None where the shards have them."""
+        return self.listing.reader.archive if self.options.container == IN_PLACE else None
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The region of each shard in the archive that the images stay in; empty without one."""
+        if (archive := self.in_place) is None:
+            return ()
+        last = self.listing.entries[self.order[[shard.last - 1 for shard in self.shards]]]
+        return spanned((last["offset"] + last["length"]).tolist(), archive.size)
 
     def entries_of(self, shard: PlannedShard) -> Entries:
         """Return a shard's entries in stored order."""
-        return self.entries[self.order[shard.first : shard.last]]
-
-    def regions(self, archive_size: int) -> tuple[Region, ...]:
-        """Return the region of each shard in an archive of that size."""
-        last = self.entries[self.order[[shard.last - 1 for shard in self.shards]]]
-        return spanned((last["offset"] + last["length"]).tolist(), archive_size)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the manifest's copy of the plan."""
-        return self.options.to_json() | {"sha256": self.digest}
+        return self.listing.entries[self.order[shard.first : shard.last]]
 
 
 def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:
@@ -201,22 +201,29 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
         raise UsageError(f"the source has no images of the split {listing.split}")
     order = _order(entries, options)
     key_bytes = int(np.char.str_len(entries["key"]).max())
-    shards = _shards(entries["length"][order], options, key_bytes)
-    labels = entries["label"][order]
+    suffix, growth = SUFFIXES[options.container], MAX_GROWTH if options.transcodes else 1
+    lengths = entries["length"][order]
+    shards = tuple(
+        PlannedShard(
+            name=f"shard-{number:05d}{suffix}",
+            number=number,
+            first=first,
+            last=last,
+            extent=Extent(last - first, math.ceil(int(lengths[first:last].sum()) * growth), key_bytes),
+        )
+        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
+    )
     return Plan(
+        listing=listing,
         options=options,
-        split=listing.split,
-        entries=entries,
         order=order,
         shards=shards,
         key_bytes=key_bytes,
-        class_sorted=is_class_sorted(labels),
+        class_sorted=is_class_sorted(entries["label"][order]),
         digests={
             policy: _digest(listing, replace(options, on_bad_image=policy), order, shards, version)
             for policy in BAD_IMAGE_POLICIES
         },
-        schema=listing.schema,
-        has_images=listing.has_images,
         version=version,
     )
 
@@ -233,20 +240,6 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
     return by_key[permutation(len(entries), options.seed)]
 
 
-def _shards(lengths: npt.NDArray[np.int64], options: PlanOptions, key_bytes: int) -> tuple[PlannedShard, ...]:
-    suffix = SUFFIXES[options.container]
-    return tuple(
-        PlannedShard(
-            name=f"shard-{number:05d}{suffix}",
-            number=number,
-            first=first,
-            last=last,
-            extent=Extent(last - first, _most_bytes(lengths[first:last], options), key_bytes),
-        )
-        for number, (first, last) in enumerate(spans(lengths, options.shard_size))
-    )
-
-
 def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
     """Return the first record of each shard and the one after its last, given the records' lengths in bytes.
 
@@ -261,11 +254,6 @@ def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int
     return pairwise(bounds)
 
 
-def _most_bytes(lengths: npt.NDArray[np.int64], options: PlanOptions) -> int:
-    size = int(lengths.sum())
-    return math.ceil(size * MAX_GROWTH) if options.transcodes else size
-
-
 def _digest(
     listing: Listing,
     options: PlanOptions,
@@ -273,25 +261,28 @@ def _digest(
     shards: tuple[PlannedShard, ...],
     version: tuple[int, int],
 ) -> str:
-    """Return the SHA-256 of everything that decides the output except the images' bytes."""
+    key_bytes = shards[0].extent.key_bytes
     head = {
         "version": version,
         "options": options.to_json(),
         "split": listing.split,
         "labels": listing.labels.digest,
-        "key_bytes": shards[0].extent.key_bytes,
+        "key_bytes": key_bytes,
         "bounds": [s.last for s in shards],
     }
     if len(listing.schema) or not listing.has_images:
         head["columns"] = [field.to_json() for field in listing.schema]
         head["has_images"] = listing.has_images
     digest = hashlib.sha256(canonical_json(head))
-    columns = {"key": f"S{shards[0].extent.key_bytes}", "label": "<i4", "length": "<i8"}
-    for column, kind in columns.items():
-        for start in range(0, len(order), 1 << 16):
-            rows = order[start : start + (1 << 16)]
+    for column, kind in (("key", f"S{key_bytes}"), ("label", "<i4"), ("length", "<i8")):
+        for rows in blocks(order):
             digest.update(listing.entries[column][rows].astype(kind).tobytes())
     return "sha256:" + digest.hexdigest()
+
+
+def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
+    """Yield an order in pieces, whose entries take little memory."""
+    return (order[start : start + (1 << 16)] for start in range(0, len(order), 1 << 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nlargest
 from importlib.metadata import version
 from itertools import islice
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, plan
+from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
@@ -32,6 +34,7 @@ from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
+    WorkFolder,
     bytes_in_run_folders,
     differences,
     refuse_busy,
@@ -91,16 +94,6 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
             f"needs {size(needed)} and the disk has {size(free)} free; make room, or choose another output",
             path=output,
         )
-
-
-def most_bytes(planned: Plan, shards: Iterable[PlannedShard]) -> int:
-    """Return an upper bound of the size of these shards and of the tables."""
-    kind = container(planned.options.container)
-    return _table_bytes(planned) + sum(kind.bytes_needed(shard.extent) for shard in shards)
-
-
-def _table_bytes(planned: Plan) -> int:
-    return len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
 
 
 def refuse_network(output: Path, kind: str) -> None:
@@ -165,93 +158,7 @@ class ConvertOptions:
 
 
 @dataclass(frozen=True)
-class Request:
-    """The arguments of a conversion, as in :func:`.convert.convert`; ``part`` is None for all of it.
-
-    ``kept_shards`` is the number of shards that lie in the output at a time, None for all.
-    """
-
-    source: Path | Location
-    output: Path
-    split: str | None
-    plan_options: PlanOptions
-    options: ConvertOptions
-    source_options: SourceOptions
-    part: ConversionPart | None = None
-    kept_shards: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.part and isinstance(self.source, Location):
-            raise UsageError("is a URL, which cannot be converted in parts", path=self.source.url)
-        if self.plan_options.order in ITEM_ORDERS:
-            raise UsageError(
-                f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
-            )
-
-    @classmethod
-    def of(
-        cls,
-        source: str | os.PathLike[str],
-        output: str | os.PathLike[str],
-        split: str | None,
-        plan_options: PlanOptions | None,
-        options: ConvertOptions | None,
-        source_options: SourceOptions | None,
-        part: tuple[int, int] | None = None,
-    ) -> Request:
-        """Return the request of a caller: options that are None take their defaults. Raises UsageError."""
-        scheme, mark, _ = (url := os.fspath(output)).partition(":/")
-        if mark and scheme in SCHEMES:
-            raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
-        return cls(
-            path_or_place(source),
-            user_path(output),
-            split,
-            plan_options or PlanOptions(),
-            options or ConvertOptions(),
-            source_options or SourceOptions(),
-            ConversionPart(*part) if part else None,
-        )
-
-    def recognised(self) -> Source:
-        """Return the source. Raises UsageError, DataError, OSError."""
-        return recognise(
-            self.source,
-            split=self.split,
-            check_md5=self.options.check_md5,
-            options=self.source_options,
-            seed=self.plan_options.seed,
-        )
-
-    def outputs(self, source: Source) -> dict[str, Path]:
-        """Return the folder of each split that is asked for."""
-        if self.split:
-            return {self.split: self.output}
-        return {split: self.output / split for split in source.splits}
-
-    def kept(self, prepared: PreparedSplit) -> Iterable[PlannedShard]:
-        """Return shards that take as much room as those of a split that lie in the output at a time."""
-        if self.kept_shards is None:
-            return prepared.shards
-        return nlargest(self.kept_shards, prepared.shards, key=lambda shard: shard.extent.payload_bytes)
-
-    def check_outputs(self, source: Source) -> None:
-        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
-        refuse_other_shape(self.output, self.split)
-        for path in self.outputs(source).values():
-            refuse_busy(path, shared=self.part is not None)
-
-    def survey(self, source: Source, split: str, output: Path) -> Listing:
-        """Return a split's survey; a part of this conversion may have read the archive's headers already."""
-        if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
-            return source.survey(split)
-        known_by = source.known_by(split)
-        entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
-        return source.survey(split, entries)
-
-
-@dataclass(frozen=True)
-class GatheredBoxes:
+class Boxes:
     """All boxes of a split with their images' keys, 45 bytes each."""
 
     keys: npt.NDArray[np.bytes_]
@@ -276,12 +183,12 @@ class GatheredBoxes:
         return in_order
 
 
-def gathered_boxes(source: Source, split: str, listing: Listing) -> GatheredBoxes | None:
+def boxes_of(source: Source, listing: Listing) -> Boxes | None:
     """Read all boxes of a split; None if it has none.
 
     Reading errors come before the first shard is built, not after the last.
     """
-    boxes = source.boxes(split)
+    boxes = source.boxes(listing.split)
     if boxes is None:
         return None
     label_of = listing.labels.label_of
@@ -293,7 +200,7 @@ def gathered_boxes(source: Source, split: str, listing: Listing) -> GatheredBoxe
         for side in SIDES:
             found[side] = [getattr(box, side) for box in some]
         rows.append(found)
-    return GatheredBoxes(np.concatenate(keys), np.concatenate(rows))
+    return Boxes(np.concatenate(keys), np.concatenate(rows))
 
 
 @dataclass(frozen=True)
@@ -304,15 +211,38 @@ class PreparedSplit:
     """
 
     output: Path
-    listing: Listing
     planned: Plan
-    boxes: GatheredBoxes | None
-    shards: tuple[PlannedShard, ...]
+    boxes: Boxes | None
+    shards: Sequence[PlannedShard]
+
+    @property
+    def listing(self) -> Listing:
+        return self.planned.listing
 
     @property
     def is_finished(self) -> bool:
         """Whether the output has a manifest, by now."""
         return (self.output / MANIFEST_NAME).exists()
+
+    @contextmanager
+    def begun(self, *, shared: bool = False) -> Iterator[WorkFolder | None]:
+        """Lock the output and begin the work there, or go on; None if it is finished.
+
+        Raises OutputBusy; PlanMismatch if other work was begun there.
+        """
+        if not self.is_finished:
+            with WorkFolder(self.output, shared=shared) as work_folder:
+                if not self.is_finished:  # another run may have finished it since
+                    work_folder.claim(self.guard())
+                    yield work_folder
+                    return
+        yield None
+
+    def most_bytes(self, shards: Iterable[PlannedShard]) -> int:
+        """Return an upper bound of the size of these shards and of the tables."""
+        kind, planned = container(self.planned.options.container), self.planned
+        tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
+        return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
 
     def bytes_to_write(self, shards: Iterable[PlannedShard]) -> int:
         """Return the most bytes that the missing ones of these shards take, and the tables twice.
@@ -320,7 +250,21 @@ class PreparedSplit:
         Their rows are in the work folder until the end.
         """
         missing = (shard for shard in shards if not (self.output / shard.name).exists())
-        return _table_bytes(self.planned) + most_bytes(self.planned, missing)
+        return self.most_bytes(()) + self.most_bytes(missing)
+
+    def check_output(self, folders: Iterable[Path], options: ConvertOptions, problems: Problems) -> None:
+        """Add to ``problems`` why the split cannot be converted there; ``folders`` are the source's."""
+        if self.is_finished:
+            with problems.collected():
+                self.finished_manifest()
+            return
+        with problems.collected():
+            check_output(self.output, folders)
+            if not options.restart:
+                refuse_other_plan(self.output, self.guard())
+        if not options.allow_network_fs:
+            with problems.collected():
+                refuse_network(self.output, self.planned.options.container)
 
     def finished_manifest(self) -> Manifest:
         """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
@@ -329,17 +273,10 @@ class PreparedSplit:
         return manifest
 
     def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
-        """Raise PlanMismatch if the finished dataset at a place is of another plan."""
-        if differing := self._differing(manifest):
-            raise PlanMismatch(
-                f"holds a finished dataset: {differing}; choose another folder, or remove this one",
-                path=place,
-            )
+        """Raise PlanMismatch if the finished dataset at a place is of another plan.
 
-    def _differing(self, manifest: Manifest) -> str:
-        """Say how a finished dataset's plan differs; the policy for bad images counts if any was skipped.
-
-        Options of the source count only where they made other images.
+        The policy for bad images counts if any was skipped. Options of the source count only where they made
+        other images.
         """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
@@ -350,21 +287,24 @@ class PreparedSplit:
         if begun["images"] != now["images"]:
             begun |= SourceOptions.of_manifest(manifest.source).in_use
             now |= self.listing.options
-        return differences(begun, now)
+        if differing := differences(begun, now):
+            raise PlanMismatch(
+                f"holds a finished dataset: {differing}; choose another folder, or remove this one",
+                path=place,
+            )
 
     def guard(self) -> dict[str, Any]:
         """Return the values that must be equal when a conversion is resumed, by names that users know."""
-        planned = self.planned
+        planned, entries = self.planned, self.listing.entries
         times = hashlib.sha256()
-        for start in range(0, len(planned.order), 1 << 16):
-            rows = planned.order[start : start + (1 << 16)]
-            for column in (name for name in planned.entries.dtype.names or () if name not in IN_PLAN):
-                times.update(planned.entries[column][rows].tobytes())
+        for rows in blocks(planned.order):
+            for column in (name for name in entries.dtype.names or () if name not in IN_PLAN):
+                times.update(entries[column][rows].tobytes())
         writer = {"shardprep": version("shardprep"), **container(planned.options.container).library()}
         options = planned.options.to_json() | dict(self.listing.options)
         del options["on_bad_image"]  # it only concerns shards that are not built
         return options | {
-            "split": planned.split,
+            "split": self.listing.split,
             "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
             "images": planned.work_digest,
             "boxes": self.boxes.digest if self.boxes else None,
@@ -372,84 +312,160 @@ class PreparedSplit:
         }
 
 
-def prepare(source: Source, request: Request, problems: Problems) -> list[PreparedSplit]:
-    """Return the splits that can be planned; write nothing.
+class Conversion:
+    """A conversion with the arguments of :func:`.convert.convert`: options that are None take their defaults.
 
-    A problem with one split or output is added to ``problems``, and the others are prepared all the same.
+    ``part`` is None for all of it. ``kept_shards`` is the number of shards that lie in the output at a time,
+    None for all. Raises UsageError.
     """
-    outputs = request.outputs(source)
-    listings, prepared = [], []
-    for split, output in outputs.items():
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        split: str | None,
+        plan_options: PlanOptions | None,
+        options: ConvertOptions | None,
+        source_options: SourceOptions | None,
+        *,
+        part: tuple[int, int] | None = None,
+        kept_shards: int | None = None,
+    ) -> None:
+        scheme, mark, _ = (url := os.fspath(output)).partition(":/")
+        if mark and scheme in SCHEMES:
+            raise UsageError("is a URL; use convert_to_url()", path=redacted(url))
+        self.path = path_or_place(source)
+        self.output = user_path(output)
+        self.split = split
+        self.plan_options = plan_options or PlanOptions()
+        self.options = options or ConvertOptions()
+        self.source_options = source_options or SourceOptions()
+        self.part = ConversionPart(*part) if part else None
+        self.kept_shards = kept_shards
+        if self.part and isinstance(self.path, Location):
+            raise UsageError("is a URL, which cannot be converted in parts", path=self.path.url)
+        if self.plan_options.order in ITEM_ORDERS:
+            raise UsageError(
+                f"a conversion's order is one of {', '.join(ORDERS)}, not {self.plan_options.order}"
+            )
+
+    def source(self, progress: Progress) -> Source:
+        """Return the source, and note it. Raises UsageError, DataError, OSError."""
+        found = recognise(
+            self.path,
+            split=self.split,
+            check_md5=self.options.check_md5,
+            options=self.source_options,
+            seed=self.plan_options.seed,
+        )
+        progress.note(f"source: {found.description}")
+        return found
+
+    def outputs(self, source: Source) -> dict[str, Path]:
+        """Return the folder of each split that is asked for."""
+        if self.split:
+            return {self.split: self.output}
+        return {split: self.output / split for split in source.splits}
+
+    def check_outputs(self, source: Source) -> None:
+        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
+        refuse_other_shape(self.output, self.split)
+        for path in self.outputs(source).values():
+            refuse_busy(path, shared=self.part is not None)
+
+    def share_listing(self, source: Source, split: str, output: Path, progress: Progress) -> None:
+        """Read an archive's headers and store their contents, unless another part has; wait while one does.
+
+        A check of MD5 is no part's work for the others, and folders are listed by each part: nothing less
+        says that they have not changed.
+        """
+        is_finished = (output / MANIFEST_NAME).exists()
+        known_by = None if is_finished or self.options.check_md5 else source.known_by(split)
+        if known_by is None:
+            return
+        check_output(output, source.folders)
+        if not self.options.allow_network_fs:
+            refuse_network(output, self.plan_options.container)
+        waits = partial(progress.note, f"another part is reading the headers of {split}; waiting for it")
+        with WorkFolder(output, shared=True) as work_folder, work_folder.turn("listing", waits):
+            stored = StoredEntries(work_folder.folder, known_by)
+            if stored.read() is None and not (listing := source.survey(split)).problems:
+                stored.write(listing.entries, work_folder.run)
+
+    def _survey(self, source: Source, split: str, output: Path) -> Listing:
+        """Return a split's survey; a part of this conversion may have read the archive's headers already."""
+        if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
+            return source.survey(split)
+        known_by = source.known_by(split)
+        entries = None if known_by is None else StoredEntries(output / WORK_FOLDER_NAME, known_by).read()
+        return source.survey(split, entries)
+
+    def prepared(self, source: Source, problems: Problems, progress: Progress) -> list[PreparedSplit]:
+        """Return the splits that can be planned; write nothing.
+
+        A problem with one split or output is added to ``problems``, and the others are prepared all the same.
+        """
+        outputs = self.outputs(source)
+        listings, prepared = [], []
+        for split, output in outputs.items():
+            with problems.collected():
+                listings.append(self._survey(source, split, output))
+        for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one share theirs
+            problems.merge(found)
+        for listing in listings:
+            miscounted = Problems()
+            with miscounted.collected():
+                self._check_count(listing)
+            problems.merge(miscounted)
+            if not len(listing.entries) and (miscounted or listing.problems):
+                continue  # why there is no image is said
+            with problems.collected():
+                if self.plan_options.container == IN_PLACE and listing.reader.archive is None:
+                    raise UsageError(
+                        f"the images of {listing.split} are not in an official tar, and can stay in no other "
+                        "archive; convert them with prep convert"
+                    )
+                boxes = boxes_of(source, listing)
+                planned = plan(listing, self.plan_options)
+                prepared.append(PreparedSplit(outputs[listing.split], planned, boxes, planned.shards))
+        if self.part:
+            shares = self.part.shares(one.planned for one in prepared)
+            prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
+        else:
+            _note_untrained(prepared, progress)
+        for one in prepared:
+            one.check_output(source.folders, self.options, problems)
         with problems.collected():
-            listings.append(request.survey(source, split, output))
-    for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one listing share theirs
-        problems.merge(found)
-    for listing in listings:
-        miscounted = Problems()
-        with miscounted.collected():
-            _check_count(listing, allow_partial=request.options.allow_partial)
-        problems.merge(miscounted)
-        if not len(listing.entries) and (miscounted or listing.problems):
-            continue  # why there is no image is said
-        with problems.collected():
-            _check_in_place(listing, request.plan_options)
-            boxes = gathered_boxes(source, listing.split, listing)
-            planned = plan(listing, request.plan_options)
-            prepared.append(PreparedSplit(outputs[listing.split], listing, planned, boxes, planned.shards))
-    if request.part:
-        shares = request.part.shares(one.planned for one in prepared)
-        prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
-    for one in prepared:
-        _check_output(one, source, request.options, problems)
-    with problems.collected():
-        begun = [one for one in prepared if not one.is_finished]
-        needed = {one.output: one.bytes_to_write(request.kept(one)) for one in begun}
-        check_room(needed, alone=request.part is None)
-    return prepared
+            begun = [one for one in prepared if not one.is_finished]
+            needed = {one.output: one.bytes_to_write(self._largest(one)) for one in begun}
+            check_room(needed, alone=self.part is None)
+        return prepared
+
+    def _check_count(self, listing: Listing) -> None:
+        if listing.is_partial and not self.options.allow_partial:
+            of = "" if listing.expected is None else f", not {listing.expected:,}"
+            detail = f" ({listing.shortfall})" if listing.shortfall else ""
+            raise SourceIncomplete(
+                f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; add "
+                "--allow-partial to convert these"
+            )
+
+    def _largest(self, one: PreparedSplit) -> Iterable[PlannedShard]:
+        """Return shards that take as much room as those of a split that lie in the output at a time."""
+        if self.kept_shards is None:
+            return one.shards
+        return nlargest(self.kept_shards, one.shards, key=lambda shard: shard.size)
 
 
-def note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
+def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
     """Show the classes of val that train has no image of: a folder's name may be misspelt."""
-    of_split = {one.planned.split: one for one in prepared}
-    if not {"train", "val"} <= of_split.keys():
+    listings = {one.listing.split: one.listing for one in prepared}
+    if not {"train", "val"} <= listings.keys():
         return
-    val, train = (of_split[split].listing for split in ("val", "train"))
+    val, train = listings["val"], listings["train"]
     only_val = np.setdiff1d(val.entries["label"], train.entries["label"])
     names = [val.labels.classes[label].name for label in only_val.tolist() if label >= 0]
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         named = ", ".join(names[:MOST_NAMED])
         progress.note(f"classes of val without an image in train: {named}{more}")
-
-
-def _check_output(one: PreparedSplit, source: Source, options: ConvertOptions, problems: Problems) -> None:
-    if one.is_finished:
-        with problems.collected():
-            one.finished_manifest()
-        return
-    with problems.collected():
-        check_output(one.output, source.folders)
-        if not options.restart:
-            refuse_other_plan(one.output, one.guard())
-    if not options.allow_network_fs:
-        with problems.collected():
-            refuse_network(one.output, one.planned.options.container)
-
-
-def _check_in_place(listing: Listing, options: PlanOptions) -> None:
-    """Raise UsageError for images that are to stay in their archive and are in none."""
-    if options.container == IN_PLACE and listing.reader.archive is None:
-        raise UsageError(
-            f"the images of {listing.split} are not in an official tar, and can stay in no other archive; "
-            "convert them with prep convert"
-        )
-
-
-def _check_count(listing: Listing, *, allow_partial: bool) -> None:
-    if listing.is_partial and not allow_partial:
-        of = "" if listing.expected is None else f", not {listing.expected:,}"
-        detail = f" ({listing.shortfall})" if listing.shortfall else ""
-        raise SourceIncomplete(
-            f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; add "
-            "--allow-partial to convert these"
-        )

@@ -6,32 +6,33 @@ import operator
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from shardprep.formats.conversion.convert import discard_unfinished
 from shardprep.formats.conversion.finish import finish, shard_rows, verify_finished
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import (
+    ConvertOptions,
     PreparedSplit,
-    check_output,
     check_room,
-    refuse_network,
     refuse_other_shape,
 )
 from shardprep.formats.conversion.saved_items import (
     KEY_DIGITS,
     EncodedItem,
-    FetchingBuilder,
     GivenSchema,
     HeldItems,
     ItemCoder,
     NumberedItems,
     OpenedItems,
     bad_item,
+    build_fetched,
     entries_of,
     held_job,
     kept_of,
@@ -45,23 +46,15 @@ from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
-from shardprep.formats.runtime.work_folder import (
-    WorkFolder,
-    finished_shards,
-    noting_kept,
-    refuse_busy,
-    refuse_other_plan,
-)
+from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, refuse_busy
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.container import SUFFIXES, Extent
 from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import repeated_keys
-from shardprep.formats.sources.source import SPLITS, Entries, Listing, entry_dtype
+from shardprep.formats.sources.source import SPLITS, Entries, Listing, Problems, entry_dtype
 
-_ITEMS_PER_UPDATE = 64  # of the progress
-
-
+ITEMS_PER_UPDATE = 64  # of the progress
 DEFAULT_SHARD_SIZE = 64 << 20
 START_S = 0.75  # until a worker process builds its first shard
 BYTES_PER_SECOND = 500e6  # that one process hashes, writes and reads back
@@ -141,9 +134,34 @@ def write_dataset(
         )
     if items.numbered is not None and workers is None and _is_soon_done(items, len(items.numbered)):
         workers = 0
-    prepared = _prepared(items, folder, split, options)
-    total = operator.length_hint(samples, 0)
-    return _Saving(prepared, items, workers, total, progress, restart=restart).manifest()
+    prepared, problems = _prepared(items, folder, split, options), Problems()
+    prepared.check_output((), ConvertOptions(restart=restart), problems)
+    problems.raise_all()
+    if items.numbered is not None and not prepared.is_finished:
+        check_room({folder: prepared.bytes_to_write(prepared.shards)})
+
+    def kept() -> str:
+        done = 0 if items.numbered is None else len(finished_shards(folder))
+        return f"{done} of {len(prepared.shards)} shards are done" if done else ""
+
+    with noting_kept(kept, restarted=restart):
+        if restart:
+            discard_unfinished([prepared])
+        with prepared.begun() as work_folder:
+            if work_folder is not None:
+                if items.numbered is not None:
+                    planned, built = prepared.planned, _built(prepared, items, workers, work_folder, progress)
+                else:
+                    total = operator.length_hint(samples, 0)
+                    planned, built = _streamed(prepared, items, total, work_folder, progress)
+                return _finished(work_folder, replace(prepared, planned=planned), items.coder, built)
+    manifest, of_items = prepared.finished_manifest(), prepared.listing.options
+    if {name: manifest.source.get(name) for name in of_items} != of_items:
+        raise PlanMismatch(
+            "holds a finished dataset of other items; choose another folder, or remove this one", path=folder
+        )
+    verify_finished(folder, progress)
+    return manifest
 
 
 def _is_soon_done(items: OpenedItems, count: int) -> bool:
@@ -170,7 +188,7 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         has_images=items.coder.has_images,
     )
     planned = plan(listing, options)
-    return PreparedSplit(output, listing, planned, None, planned.shards)
+    return PreparedSplit(output, planned, None, planned.shards)
 
 
 def _entries(count: int, items: OpenedItems) -> Entries:
@@ -183,120 +201,25 @@ def _entries(count: int, items: OpenedItems) -> Entries:
     return entries
 
 
-@dataclass(frozen=True)
-class _Saving:
-    """The saving of items, of which ``total`` are known, into one output.
+def _built(
+    prepared: PreparedSplit,
+    items: OpenedItems,
+    workers: int | None,
+    work_folder: WorkFolder,
+    progress: Progress,
+) -> list[BuiltShard]:
+    """Build each shard of items with numbers that is not finished.
 
-    Of items with numbers each shard is a job, and finished ones are kept. They are fetched in the workers, or
-    here if they cannot be sent to another process. An iterator is drawn in this process, one shard after the
-    other, and nothing is kept of an earlier run.
+    The items are fetched in the workers, or here if they cannot be sent to another process.
     """
-
-    prepared: PreparedSplit
-    items: OpenedItems
-    workers: int | None
-    total: int
-    progress: Progress
-    restart: bool
-
-    def manifest(self) -> Manifest:
-        """Write the dataset, or verify a finished one."""
-        prepared, numbered = self.prepared, self.items.numbered
-        if not prepared.is_finished:
-            check_output(prepared.output)
-            refuse_network(prepared.output, prepared.planned.options.container)
-            if not self.restart:
-                refuse_other_plan(prepared.output, prepared.guard())
-            if numbered is not None:
-                check_room({prepared.output: prepared.bytes_to_write(prepared.shards)})
-            with noting_kept(self._kept, restarted=self.restart), WorkFolder(prepared.output) as work_folder:
-                if not prepared.is_finished:  # another run may have finished it since
-                    if self.restart:
-                        work_folder.discard(OUTPUT_FILES)
-                    work_folder.claim(prepared.guard())
-                    if numbered is not None:
-                        return self._finished(
-                            work_folder, prepared.planned, self._built(numbered, work_folder)
-                        )
-                    work_folder.discard(OUTPUT_FILES)  # there is nothing to find the next item by
-                    work_folder.claim(prepared.guard())
-                    return self._finished(work_folder, *self._streamed(work_folder))
-        return self._already_there()
-
-    def _kept(self) -> str:
-        """Return how many shards the next run keeps; empty if none."""
-        done = 0 if self.items.numbered is None else len(finished_shards(self.prepared.output))
-        return f"{done} of {len(self.prepared.planned.shards)} shards are done" if done else ""
-
-    def _built(self, source: NumberedItems, work_folder: WorkFolder) -> list[BuiltShard]:
-        planned, coder = self.prepared.planned, self.items.coder
-        elsewhere = None if self.workers == 0 else source.elsewhere()
-        data = None if elsewhere is None else packed(elsewhere)
-        builder = None if data is None else FetchingBuilder(data, coder)
-        jobs = shard_jobs(planned, planned.shards, HeldItems(), work_folder, builder=builder)
-        if builder is None:
-            jobs = _held(list(jobs), source, coder)
-        runner = JobRunner(self.workers, progress=self.progress)
-        return runner.run("save", jobs, work_folder.run, planned.shards)
-
-    def _streamed(self, work_folder: WorkFolder) -> tuple[Plan, list[BuiltShard]]:
-        """Return the plan with the shards that were cut, and these."""
-        planned = self.prepared.planned
-        shards, built, done = [], [], 0
-        with self.progress.task("save", records=self.total, size=0):
-            for number, items in enumerate(self._groups(planned.options.shard_size)):
-                name, first = f"shard-{number:05d}{SUFFIXES[planned.options.container]}", done
-                done += len(items)
-                shard = PlannedShard(name, number, first, done, Extent(len(items), 0, 1))
-                ProgressCounters(work_folder.run, [shard])
-                plan = replace(planned, shards=(shard,))
-                (job,) = shard_jobs(plan, [shard], HeldItems(), work_folder)
-                built.append(build_shard(held_job(job, items, range(first, done))))
-                shards.append(shard)
-        return replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32)), built
-
-    def _groups(self, shard_size: int) -> Iterator[list[EncodedItem]]:
-        """Yield the items of each shard, which is cut before the item that would make it too large."""
-        size = done = 0
-        group: list[EncodedItem] = []
-        for number, item in zip(count(), self.items.rest, strict=False):
-            found = self.items.coder.encode(number, item)
-            if group and size + found.size > shard_size:
-                yield group
-                group, done, size = [], done + size, 0
-            group.append(found)
-            size += found.size
-            if not number % _ITEMS_PER_UPDATE:
-                self.progress.at(number, done + size)
-        if group:
-            yield group
-
-    def _finished(self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard]) -> Manifest:
-        """Finish with what only all items show: the order of classes, the widest key, the largest label.
-
-        Raises BadItem for a key that occurs twice.
-        """
-        found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
-        keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
-        for key in repeated_keys(keys):
-            first, second = sorted(planned.order[np.flatnonzero(keys == key)[:2]].tolist())
-            raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
-        width = min(keys.dtype.itemsize, MAX_KEY_BYTES)
-        planned = replace(planned, class_sorted=is_class_sorted(labels), key_bytes=width)
-        listing = replace(self.prepared.listing, labels=self.items.coder.labels(int(labels.max())))
-        return finish(work_folder, replace(self.prepared, planned=planned, listing=listing), built)
-
-    def _already_there(self) -> Manifest:
-        """Verify a finished output. Raises PlanMismatch if it has other items, DataError if it is damaged."""
-        output, kept = self.prepared.output, self.prepared.listing.options
-        manifest = self.prepared.finished_manifest()
-        if {name: manifest.source.get(name) for name in kept} != kept:
-            raise PlanMismatch(
-                "holds a finished dataset of other items; choose another folder, or remove this one",
-                path=output,
-            )
-        verify_finished(output, self.progress)
-        return manifest
+    source, coder, shards = items.numbered, items.coder, prepared.shards
+    elsewhere = None if source is None or workers == 0 else source.elsewhere()
+    data = None if elsewhere is None else packed(elsewhere)
+    builder = None if data is None else partial(build_fetched, data, coder)
+    jobs = shard_jobs(prepared.planned, shards, work_folder, builder=builder)
+    if source is not None and builder is None:
+        jobs = _held(list(jobs), source, coder)
+    return JobRunner(workers, progress=progress).run("save", jobs, work_folder.run, shards)
 
 
 def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iterator[ShardJob]:
@@ -306,3 +229,63 @@ def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iter
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
     for job, own in zip(jobs, numbers, strict=True):
         yield held_job(job, list(islice(items, len(own))), own) if own else job
+
+
+def _streamed(
+    prepared: PreparedSplit, items: OpenedItems, total: int, work_folder: WorkFolder, progress: Progress
+) -> tuple[Plan, list[BuiltShard]]:
+    """Draw an iterator's items, one shard after the other; return the plan with the shards, and these.
+
+    Nothing is kept of an earlier run: there is nothing to find the next item by.
+    """
+    work_folder.discard(OUTPUT_FILES)
+    work_folder.claim(prepared.guard())
+    planned, shards, built, done = prepared.planned, list[PlannedShard](), list[BuiltShard](), 0
+    with progress.task("save", records=total, size=0):
+        for group in _groups(items, planned.options.shard_size, progress):
+            number, first, done = len(shards), done, done + len(group)
+            name = f"shard-{number:05d}{SUFFIXES[planned.options.container]}"
+            shard = PlannedShard(name, number, first, done, Extent(len(group), 0, 1))
+            ProgressCounters(work_folder.run, [shard])
+            (job,) = shard_jobs(replace(planned, shards=(shard,)), [shard], work_folder)
+            built.append(build_shard(held_job(job, group, range(first, done))))
+            shards.append(shard)
+    return replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32)), built
+
+
+def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
+    """Yield the items of each shard, which is cut before the item that would make it too large."""
+    size = done = 0
+    group: list[EncodedItem] = []
+    for number, item in enumerate(items.rest):
+        found = items.coder.encode(number, item)
+        if group and size + found.size > shard_size:
+            yield group
+            group, done, size = [], done + size, 0
+        group.append(found)
+        size += found.size
+        if not number % ITEMS_PER_UPDATE:
+            progress.at(number, done + size)
+    if group:
+        yield group
+
+
+def _finished(
+    work_folder: WorkFolder, prepared: PreparedSplit, coder: ItemCoder, built: list[BuiltShard]
+) -> Manifest:
+    """Finish with what only all items show: the order of classes, the widest key, the largest label.
+
+    Raises BadItem for a key that occurs twice.
+    """
+    found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
+    keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
+    for key in repeated_keys(keys):
+        first, second = sorted(prepared.planned.order[np.flatnonzero(keys == key)[:2]].tolist())
+        raise bad_item(second, f"its key is that of item {first}, {key.decode()!r}")
+    planned = replace(
+        prepared.planned,
+        listing=replace(prepared.listing, labels=coder.labels(int(labels.max()))),
+        class_sorted=is_class_sorted(labels),
+        key_bytes=min(keys.dtype.itemsize, MAX_KEY_BYTES),
+    )
+    return finish(work_folder, replace(prepared, planned=planned), built)

@@ -374,22 +374,18 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
     return entries
 
 
-@dataclass(frozen=True)
-class FetchingBuilder:
-    """Builds a shard of items that it fetches in the worker from ``source``, which is packed."""
+def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
+    """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``.
 
-    source: bytes
-    coder: ItemCoder
-
-    def __call__(self, job: ShardJob) -> BuiltShard:
-        """Build the shard unless it is finished. Raises BadItem, and what making an item raises."""
-        finished = trusted_commit(job)
-        if finished is not None:
-            return finished
-        numbers: list[int] = job.entries["offset"].tolist()
-        found = _source(self.source).pick(iter(numbers))
-        items = [self.coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
-        return build_shard(held_job(job, items, numbers))
+    Raises BadItem, and what making an item raises.
+    """
+    finished = trusted_commit(job)
+    if finished is not None:
+        return finished
+    numbers: list[int] = job.entries["offset"].tolist()
+    found = _source(source).pick(iter(numbers))
+    items = [coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
+    return build_shard(held_job(job, items, numbers))
 
 
 @lru_cache(maxsize=1)  # one for all shards of a worker

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, check_machine
-from shardprep.formats.errors import BadImage, CorruptRecord, OperationError, ShardprepError
+from shardprep.formats.errors import BadImage, CorruptRecord, OperationError
 from shardprep.formats.images.crop_ready import stored_image
 from shardprep.formats.images.decode import check_decodes, crashes_decoder
 from shardprep.formats.images.header import begins_as_image, read_image_header
@@ -39,7 +39,7 @@ from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.container import Extent, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, write_table
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
-from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.read import container
 from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
@@ -91,7 +91,14 @@ class PublishingJob:
             offsets = check_written(built, self.container, crcs)
             flushed.result()
         if self.expected_sha256.get(name, sha256) != sha256:
-            raise _other_bytes(final, self.container)
+            library = container(self.container).library()
+            versions = ", ".join(f"{name} {version}" for name, version in library.items())
+            raise OperationError(
+                "was rebuilt with different bytes than were published: the source has changed, or it was "
+                f"written with other versions of the libraries than these ({versions}; prep inspect names "
+                "the others)",
+                path=final,
+            )
         publish(built, final)
         return sha256, offsets
 
@@ -108,15 +115,6 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
         if len(reader) != len(crcs):
             raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
     return offsets
-
-
-def _other_bytes(path: Path, kind: str) -> ShardprepError:
-    versions = ", ".join(f"{name} {v}" for name, v in container(kind).library().items())
-    return OperationError(
-        "was rebuilt with different bytes than were published: the source has changed, or it was written "
-        f"with other versions of the libraries than these ({versions}; prep inspect names the others)",
-        path=path,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,40 +249,14 @@ class BuiltShard:
         return cls(**{**value, "skipped": skipped, "columns": columns})
 
 
-class CheckedSample(NamedTuple):
-    """A record to store, the properties of its image, and the encoded values of its columns."""
-
-    stored: StoredRecord
-    info: ImageInfo
-    values: tuple[bytes, ...]
+Sample = tuple[StoredRecord, ImageInfo, tuple[bytes, ...]]
+"""A record to store, the properties of its image, and the encoded values of its columns."""
 
 
 def is_other_file(reader: ByteReader, entry: np.void) -> bool:
     """Whether a bad image is a file in a folder that ``--skip-non-images`` leaves out."""
     is_named = entry["path"].decode().lower().endswith(IMAGE_SUFFIXES)
     return isinstance(reader, TreeReader) and not is_named and not begins_as_image(reader.read(entry))
-
-
-def checked_sample(
-    reader: ByteReader, entry: np.void, options: PlanOptions, *, has_images: bool
-) -> CheckedSample:
-    """Read a sample of a source, and convert its image as the options ask.
-
-    Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
-    """
-    image, info = b"", NO_IMAGE
-    if has_images:
-        image = reader.read(entry)
-        info = read_image_header(image)
-        if options.decode_check:
-            check_decodes(image)
-        segments, shorter_side = options.crop_ready, options.shorter_side
-        image, info = stored_image(
-            image, info, segments=segments, shorter_side=shorter_side, quality=options.quality
-        )
-    key, label = entry["key"].item(), int(entry["label"])
-    stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
-    return CheckedSample(stored, info, reader.values(entry))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +310,6 @@ class ShardJob(PublishingJob):
 def shard_jobs(
     planned: Plan,
     shards: Iterable[PlannedShard],
-    reader: ByteReader,
     work_folder: WorkFolder,
     *,
     expected: dict[str, str] | None = None,
@@ -352,8 +323,7 @@ def shard_jobs(
     published; ``wanted`` are those that are written, None for all. ``home`` and ``builder`` are those of the
     jobs, of which the paths are absolute: another process has another current folder.
     """
-    archive = reader.archive if planned.options.container == IN_PLACE else None
-    regions = planned.regions(archive.size) if archive else ()
+    listing, regions = planned.listing, planned.regions
     for shard in shards:
         entries = planned.entries_of(shard)
         yield ShardJob(
@@ -362,12 +332,12 @@ def shard_jobs(
             shard=shard,
             container=planned.options.container,
             entries=entries,
-            reader=reader.only(entries),
+            reader=listing.reader.only(entries),
             options=planned.options,
             plan=planned.work_digest,
             key_bytes=planned.key_bytes,
-            schema=planned.schema,
-            has_images=planned.has_images,
+            schema=listing.schema,
+            has_images=listing.has_images,
             expected_sha256=expected or {},
             wanted=wanted,
             region=regions[shard.number] if regions else None,
@@ -435,19 +405,18 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     if job.writes(job.shard.name):
         writing = container(job.container).write(built, extent)
     with writing as writer:
-        for sample in samples:
+        for stored, info, values in samples:
             if writer is not None:
-                writer.append(sample.stored)
-            key, label, image = sample.stored.key, sample.stored.label, sample.stored.image
-            row = index_row(sample.stored, sample.info, job.shard.number, count)
-            rows[count] = row, content_digest(key, label, image)
-            for column, value in zip(columns, sample.values, strict=True):
-                column.append(key, value, sample.info)
+                writer.append(stored)
+            row = index_row(stored, info, job.shard.number, count)
+            rows[count] = row, content_digest(stored.key, stored.label, stored.image)
+            for column, value in zip(columns, values, strict=True):
+                column.append(stored.key, value, info)
             count += 1
     return rows[:count], skipped, columns
 
 
-def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[CheckedSample], Extent]:
+def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sample], Extent]:
     """Return the shard's samples, and the extent of its images.
 
     With columns, the listing's lengths are not those of the images: all samples are read before the first
@@ -457,11 +426,11 @@ def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Check
     if job.has_images and not len(job.schema):
         return samples, job.shard.extent
     known = list(samples)
-    size = sum(len(sample.stored.image) for sample in known)
+    size = sum(len(stored.image) for stored, _, _ in known)
     return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
 
 
-def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]:
+def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
     """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
     counter = ShardCounter(job.run, job.shard.number)
     with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
@@ -471,21 +440,40 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[CheckedSample]
             try:
                 if done in job.crashes:
                     raise BadImage(crashes_decoder(job.crashes[done]))
-                yield checked_sample(reader, entry, job.options, has_images=job.has_images)
+                yield _sample(job, reader, entry)
             except (BadImage, BadValue) as error:
                 bad = BadImage(error.message, path=reader.where(entry), key=entry["key"].decode())
                 if job.options.on_bad_image == "fail":
-                    raise _with_advice(bad, other=is_other_file(reader, entry)) from error
+                    advice = "or add --on-bad-image skip to leave such images out and continue from here"
+                    if is_other_file(reader, entry):
+                        advice = (
+                            "or add --skip-non-images --restart to leave out all files that are not images"
+                        )
+                    bad.message += f"; remove it, {advice}"
+                    raise bad from error
                 place = entry["path"].decode() or f"at byte {entry['offset']}"  # relative to the source
                 skipped.append(SkippedImage(str(bad.key), place, bad.message))
         counter.set(len(job.entries))
 
 
-def _with_advice(bad: BadImage, *, other: bool) -> BadImage:
-    advice = "or add --on-bad-image skip to leave such images out and continue from here"
-    if other:
-        advice = "or add --skip-non-images --restart to leave out all files that are not images"
-    return BadImage(f"{bad.message}; remove it, {advice}", path=bad.path, key=bad.key)
+def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
+    """Read a sample of a source, and convert its image as the options ask.
+
+    Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
+    """
+    image, info, options = b"", NO_IMAGE, job.options
+    if job.has_images:
+        image = reader.read(entry)
+        info = read_image_header(image)
+        if options.decode_check:
+            check_decodes(image)
+        segments, shorter_side = options.crop_ready, options.shorter_side
+        image, info = stored_image(
+            image, info, segments=segments, shorter_side=shorter_side, quality=options.quality
+        )
+    key, label = entry["key"].item(), int(entry["label"])
+    stored = StoredRecord(key, label, record_crc(key, label, image), image, int(entry["offset"]))
+    return stored, info, reader.values(entry)
 
 
 def _commit(

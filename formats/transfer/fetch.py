@@ -101,7 +101,7 @@ class LocalCopy:
     def _chosen(self) -> tuple[FileEntry, ...]:
         manifest = self.manifest
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
-        columns = manifest.columns.entries if manifest.columns else ()
+        columns = manifest.column_entries
         tables = [*manifest.tables, *(column.table for column in columns)]
         sharded = [manifest.shards, *(column.shards for column in columns if column.shards)]
         return (*tables, *(shards[number] for number in numbers for shards in sharded))

@@ -7,12 +7,12 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
-from shardprep.formats.runtime.files import publish_bytes, read_at, user_path
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.files import read_at, user_path
+from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
@@ -185,30 +185,6 @@ def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
                 path=folder,
             )
     return found
-
-
-@dataclass(frozen=True)
-class Receipts:
-    """The receipts in the work folder of a conversion, one for each file, bound to its SHA-256."""
-
-    work_folder: Path
-
-    def of(self, file: FileEntry) -> StoredFile | None:
-        """Return the store's answer about that file; None if it is not proven to be there."""
-        try:
-            found = parse_canonical_json(self._path(file).read_bytes())
-            stored = StoredFile(**found["stored"])
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return None
-        return stored if found.get("sha256") == file.sha256 and stored.size == file.size else None
-
-    def write(self, file: FileEntry, stored: StoredFile, run: Path) -> None:
-        """Store a receipt, durably; ``run`` is the folder of unfinished files."""
-        content = {"sha256": file.sha256, "stored": asdict(stored)}
-        publish_bytes(self._path(file), canonical_json(content), run)
-
-    def _path(self, file: FileEntry) -> Path:
-        return self.work_folder / f"{file.name}.stored"
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from shardprep.formats.conversion.finish import build_column, build_tables, publish_tables
+from shardprep.formats.conversion.finish import build_column, build_tables, index_of, publish_tables
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
-from shardprep.formats.conversion.prepare import GatheredBoxes, check_room, gathered_boxes
+from shardprep.formats.conversion.prepare import Boxes, boxes_of, check_room
 from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
@@ -168,7 +168,7 @@ class _Repair:
         recognised = recognise(source, split=split, options=_options_of(self.manifest, root), seed=seed)
         listing = recognised.listing(split)
         planned = _planned_again(listing, self.manifest, self.path)
-        boxes = gathered_boxes(recognised, split, listing)
+        boxes = boxes_of(recognised, listing)
         files = [self.manifest.shards, *(column.shards for column in self._columns)]
         needed = {number for some in files for number, shard in enumerate(some) if shard.name in self.damaged}
         if any(table.name in self.damaged for table in self._tables):  # the rows come from all shards
@@ -184,7 +184,6 @@ class _Repair:
             jobs = shard_jobs(
                 planned,
                 shards,
-                listing.reader,
                 work_folder,
                 expected={file.name: file.sha256 for file in self.manifest.files},
                 wanted=frozenset(self.damaged),
@@ -194,18 +193,19 @@ class _Repair:
             self._rebuild_tables(work_folder, planned, built, boxes)
 
     def _rebuild_tables(
-        self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard], boxes: GatheredBoxes | None
+        self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard], boxes: Boxes | None
     ) -> None:
         """Rebuild the damaged tables; each must match the manifest before it is published."""
         made: list[FileEntry] = []
         offsets = self.manifest.offsets
         if any(table.name in self.damaged for table in self.manifest.tables):
-            made += build_tables(work_folder, planned, built, boxes, offsets=offsets)
+            index = index_of(work_folder, planned, built, offsets=offsets)
+            made += build_tables(work_folder, index, built, boxes)
+        names = planned.listing.schema.names
         for column in self._columns:
             if column.table.name in self.damaged:
-                made.append(
-                    build_column(work_folder, planned, column.field.name, built, offsets=offsets).table
-                )
+                parts = [shard.columns[names.index(column.field.name)] for shard in built]
+                made.append(build_column(work_folder, column.field, parts, offsets=offsets).table)
         wanted = [table for table in self._tables if table.name in self.damaged]
         for table in wanted:
             if table not in made:
@@ -216,7 +216,7 @@ class _Repair:
 
     @property
     def _columns(self) -> tuple[ColumnEntry, ...]:
-        return self.manifest.columns.entries if self.manifest.columns else ()
+        return self.manifest.column_entries
 
     @property
     def _tables(self) -> tuple[FileEntry, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from shardprep.formats.conversion.convert import (
 )
 from shardprep.formats.conversion.finish import SkippedImages, gather
 from shardprep.formats.conversion.plan import PlanOptions
-from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, Request
+from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import JobRunner
-from shardprep.formats.runtime.json_record import canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, noting_kept
@@ -37,7 +37,9 @@ from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
 from shardprep.formats.storage.transfer import TransferRun
 from shardprep.formats.storage.writable import WritableFolder, refuse_server
-from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, Receipts, StorePlace, Upload
+from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload
+
+TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -103,147 +105,132 @@ def convert_to_url(
     progress, place = shown(progress), Location.parse(url)
     caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     name = hashlib.sha256(place.url.encode()).hexdigest()[:16]
-    folder = caches / "shardprep" / "scratch" / name if scratch is None else scratch
-    request = replace(
-        Request.of(source, folder, split, plan_options, options, source_options),
+    conversion = Conversion(
+        source,
+        caches / "shardprep" / "scratch" / name if scratch is None else scratch,
+        split,
+        plan_options,
+        options,
+        source_options,
         kept_shards=1 + max(1, usable_cpus() if workers is None else workers),
     )
-    if request.plan_options.container == IN_PLACE:
+    if conversion.plan_options.container == IN_PLACE:
         raise UsageError(
             "images that stay in their archive are not uploaded; index them into a folder", path=url
         )
     refuse_server(place)
     runner = JobRunner(workers, progress=progress)
     policy = RetryPolicy(retries, timeout_s)
-    prepared = prepared_splits(request, progress)
+    prepared = prepared_splits(conversion, progress)
     done = []
     with (
-        noting_kept(partial(kept_of, prepared), restarted=request.options.restart),
+        noting_kept(partial(kept_of, prepared), restarted=conversion.options.restart),
         LoopThread(threads=TABLES_AT_ONCE) as loop,
     ):
-        if request.options.restart:
+        if conversion.options.restart:
             discard_unfinished(prepared)
         for one in prepared:
-            remote = WritableFolder(place if split else place.child(one.planned.split), policy)
+            remote = WritableFolder(place if split else place.child(one.listing.split), policy)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
-            done.append(_StoredSplit(request.output, one, to, policy, runner, loop).converted())
+            done.append(_converted(one, to, policy, runner, loop))
+            with suppress(OSError):  # it is not empty, or never was
+                for folder in dict.fromkeys((one.output, conversion.output)):
+                    folder.rmdir()
     return done
 
 
-@dataclass(frozen=True)
-class StoringBuilder:
-    """Builds a shard, and brings its files to a ``place``. Picklable.
+def _converted(
+    prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
+) -> ConvertedTo:
+    """Convert a split, unless it is at the place already.
+
+    Raises PlanMismatch for a dataset of another plan there, RemoteDamaged.
+    """
+    url, listing, has_labels = place.remote.place.url, prepared.listing, prepared.planned.has_labels
+    if (found := loop.run(place.published())) is None:
+        with WorkFolder(prepared.output) as work_folder:
+            work_folder.claim(prepared.guard())
+            loop.run(place.begin(()))
+            if (found := loop.run(place.published())) is None:  # another run may have finished it since
+                builder = partial(_build_stored, place.remote.place, policy)
+                built = build_shards(prepared, work_folder, runner, builder)
+                manifest = gather(work_folder, prepared, built)
+                _finish(place, manifest, built, work_folder, runner.progress, loop)
+                skipped, notes = skipped_of(prepared, built), notes_of(prepared, built)
+                return ConvertedTo(url, manifest, False, skipped, listing.ignored, notes, has_labels)
+    prepared.refuse_other(found, url)
+    runner.progress.note(f"{url} is complete already")
+    loop.run(place.check_sizes(found))
+    loop.run(place.drop_leftover())
+    if (prepared.output / WORK_FOLDER_NAME).exists():
+        with WorkFolder(prepared.output) as work_folder:
+            work_folder.discard(OUTPUT_FILES)
+            work_folder.remove()
+    return ConvertedTo(url, found, True, ignored=listing.ignored, notes=listing.notes, has_labels=has_labels)
+
+
+def _finish(
+    place: StorePlace,
+    manifest: Manifest,
+    built: list[BuiltShard],
+    work_folder: WorkFolder,
+    progress: Progress,
+    loop: LoopThread,
+) -> None:
+    """Upload the tables and, last, the manifest; then remove the work folder and all files here."""
+    proven, uploads = dict[str, StoredFile](), []
+    shards = {file.name for shard in built for file in shard.files}
+    for file in manifest.files:
+        if file.name not in shards:
+            uploads.append(Upload(place.remote, file, work_folder.output / file.name))
+        elif (stored := _receipt(work_folder.folder, file)) is not None:
+            proven[file.name] = stored
+    TransferRun(loop, TABLES_AT_ONCE, progress).run("publish", manifest, uploads)
+    proven |= {each.entry.name: each.stored for each in uploads if each.stored}
+    loop.run(place.finish(manifest.to_bytes(), proven))
+    work_folder.discard(OUTPUT_FILES)
+    work_folder.remove()
+
+
+def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
+    """Build a shard if its files are not at the place, and bring them there. Safe to kill and repeat.
 
     A file is removed here when it is proven there, after a receipt of that. A shard of which the rows and the
-    receipts are here, and the files as these say there, is neither built nor uploaded again.
+    receipts are here, and the files as these say there, is neither built nor uploaded again. Raises what
+    :func:`.build_shard` and :meth:`.Upload.run` raise.
     """
+    remote = WritableFolder(place, policy)
 
-    place: Location
-    policy: RetryPolicy
+    async def is_stored(file: FileEntry) -> bool:
+        receipt = _receipt(job.work_folder, file)
+        return receipt is not None and await remote.about(file.name) == receipt
 
-    def __call__(self, job: ShardJob) -> BuiltShard:
-        """Build the shard if its files are not there, and bring them there. Safe to kill and repeat.
-
-        Raises what :func:`.build_shard` and :meth:`.Upload.run` raise.
-        """
-        remote, receipts = WritableFolder(self.place, self.policy), Receipts(job.work_folder)
-
-        async def is_stored(file: FileEntry) -> bool:
-            receipt = receipts.of(file)
-            return receipt is not None and await remote.about(file.name) == receipt
-
-        with LoopThread(threads=1) as loop:
-            commit = committed(job)
-            missing = [file for file in commit.files if not loop.run(is_stored(file))] if commit else []
-            if commit is None or not all(file.is_in(job.output) for file in missing):
-                commit = build_shard(job)
-                missing = [file for file in commit.files if not loop.run(is_stored(file))]
-            for file in missing:
-                upload = Upload(remote, file, job.output / file.name)
-                loop.run(upload.run())
-                if upload.stored:
-                    receipts.write(file, upload.stored, job.run)
-        for file in commit.files:
-            with suppress(FileNotFoundError):
-                (job.output / file.name).unlink()
-        return commit
+    with LoopThread(threads=1) as loop:
+        commit = committed(job)
+        missing = [file for file in commit.files if not loop.run(is_stored(file))] if commit else []
+        if commit is None or not all(file.is_in(job.output) for file in missing):
+            commit = build_shard(job)
+            missing = [file for file in commit.files if not loop.run(is_stored(file))]
+        for file in missing:
+            upload = Upload(remote, file, job.output / file.name)
+            loop.run(upload.run())
+            if upload.stored:
+                receipt = canonical_json({"sha256": file.sha256, "stored": asdict(upload.stored)})
+                publish_bytes(_receipt_path(job.work_folder, file), receipt, job.run)
+    for file in commit.files:
+        (job.output / file.name).unlink(missing_ok=True)
+    return commit
 
 
-TABLES_AT_ONCE = 4
+def _receipt(work_folder: Path, file: FileEntry) -> StoredFile | None:
+    """Return the store's answer about that file, bound to its SHA-256; None if it is not proven there."""
+    try:
+        found = parse_canonical_json(_receipt_path(work_folder, file).read_bytes())
+        stored = StoredFile(**found["stored"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+    return stored if found.get("sha256") == file.sha256 and stored.size == file.size else None
 
 
-@dataclass(frozen=True)
-class _StoredSplit:
-    """One split, and the place for it.
-
-    ``scratch`` has the folders in which splits are built, or is one.
-    """
-
-    scratch: Path
-    prepared: PreparedSplit
-    place: StorePlace
-    policy: RetryPolicy
-    runner: JobRunner
-    loop: LoopThread
-
-    def converted(self) -> ConvertedTo:
-        """Convert the split, unless it is there already."""
-        prepared, run = self.prepared, self.loop.run
-        if (found := run(self.place.published())) is None:
-            with WorkFolder(prepared.output) as work_folder:
-                work_folder.claim(prepared.guard())
-                run(self.place.begin(()))
-                if (found := run(self.place.published())) is None:  # another run may have finished it since
-                    return self._converted(work_folder)
-        return self._already_there(found)
-
-    def _converted(self, work_folder: WorkFolder) -> ConvertedTo:
-        prepared, place = self.prepared, self.place
-        builder = StoringBuilder(place.remote.place, self.policy)
-        built = build_shards(prepared, work_folder, self.runner, builder)
-        manifest = gather(work_folder, prepared, built)
-        receipts, proven, uploads = Receipts(work_folder.folder), dict[str, StoredFile](), []
-        shards = {file.name for shard in built for file in shard.files}
-        for file in manifest.files:
-            if file.name not in shards:
-                uploads.append(Upload(place.remote, file, prepared.output / file.name))
-            elif (stored := receipts.of(file)) is not None:
-                proven[file.name] = stored
-        TransferRun(self.loop, TABLES_AT_ONCE, self.runner.progress).run("publish", manifest, uploads)
-        proven |= {each.entry.name: each.stored for each in uploads if each.stored}
-        self.loop.run(place.finish(manifest.to_bytes(), proven))
-        work_folder.discard(OUTPUT_FILES)
-        work_folder.remove()
-        self._remove_scratch()
-        return replace(
-            self._done(manifest), skipped=skipped_of(prepared, built), notes=notes_of(prepared, built)
-        )
-
-    def _already_there(self, manifest: Manifest) -> ConvertedTo:
-        """Return the finished dataset. Raises PlanMismatch for another plan, RemoteDamaged."""
-        done, prepared = self._done(manifest), self.prepared
-        prepared.refuse_other(manifest, done.url)
-        self.runner.progress.note(f"{done.url} is complete already")
-        self.loop.run(self.place.check_sizes(manifest))
-        self.loop.run(self.place.drop_leftover())
-        if (prepared.output / WORK_FOLDER_NAME).exists():
-            with WorkFolder(prepared.output) as work_folder:
-                work_folder.discard(OUTPUT_FILES)
-                work_folder.remove()
-        self._remove_scratch()
-        return replace(done, already_complete=True)
-
-    def _done(self, manifest: Manifest) -> ConvertedTo:
-        return ConvertedTo(
-            self.place.remote.place.url,
-            manifest,
-            already_complete=False,
-            ignored=self.prepared.listing.ignored,
-            notes=self.prepared.listing.notes,
-            has_labels=self.prepared.planned.has_labels,
-        )
-
-    def _remove_scratch(self) -> None:
-        with suppress(OSError):  # it is not empty, or never was
-            for folder in dict.fromkeys((self.prepared.output, self.scratch)):
-                folder.rmdir()
+def _receipt_path(work_folder: Path, file: FileEntry) -> Path:
+    return work_folder / f"{file.name}.stored"

@@ -124,6 +124,6 @@ def write_samples(
         ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(order="key"))
-    prepared = PreparedSplit(output, listing, planned, None, planned.shards)
+    prepared = PreparedSplit(output, planned, None, planned.shards)
     with WorkFolder(output) as work_folder:
         return finish(work_folder, prepared, build_shards(prepared, work_folder, JobRunner(workers=0)))

@@ -151,13 +151,13 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
 @pytest.fixture
 def overtaken(monkeypatch: pytest.MonkeyPatch, archives: Path, tmp_path: Path) -> None:
     """Another run begins and finishes when a conversion into ``tmp_path / "out"`` is about to lock it."""
-    module = sys.modules["shardprep.formats.conversion.convert"]
+    module = sys.modules["shardprep.formats.conversion.prepare"]
     real = module.WorkFolder
 
-    def work_folder(output: Path) -> WorkFolder:
+    def work_folder(output: Path, *, shared: bool) -> WorkFolder:
         monkeypatch.undo()
         converted(archives, tmp_path / "out")
-        return real(output)
+        return real(output, shared=shared)
 
     monkeypatch.setattr(module, "WorkFolder", work_folder)
 
