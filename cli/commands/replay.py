@@ -30,7 +30,7 @@ from shardprep.formats.runtime.sizes import count_of
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
-    from shardprep.loaders.loader.run_log import RecordedRun
+    from shardprep.loaders.loader.run_log import RunLog
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
@@ -111,7 +111,7 @@ def replay(
     and record at which two runs differ, and why.
     """
     # start-up time: OpenCV
-    from shardprep.loaders.loader.run_log import RecordedRun
+    from shardprep.loaders.loader.run_log import RunLog
     from shardprep.loaders.loader.sheet import ContactSheet, check_suffix
 
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
@@ -128,7 +128,7 @@ def replay(
         check_suffix(sheet)
         check_replaced(sheet)
     file = run["card"] or run["state"]
-    recorded = RecordedRun.load(file) if file else None
+    recorded = RunLog.load(file) if file else None
     with options.loader(recorded.card if recorded else None) as loader:
         epoch, step, start = _place(run, recorded)
         try:
@@ -152,7 +152,7 @@ def replay(
         return Output(found, list(replayed_lines(loader, made, listed=listed, sheet=sheet)))
 
 
-def _place(run: dict[str, Any], recorded: RecordedRun | None) -> tuple[int, int, int]:
+def _place(run: dict[str, Any], recorded: RunLog | None) -> tuple[int, int, int]:
     """The epoch, the step and the start that were asked for; by default those of the state or log."""
     last = recorded.last_of(run["epoch"]) if recorded else None
     epoch = run["epoch"] if run["epoch"] is not None else last.receipt.epoch if last else 0
@@ -228,9 +228,9 @@ def compare_runs(
     """Return where the runs of two files part, and which of their settings differ."""
     # start-up time: OpenCV
     from shardprep.loaders.loader.run_card import differences
-    from shardprep.loaders.loader.run_log import RecordedRun
+    from shardprep.loaders.loader.run_log import RunLog
 
-    runs = [RecordedRun.load(file) for file in files]
+    runs = [RunLog.load(file) for file in files]
     parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, progress=progress)
     differing = differences(*(run.card for run in runs))
     found = {
@@ -270,7 +270,7 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 
 def _parting(
     options: RunOptions,
-    runs: Sequence[RecordedRun],
+    runs: Sequence[RunLog],
     epochs: int,
     *,
     by_pixels: bool,

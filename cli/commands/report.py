@@ -364,10 +364,10 @@ def sighted(
 ) -> dict[int, list[tuple[int, int, int]]]:
     """Return when a run saw each record: epoch, step and rank."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
-    from shardprep.loaders.loader.run_log import RecordedRun
+    from shardprep.loaders.loader.run_log import RunLog
 
     options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
-    recorded = RecordedRun.load(run)
+    recorded = RunLog.load(run)
     seen: dict[int, list[tuple[int, int, int]]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:
         order = loader.order_of()._replace(passed=recorded.passed)

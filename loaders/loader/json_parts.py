@@ -1,4 +1,4 @@
-"""Dataclasses made of the JSON that they were written as, checked by the types of their fields."""
+"""Dataclasses as JSON, and made of it again, checked by the types of their fields."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from shardprep.formats.errors import DataError, UnknownVersion
 from shardprep.loaders.order.receipt import natural
+
+
+def plain(value: Any) -> Any:
+    """Return a value of JSON types: dataclasses become their fields, or what their ``to_json`` returns."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return list(map(plain, value)) if isinstance(value, tuple) else value
 
 
 def built(kind: Any, value: Any) -> Any:
@@ -29,6 +38,8 @@ def built(kind: Any, value: Any) -> Any:
         return {name: built(get_args(kind)[1], part) for name, part in value.items()}
     if hasattr(kind, "from_json"):
         return kind.from_json(value)
+    if kind is Any:
+        return value
     if isinstance(kind, type) and is_dataclass(kind):
         return kind(**built_fields(kind, value))
     if kind is int:

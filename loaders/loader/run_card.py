@@ -27,7 +27,7 @@ from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields, naming_file
+from shardprep.loaders.loader.json_parts import built, built_fields, naming_file, plain
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
@@ -72,10 +72,6 @@ class ChosenRecords:
             )
         return np.array(self.numbers, np.int64)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
-        return asdict(self) | {"numbers": None if self.numbers is None else list(self.numbers)}
-
 
 OWN: dict[str, Callable[..., Transform]] = {
     kind.__name__: kind for kind in (TrainTransform, EvalTransform, Views, Cut)
@@ -87,12 +83,21 @@ class TransformCard:
     """A transform: its ``name``, and, of this package's own, its ``arguments``; of others, its ``identity``.
 
     The identity is the loader's: equal for transforms that are made in the same way. It is None for one that
-    cannot be compared.
+    cannot be compared. Raises ValueError for arguments that make no transform.
     """
 
     name: str
     identity: str | None
     arguments: dict[str, Any] | None
+
+    def __post_init__(self) -> None:
+        """Fill in the arguments that an older release did not know."""
+        if self.arguments is not None:
+            try:
+                arguments = _arguments(_made(self.name, self.arguments))
+            except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
+                raise ValueError(f"its {self.name} cannot be made: {error}") from error
+            object.__setattr__(self, "arguments", arguments)
 
     @classmethod
     def of(cls, transform: Transform, identity: str | None) -> Self:
@@ -121,23 +126,6 @@ class TransformCard:
         made = _made(self.name, self.arguments)
         within = made.each if isinstance(made, Views) else (made,)
         return not all(isinstance(each, EvalTransform) for each in within)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Return the card that ``to_json`` described. Raises ValueError for other values."""
-        name, identity, arguments = (value[field.name] for field in fields(cls))
-        if not isinstance(name, str) or not isinstance(identity, str | None):
-            raise ValueError(f"{value!r} is not a transform")
-        if arguments is not None:
-            try:
-                arguments = _arguments(_made(name, arguments))
-            except (ShardprepError, TypeError, KeyError, AttributeError, OverflowError) as error:
-                raise ValueError(f"its {name} cannot be made: {error}") from error
-        return cls(name, identity, arguments)
 
 
 def _is_own(value: object) -> bool:
@@ -264,13 +252,10 @@ class RunCard:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["columns"] = None if self.columns is None else list(self.columns)
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
         if self.without is None:  # releases before 0.4 do not know these
             del values["without"], values["gaps"]
-        return {"format": FORMAT, "version": VERSION} | {
-            name: value.to_json() if hasattr(value, "to_json") else value for name, value in values.items()
-        }
+        return {"format": FORMAT, "version": VERSION} | values
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -545,7 +530,7 @@ def kept_transform(transform: Transform) -> dict[str, Any]:
     """
     card = TransformCard.of(transform, _transform_digest(transform, CodeType, LibraryVersion))
     code = None if card.arguments else _transform_digest(transform, LibraryVersion)
-    return card.to_json() | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
+    return asdict(card) | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
 def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: Resumed) -> None:
@@ -571,7 +556,7 @@ def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transfo
 
 
 def _difference(there: Any, here: Any) -> tuple[str, str] | None:
-    one, other = (None if each is None else TransformCard.from_json(each) for each in (there, here))
+    one, other = (built(TransformCard | None, each) for each in (there, here))
     named = differing_transforms(*(each and replace(each, identity=None) for each in (one, other)))
     if named or one is None or other is None:
         return named
@@ -586,8 +571,3 @@ def _transform_digest(transform: Transform, *without: type) -> str | None:
         return digest_of(transform, without=without)
     except (UsageError, RecursionError):  # it cannot be compared
         return None
-
-
-def is_state(value: Any) -> bool:
-    """Whether a JSON value looks like the state of a loader."""
-    return isinstance(value, dict) and {"epoch", "place", "receipt"} <= value.keys()

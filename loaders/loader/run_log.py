@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,8 +19,8 @@ from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields, naming_file
-from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard, is_state
+from shardprep.loaders.loader.json_parts import built_fields, naming_file, plain
+from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
 from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
@@ -104,16 +104,8 @@ class LogEntry:
                 log.close()
 
     def _value(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "card": self.card.to_json(),
-            "receipt": self.receipt.to_json(),
-            "start": self.start,
-            "place": self.place,
-            "origin": self.origin,
-            "passed": [list(both) for both in self.passed],
-        }
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        return {"format": FORMAT, "version": VERSION} | values
 
     def _digest(self) -> str:
         return hashlib.sha256(canonical_json(self._value())).hexdigest()
@@ -124,7 +116,8 @@ class LogEntry:
         is_line = isinstance(value, dict) and value.get("format") == FORMAT
         if is_line and value.get("version") != VERSION:
             raise UnknownVersion(f"run log version {value.get('version')!r}; this release knows {VERSION}")
-        if not is_line and not is_state(value):
+        is_state = isinstance(value, dict) and {"epoch", "place", "receipt"} <= value.keys()
+        if not is_line and not is_state:
             raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}")
         if "card" not in value:
             raise DataError("is a state without a card, as those of older releases")
@@ -142,14 +135,21 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The ``entries`` of a log, and the 32 bytes of the public key of its ``signer``; None without one."""
+    """The record of a run.
 
-    entries: list[LogEntry]
+    Attributes:
+        card: The run's card.
+        entries: Those of its log or state; a card alone has none.
+        signer: The 32 bytes of the public key that a log is signed with; None without one.
+    """
+
+    card: RunCard
+    entries: Sequence[LogEntry] = ()
     signer: bytes | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a log, or the state of a loader as JSON, and check its signature if it has one.
+        """Read a log, the state of a loader as JSON, or a card, and check the signature of a log with one.
 
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
@@ -157,8 +157,11 @@ class RunLog:
         data = read_small_file(file, LARGEST)
         with suppress(ValueError, RecursionError):
             if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
+                if value.get("format") == CARD_FORMAT:
+                    return cls(RunCard.load(file))
                 with naming_file(file):
-                    return cls([LogEntry.from_json(value)])
+                    entry = LogEntry.from_json(value)
+                return cls(entry.card, [entry])
         lines, signer = data, None
         if (place := data.rfind(_SIGNATURE)) >= 0:
             from shardprep.loaders.loader.signature import Signature  # an extra
@@ -177,7 +180,7 @@ class RunLog:
                 entries.append(LogEntry.from_json(value))
         if not entries:
             raise DataError(f"is empty; {ADVICE}", path=file)
-        return cls(entries, signer)
+        return cls(entries[-1].card, entries, signer)
 
     @classmethod
     def merge(cls, paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog]) -> Self:
@@ -203,7 +206,8 @@ class RunLog:
                         "the logs of one run, and of one that went back only those that it went on with",
                         path=user_path(path),
                     )
-        return cls([found[slot] for slot in sorted(found)])
+        entries = [found[slot] for slot in sorted(found)]
+        return cls(entries[-1].card, entries)
 
     def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
         """Write the entries to a file, replacing an existing one; signed, with the file of a secret ``key``.
@@ -216,25 +220,6 @@ class RunLog:
 
             data += Signature.of(data, key).line()
         save_bytes(user_path(path).absolute(), data)
-
-
-@dataclass(frozen=True)
-class RecordedRun:
-    """A run by its ``card``, and the ``entries`` of its log or state; a card alone has none."""
-
-    card: RunCard
-    entries: Sequence[LogEntry] = ()
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a card, a log, or a state as JSON. Raises what :meth:`RunLog.load` raises."""
-        file = user_path(path)
-        with suppress(ValueError, RecursionError):
-            value = json.loads(read_small_file(file, LARGEST))
-            if isinstance(value, dict) and value.get("format") == CARD_FORMAT:
-                return cls(RunCard.load(file))
-        entries = RunLog.load(file).entries
-        return cls(entries[-1].card, entries)
 
     def last_of(self, epoch: int | None = None) -> LogEntry | None:
         """Return the last entry of an epoch, or of all; None if there is none."""
@@ -338,6 +323,11 @@ def prove(
     if key is not None and save is None:
         raise UsageError("key signs the log that is saved; give save, the file for it, too")
     read = [RunLog.load(log) for log in logs]
+    if not read:
+        raise DataError("there is no log to prove anything from")
+    for path, log in zip(logs, read, strict=True):
+        if not log.entries:
+            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=path)
     if signed_by is not None:
         _check_signers(logs, read, signed_by)
     _refuse_replacing(save, dataset, [key, signed_by])
@@ -415,8 +405,6 @@ SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", 
 
 def _common_card(parts: Sequence[LogEntry]) -> RunCard:
     """Return a card of the run, one that lists the chosen records if there is any."""
-    if not parts:
-        raise DataError("there is no log to prove anything from")
     listed = [
         p.card
         for p in parts

@@ -36,7 +36,7 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.sources.tfrecord import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
-from shardprep.loaders.loader.run_log import RecordedRun
+from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.order.rng import record_rng
 from support.mutations import change_json, mutated, mutated_png, with_png_sums, with_tar_sums
 from support.record_sources import frame
@@ -351,7 +351,7 @@ def run_card(rng: Random, base: Path, scratch: Path) -> None:
     path.write_bytes(canonical_json(value))
     if not is_json:
         change_file(path, rng)
-    card = RecordedRun.load(path).card
+    card = RunLog.load(path).card
     with Loader(base / "lmdb", workers=0, **card.options()) as loader, suppress(IndexError):
         ContactSheet(loader.replay(0, 0), loader.transform).png()
     if name == "card.json":

@@ -21,7 +21,7 @@ from shardprep.loaders import (
     RunCard,
     TrainTransform,
 )
-from shardprep.loaders.loader.run_log import RecordedRun
+from shardprep.loaders.loader.run_log import RunLog
 from support.loaded import assert_same, epoch_of, loader_on
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -127,4 +127,4 @@ def test_damage_names_the_part_of_the_card_and_another_version_is_unknown(good: 
 def test_what_is_no_state_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "state").write_text(text)
     with pytest.raises(DataError, match="state"):
-        RecordedRun.load(tmp_path / "state")
+        RunLog.load(tmp_path / "state")
