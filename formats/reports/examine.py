@@ -23,7 +23,7 @@ from shardprep.formats.reports.observations import (
     index_statistics,
     observations,
 )
-from shardprep.formats.reports.pixels import ImageReading, PixelStatistics, Thumbnails
+from shardprep.formats.reports.pixels import ImageReading, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -268,8 +268,7 @@ def report(
         count = max(1, usable_cpus() if workers is None else workers)
         reading = ImageReading(stack.enter_context(WorkerPool(count)), count, shown(progress))
         statistics, *their = (
-            reading.look(PixelStatistics, "examine", one, *choice)
-            for one, choice in zip(opened, choices, strict=True)
+            reading.statistics(one, *choice) for one, choice in zip(opened, choices, strict=True)
         )
         codes, across = statistics.all_codes, None
         for other in their:
@@ -298,8 +297,8 @@ def report(
             named = set(shown_in(found))
             for which, one in zip((THIS, OTHER), opened, strict=False):
                 records = np.array(sorted(number for where, number in named if where == which), np.int64)
-                made = reading.look(Thumbnails, "pictures of", one, records)
-                pictures |= {(which, number): made[number] for number in sorted(made)}
+                made = reading.each("pictures of", thumbnail, one, records)
+                pictures |= {(which, number): picture for number, picture in made.items()}
     examined = Examination(found, pictures)
     if output is not None:
         examined.save(output)

@@ -16,7 +16,7 @@ from shardprep.formats.errors import BadImage, DataError, UsageError
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
-from shardprep.formats.reports.pixels import CODES, ByRecord, ImageReading, PixelStatistics
+from shardprep.formats.reports.pixels import CODES, ImageReading
 from shardprep.formats.runtime.files import naming, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -56,12 +56,6 @@ def _original_digest(image: bytes) -> bytes:
 
     grid = grid_of(image)
     return grid.sha256 if grid else hashlib.sha256(image).digest()
-
-
-class OriginalDigests(ByRecord):
-    """The SHA-256 of the images that records were made of."""
-
-    made = staticmethod(_original_digest)
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ def find(
         count = max(1, usable_cpus() if workers is None else workers)
         with WorkerPool(count) as pool:
             reading = ImageReading(pool, count, shown(progress))
-            digests = reading.look(OriginalDigests, "read", opened, _candidates(opened, pictures))
+            digests = reading.each("read", _original_digest, opened, _candidates(opened, pictures))
             codes = _codes(opened, reading, hashes) if near else np.empty(0, CODES)
         return [found for picture in pictures for found in _found(opened, picture, digests, codes)]
 
@@ -162,8 +156,7 @@ def _codes(
     if file is not None and file.exists():
         return _read_codes(file, dataset.root)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
-    is_decoded = np.ones(len(numbers), bool)
-    codes = reading.look(PixelStatistics, "examine", dataset, numbers, is_decoded).all_codes
+    codes = reading.statistics(dataset, numbers, np.ones(len(numbers), bool)).all_codes
     if file is not None:
         head = f"{HASHES} {dataset.root}\n".encode()
         save_bytes(file, head + codes.tobytes())
@@ -184,7 +177,7 @@ def _read_codes(file: Path, root: str) -> npt.NDArray[Any]:
 
 
 def _found(
-    dataset: Dataset, picture: _Picture, digests: OriginalDigests, codes: npt.NDArray[Any]
+    dataset: Dataset, picture: _Picture, digests: dict[int, bytes], codes: npt.NDArray[Any]
 ) -> list[ImageMatch]:
     distances: dict[int, int | None] = {}
     if picture.hash is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -149,7 +150,14 @@ EXTREMES: dict[str, tuple[str, int]] = {
 CODES = np.dtype([("record", "<i8"), ("digest", "<u8"), ("hash", "<u8"), ("is_hashed", "?")])
 """A row for each image that was read: its digest and, if decoded and not flat, its perceptual hash."""
 
-Extreme = tuple[float, int]
+Numbers = npt.NDArray[np.int64]
+Looked = tuple[int, Measures | None]
+"""The digest of an image's bytes, and its measures if it was decoded."""
+
+
+def look(row: np.void, image: bytes, is_decoded: bool) -> Looked:
+    """Return what the statistics have of an image. Raises BadImage."""
+    return digest(image), measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
 
 
 class PixelStatistics:
@@ -160,56 +168,46 @@ class PixelStatistics:
     ``damaged`` the first images that cannot be read or decoded with the reasons, and ``damaged_records`` the
     numbers of all. ``codes`` are arrays of CODES."""
 
-    def __init__(self) -> None:
-        self.images = 0
-        self.small_sum = np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
-        self.counts = {name: np.zeros(len(edges) - 1, np.int64) for name, edges in MEASURES.items()}
-        self.extremes: dict[str, list[Extreme]] = {name: [] for name in EXTREMES}
+    def __init__(self, looked: Sequence[tuple[int, Looked]] = ()) -> None:
+        decoded = [(record, measures) for record, (_, measures) in looked if measures]
+        self.images = len(decoded)
+        smalls = [measures.small for _, measures in decoded]
+        self.small_sum = sum(smalls, np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64))
+        self.counts = {}
+        for name, edges in MEASURES.items():
+            values = [getattr(measures, name) for _, measures in decoded]
+            self.counts[name] = np.histogram(np.minimum(values, edges[-1]), edges)[0]
+        self.extremes: dict[str, list[tuple[float, int]]] = {name: [] for name in EXTREMES}
+        for name, (measure, _) in EXTREMES.items():
+            self._keep(
+                name,
+                [
+                    (round(getattr(measures, measure), 3), record)
+                    for record, measures in decoded
+                    if name != "blurriest" or not measures.is_flat  # nothing there could be sharp
+                ],
+            )
         self.damaged: list[tuple[int, str]] = []
         self.damaged_records: list[int] = []
-        self.codes: list[npt.NDArray[np.void]] = []
+        rows = [
+            (record, code, measures.hash if measures else 0, measures is not None and not measures.is_flat)
+            for record, (code, measures) in looked
+        ]
+        self.codes = [np.array(rows, CODES)]
 
-    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
-        """Add an image and its digest, only the digest if it is not decoded. Raises BadImage."""
-        measures = measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
-        is_hashed = measures is not None and not measures.is_flat
-        code = (record, digest(image), measures.hash if measures else 0, is_hashed)
-        self.codes.append(np.array([code], CODES))
-        if measures:
-            self.add(record, measures)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"codes": [self.all_codes]}  # one array is sent faster than many
-
-    def add(self, record: int, measures: Measures) -> None:
-        """Add the measures of an image."""
-        self.images += 1
-        self.small_sum += measures.small
-        for name, edges in MEASURES.items():
-            at = np.searchsorted(edges, getattr(measures, name), side="right") - 1
-            self.counts[name][min(at, len(edges) - 2)] += 1
-        for name, (measure, _) in EXTREMES.items():
-            if name != "blurriest" or not measures.is_flat:  # nothing there could be sharp
-                self._keep(name, [(round(getattr(measures, measure), 3), record)])
-
-    def add_damaged(self, record: int, reason: str) -> None:
-        """Add an image that cannot be read or decoded."""
-        self.damaged_records.append(record)
-        self.damaged = [*self.damaged, (record, reason)][:MOST_DAMAGED]
-
-    def merge(self, other: PixelStatistics) -> None:
-        """Add the next part of the dataset."""
+    def merge(self, other: PixelStatistics, damaged: Sequence[tuple[int, str]]) -> None:
+        """Add the next part of the dataset, in which these images are damaged."""
         self.images += other.images
         self.small_sum += other.small_sum
         for name, counts in other.counts.items():
             self.counts[name] += counts
         for name, found in other.extremes.items():
             self._keep(name, found)
-        self.damaged_records += other.damaged_records
-        self.damaged = [*self.damaged, *other.damaged][:MOST_DAMAGED]
+        self.damaged_records += [record for record, _ in damaged]
+        self.damaged = [*self.damaged, *damaged][:MOST_DAMAGED]
         self.codes += other.codes
 
-    def _keep(self, name: str, found: Iterable[Extreme]) -> None:
+    def _keep(self, name: str, found: Iterable[tuple[float, int]]) -> None:
         sign = EXTREMES[name][1]
         both = sorted([*self.extremes[name], *found], key=lambda one: (sign * one[0], one[1]))
         self.extremes[name] = both[:MOST_EXTREMES]
@@ -217,7 +215,7 @@ class PixelStatistics:
     @property
     def all_codes(self) -> npt.NDArray[np.void]:
         """The rows of all images that were read, in their order."""
-        return np.concatenate([np.empty(0, CODES), *self.codes])
+        return np.concatenate(self.codes)
 
     @property
     def mean_image(self) -> npt.NDArray[np.uint8] | None:
@@ -236,41 +234,7 @@ class PixelStatistics:
         }
 
 
-class ByRecord(dict[int, bytes]):
-    """What a function makes of each image, by record number; nothing of those that cannot be read."""
-
-    made: Callable[[bytes], bytes]
-
-    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None:
-        """Add an image. Raises BadImage."""
-        self[record] = type(self).made(image)
-
-    def add_damaged(self, record: int, reason: str) -> None:
-        """Do nothing."""
-
-    def merge(self, other: ByRecord) -> None:
-        """Add those of another part."""
-        self.update(other)
-
-
-class Thumbnails(ByRecord):
-    """JPEG files of about a hundred pixels a side, upright, of what decodes."""
-
-    made = staticmethod(thumbnail)
-
-
-class ImageFindings(Protocol):
-    """Findings of some images, which merge with those of others."""
-
-    def look(self, record: int, row: np.void, image: bytes, *, is_decoded: bool) -> None: ...
-
-    def add_damaged(self, record: int, reason: str) -> None: ...
-
-    def merge(self, other: Self, /) -> None: ...
-
-
-T = TypeVar("T", bound=ImageFindings)
-Numbers = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,11 +242,12 @@ class ShardLook(Generic[T]):
     """A look at records of the shard at ``path``: ``rows`` of the index, with their record ``numbers``.
     Picklable.
 
-    ``kind`` is the class of the findings, and ``is_decoded`` says for each record whether its pixels are
-    looked at.
+    ``is_decoded`` says for each record whether its pixels are looked at. ``look`` is called with row, image
+    and this, and ``gather`` with the list of record numbers and results.
     """
 
-    kind: type[T]
+    look: Callable[[np.void, bytes, bool], Any]
+    gather: Callable[[list[tuple[int, Any]]], T]
     path: Path
     container: str
     entry: FileEntry
@@ -290,10 +255,11 @@ class ShardLook(Generic[T]):
     numbers: Numbers
     is_decoded: npt.NDArray[np.bool_]
 
-    def made(self) -> T:
-        """Read the records, and return the findings. Raises OSError."""
+    def made(self) -> tuple[T, list[tuple[int, str]]]:
+        """Read the records; return what was gathered, and the damaged ones with reasons. Raises OSError."""
         use_one_thread()
-        found = self.kind()
+        found: list[tuple[int, Any]] = []
+        damaged: list[tuple[int, str]] = []
         try:
             with (
                 Path(os.devnull).open("wb") as nowhere,
@@ -306,21 +272,18 @@ class ShardLook(Generic[T]):
                     )
                     try:
                         image = shard.image(int(row["ordinal"]), address)
-                        found.look(int(number), row, image, is_decoded=bool(is_decoded))
+                        found.append((int(number), self.look(row, image, bool(is_decoded))))
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
-                        found.add_damaged(int(number), error.message)
+                        damaged.append((int(number), error.message))
         except ShardDamaged as error:  # it cannot be opened
             return self.all_damaged(error.message)
         except FileNotFoundError:
             return self.all_damaged("the shard is missing")
-        return found
+        return self.gather(found), damaged
 
-    def all_damaged(self, reason: str) -> T:
-        """Return the findings where no record can be examined."""
-        found = self.kind()
-        for number in self.numbers.tolist():
-            found.add_damaged(number, reason)
-        return found
+    def all_damaged(self, reason: str) -> tuple[T, list[tuple[int, str]]]:
+        """Return the result where no record can be examined."""
+        return self.gather([]), [(number, reason) for number in self.numbers.tolist()]
 
     def parts(self, most: int) -> Iterator[Self]:
         """Yield looks at all of the records, at so many at most in each."""
@@ -342,59 +305,76 @@ class ImageReading:
     workers: int
     progress: Progress
 
-    def look(
+    def statistics(
+        self, dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
+    ) -> PixelStatistics:
+        """Return the statistics of these records, decoded or only read. Raises OSError."""
+        found = PixelStatistics()
+        title = f"examine {dataset.manifest.split}"
+        for part, damaged in self._looked(title, look, PixelStatistics, dataset, records, is_decoded):
+            found.merge(part, damaged)
+        return found
+
+    def each(
+        self, verb: str, made: Callable[[bytes], bytes], dataset: Dataset, records: Numbers
+    ) -> dict[int, bytes]:
+        """Return what a function makes of each image that it and the shard can read. Raises OSError."""
+        title, is_decoded = f"{verb} {dataset.manifest.split}", np.ones(len(records), bool)
+        parts = self._looked(title, partial(_made, made), dict, dataset, records, is_decoded)
+        return {record: value for part, _ in parts for record, value in part.items()}
+
+    def _looked(
         self,
-        kind: type[T],
-        verb: str,
+        title: str,
+        look: Callable[[np.void, bytes, bool], Any],
+        gather: Callable[[list[tuple[int, Any]]], T],
         dataset: Dataset,
         records: Numbers,
-        is_decoded: npt.NDArray[np.bool_] | None = None,
-    ) -> T:
-        """Return the findings of this kind about these records, in their order; ``verb`` is for the progress.
+        is_decoded: npt.NDArray[np.bool_],
+    ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
+        """Yield what is gathered of the records, part by part in their order, with the damaged ones.
 
-        ``is_decoded`` says for each whether its pixels are looked at. Few looks are submitted at a time,
-        since each holds its rows of the index. Raises OSError, and ChildLost.
+        Few looks are submitted at a time, since each holds its rows of the index. Raises what a look raises,
+        and ChildLost.
         """
-        if is_decoded is None:
-            is_decoded = np.zeros(len(records), bool)
-        looks = (
-            part for look in _looks(kind, dataset, records, is_decoded) for part in look.parts(MOST_AT_ONCE)
-        )
-        found = kind()
+        manifest = dataset.manifest
+        ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
+
+        def looks() -> Iterator[ShardLook[T]]:
+            for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False):
+                for at in range(start, end, MOST_AT_ONCE):
+                    part = slice(at, min(at + MOST_AT_ONCE, end))
+                    rows, path = dataset.index[records[part]], dataset.path / shard.name
+                    yield ShardLook(
+                        look, gather, path, manifest.container, shard, rows, records[part], is_decoded[part]
+                    )
+
+        submitted = ((look, self.pool.submit(look.made)) for look in looks())
         done_records = done_bytes = 0
         size = int(dataset.index["length"][records].sum(dtype=np.int64))
-        with self.progress.task(f"{verb} {dataset.manifest.split}", records=len(records), size=size):
-            waiting = deque((look, self.pool.submit(look.made)) for look in islice(looks, self.workers))
+        with self.progress.task(title, records=len(records), size=size):
+            waiting = deque(islice(submitted, self.workers))
             while waiting:
-                waiting.extend((look, self.pool.submit(look.made)) for look in islice(looks, 1))
-                look, future = waiting.popleft()
-                found.merge(self._value(look, future))
-                done_records += len(look.numbers)
-                done_bytes += int(look.rows["length"].sum())
+                waiting.extend(islice(submitted, 1))
+                one, future = waiting.popleft()
+                yield from self._values(one, future)
+                done_records += len(one.numbers)
+                done_bytes += int(one.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)
-        return found
 
-    def _value(self, look: ShardLook[T], future: Future[T]) -> T:
-        """Return the findings; a look that crashes its process is divided to find the image."""
+    def _values(
+        self, look: ShardLook[T], future: Future[tuple[T, list[tuple[int, str]]]]
+    ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
+        """Yield the result; a look that crashes its process is divided to find the image."""
         try:
-            return future.result()
+            yield future.result()
         except ChildDied as error:
             if len(look.numbers) == 1:
-                return look.all_damaged(crashes_decoder(error.signal))
-        found = look.kind()
-        for part in look.parts(-(-len(look.numbers) // 2)):
-            found.merge(self._value(part, self.pool.submit(part.made)))
-        return found
+                yield look.all_damaged(crashes_decoder(error.signal))
+                return
+            for part in look.parts(-(-len(look.numbers) // 2)):
+                yield from self._values(part, self.pool.submit(part.made))
 
 
-def _looks(
-    kind: type[T], dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
-) -> Iterator[ShardLook[T]]:
-    """Yield one look for each shard that has some of the records, given in order."""
-    manifest = dataset.manifest
-    ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
-    for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False):
-        if start < end:
-            chosen = records[start:end]
-            rows, path = dataset.index[chosen], dataset.path / shard.name
-            yield ShardLook(kind, path, manifest.container, shard, rows, chosen, is_decoded[start:end])
+def _made(made: Callable[[bytes], bytes], row: np.void, image: bytes, is_decoded: bool) -> bytes:
+    return made(image)

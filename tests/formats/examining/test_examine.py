@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.gate import _check, read_limits
-from shardprep.formats.reports.pixels import CODES, Measures, PixelStatistics
+from shardprep.formats.reports.pixels import Measures, PixelStatistics
 from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
@@ -383,15 +383,13 @@ images = st.lists(
 )
 
 
-def of(images: list[tuple[int, Measures | None]]) -> PixelStatistics:
-    """The statistics of numbered images, of which None are damaged."""
+def merged(*parts: list[tuple[int, Measures | None]]) -> PixelStatistics:
+    """The statistics of parts of numbered images, of which None are damaged."""
     found = PixelStatistics()
-    for number, measures in images:
-        if measures is None:
-            found.add_damaged(number, f"reason {number}")
-        else:
-            found.add(number, measures)
-            found.codes.append(np.array([(number, number, measures.hash, True)], CODES))
+    for part in parts:
+        looked = [(number, (number, measures)) for number, measures in part if measures]
+        damaged = [(number, f"reason {number}") for number, measures in part if measures is None]
+        found.merge(PixelStatistics(looked), damaged)
     return found
 
 
@@ -399,15 +397,13 @@ def of(images: list[tuple[int, Measures | None]]) -> PixelStatistics:
 def test_merged_statistics_of_any_parts_are_those_of_the_whole(
     images: list[Measures | None], seed: int
 ) -> None:
-    rng, numbered = random.Random(seed), list(enumerate(images))
-    whole, merged = of(numbered), PixelStatistics()
-    while numbered:
-        cut = rng.randint(1, len(numbered))
-        merged.merge(of(numbered[:cut]))
-        numbered = numbered[cut:]
+    numbered = list(enumerate(images))
+    cuts = sorted(random.Random(seed).choices(range(len(images) + 1), k=3))
+    whole = merged(numbered)
+    parts = merged(*(numbered[begin:end] for begin, end in pairwise([0, *cuts, len(images)])))
 
-    assert merged.to_json() == whole.to_json()
-    assert (merged.images, merged.damaged_records) == (whole.images, whole.damaged_records)
-    assert (merged.extremes, merged.damaged) == (whole.extremes, whole.damaged)
-    assert np.array_equal(merged.small_sum, whole.small_sum)
-    assert np.array_equal(merged.all_codes, whole.all_codes)
+    assert parts.to_json() == whole.to_json()
+    assert (parts.images, parts.damaged_records) == (whole.images, whole.damaged_records)
+    assert (parts.extremes, parts.damaged) == (whole.extremes, whole.damaged)
+    assert np.array_equal(parts.small_sum, whole.small_sum)
+    assert np.array_equal(parts.all_codes, whole.all_codes)

@@ -107,7 +107,7 @@ def test_hashes_are_kept_and_belong_to_one_dataset(
     near, kept = tmp_path / "near.jpg", tmp_path / "hashes"
     near.write_bytes(weaker(picture(4), 4))
     first = find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
-    monkeypatch.setattr("shardprep.formats.reports.find.PixelStatistics", None)
+    monkeypatch.setattr("shardprep.formats.reports.pixels.ImageReading.statistics", None)
 
     assert find(datasets["plain"], [near], near=True, hashes=kept, workers=1) == first != []
     with pytest.raises(DataError, match="of another dataset"):
