@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,7 @@ from shardprep.formats.runtime.sizes import count_of
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.replay import OrderDifference, Parting, Replayed
-    from shardprep.loaders.loader.run_log import RunLog
+    from shardprep.loaders.loader.replay import Replayed
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
@@ -122,15 +121,23 @@ def replay(
     options = RunOptions(dataset, run, typed & run.keys())
     if diff:
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
-        return compare_runs(options, diff, epochs, by_pixels=by_pixels, progress=progress)
+        return compare_runs(options, diff, epochs, progress, by_pixels=by_pixels)
     refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
     if sheet:  # what writing it would raise
         check_suffix(sheet)
         check_replaced(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
+    last = recorded.last_of(run["epoch"]) if recorded else None  # whose place is the default
     with options.loader(recorded.card if recorded else None) as loader:
-        epoch, step, start = _place(run, recorded)
+        epoch, step, start = (run[name] for name in ("epoch", "step", "start"))
+        if epoch is None:
+            epoch = last.receipt.epoch if last else 0
+        if start is None:
+            start = last.start if last else 0
+        if step is None and (step := last.last_step if last else None) is None:
+            undelivered = ": no step of this epoch was delivered" if last else ""
+            raise click.UsageError(f"give --step{undelivered}")
         try:
             passed = recorded.passed if recorded else {}
             made = loader.replay(epoch, step, start=start, passed=passed.get(epoch, ()))
@@ -150,20 +157,6 @@ def replay(
             "sheet": str(sheet) if sheet else None,
         }
         return Output(found, list(replayed_lines(loader, made, listed=listed, sheet=sheet)))
-
-
-def _place(run: dict[str, Any], recorded: RunLog | None) -> tuple[int, int, int]:
-    """The epoch, the step and the start that were asked for; by default those of the state or log."""
-    last = recorded.last_of(run["epoch"]) if recorded else None
-    epoch = run["epoch"] if run["epoch"] is not None else last.receipt.epoch if last else 0
-    start, step = run["start"], run["step"]
-    if start is None:
-        start = last.start if last else 0
-    if step is None:
-        step = last.last_step if last else None
-    if step is None:
-        raise click.UsageError(f"give --step{': no step of this epoch was delivered' if last else ''}")
-    return epoch, step, start
 
 
 def replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> Iterator[str]:
@@ -218,21 +211,42 @@ def _text(form: dict[str, Any]) -> str:
 
 
 def compare_runs(
-    options: RunOptions,
-    files: tuple[Path, Path],
-    epochs: int,
-    *,
-    by_pixels: bool,
-    progress: CommandProgress,
+    options: RunOptions, files: tuple[Path, Path], epochs: int, progress: CommandProgress, *, by_pixels: bool
 ) -> Output:
-    """Return where the runs of two files part, and which of their settings differ."""
+    """Return where the runs of two files part, which of their settings differ, and how their orders do."""
     # start-up time: OpenCV
+    from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
     from shardprep.loaders.loader.run_card import differences
     from shardprep.loaders.loader.run_log import RunLog
 
     runs = [RunLog.load(file) for file in files]
-    parting, order = _parting(options, runs, epochs, by_pixels=by_pixels, progress=progress)
-    differing = differences(*(run.card for run in runs))
+    cards = [run.card for run in runs]
+    differing = differences(*cards)
+    parting, order = parting_of_datasets(*cards), None
+    if parting is None:
+        make = options.loader if by_pixels else options.ordering_loader
+        with make(cards[0]) as one, make(cards[1]) as other:
+            both = list(zip((one, other), runs, strict=True))
+            first, second = (loader.order_of(run.card)._replace(passed=run.passed) for loader, run in both)
+            per_step, done = max(card.batch_size for card in cards), count(1)
+            steps = epochs * max(one.batches_per_epoch, other.batches_per_epoch)
+
+            def differing_row(epoch: int, step: int) -> int | None:
+                made, other = (
+                    loader.replay(epoch, step, passed=run.passed.get(epoch, ())) for loader, run in both
+                )
+                return made.first_difference(other)
+
+            with progress.task("comparing", records=steps * per_step, size=0):
+                parting = first_parting(
+                    first,
+                    second,
+                    range(epochs),
+                    pixels=differing_row if by_pixels else None,
+                    step_done=lambda: progress.at(next(done) * per_step, 0),
+                )
+                if parting and parting.kind == "order":
+                    order = order_difference(first, second, range(epochs))
     found = {
         "runs": list(map(str, files)),
         "parting": parting.to_json() if parting else None,
@@ -266,50 +280,6 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
         return None
     more = f" and {len(numbers) - FIRST:,} more: --json lists them" if len(numbers) > FIRST else ""
     return f"{count_of(len(numbers), 'record')}: {', '.join(map(str, numbers[:FIRST]))}{more}"
-
-
-def _parting(
-    options: RunOptions,
-    runs: Sequence[RunLog],
-    epochs: int,
-    *,
-    by_pixels: bool,
-    progress: CommandProgress,
-) -> tuple[Parting | None, OrderDifference | None]:
-    """Return where two runs part, and, if their orders do, how these differ."""
-    # start-up time: OpenCV
-    from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
-
-    cards = one_card, other_card = [run.card for run in runs]
-    passed = [run.passed for run in runs]
-    if parted := parting_of_datasets(one_card, other_card):
-        return parted, None
-    make = options.loader if by_pixels else options.ordering_loader
-    done = count(1)
-    with make(one_card) as one, make(other_card) as other:
-        per_step = max(card.batch_size for card in cards)
-        total = epochs * max(one.batches_per_epoch, other.batches_per_epoch) * per_step
-
-        def differing_row(epoch: int, step: int) -> Any:
-            made = [
-                loader.replay(epoch, step, passed=own.get(epoch, ()))
-                for loader, own in zip((one, other), passed, strict=True)
-            ]
-            return made[0].first_difference(made[1])
-
-        with progress.task("comparing", records=total, size=0):
-            orders = (
-                one.order_of(one_card)._replace(passed=passed[0]),
-                other.order_of(other_card)._replace(passed=passed[1]),
-            )
-            found = first_parting(
-                *orders,
-                range(epochs),
-                pixels=differing_row if by_pixels else None,
-                step_done=lambda: progress.at(next(done) * per_step, 0),
-            )
-            is_of_order = found is not None and found.kind == "order"
-            return found, order_difference(*orders, range(epochs)) if is_of_order else None
 
 
 @command(

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -88,44 +88,49 @@ class RunOptions:
 
         Raises UsageError where the dataset or the options are not those of the card.
         """
-        from shardprep.loaders.loader.loader import Loader  # start-up time: OpenCV
+        # start-up time: OpenCV
+        from shardprep.loaders.loader.loader import Loader
+        from shardprep.loaders.loader.run_card import differences
 
+        chosen: dict[str, Any] = {"records": self._numbers("subset"), "without": self._numbers("without")}
         if card is None:
-            names = ("batch_size", "shuffle", "seed", "rank", "world_size", "drop_last", "labels")
-            options = {name: self.values[name] for name in names}
+            names = ("batch_size", "shuffle", "seed", "rank", "world_size", "drop_last", "labels", "gaps")
             columns = self.values["columns"]
             return Loader(
                 self.dataset,
                 workers=0,
                 columns=columns.split(",") if columns else None,
                 transform=self._transform(),
-                records=self._numbers("subset"),
-                without=self._numbers("without"),
-                gaps=self.values["gaps"],
                 on_bad_record="skip",
-                **options,
+                **chosen,
+                **{name: self.values[name] for name in names},
             )
         refuse_typed(OF_THE_CARD, self.typed, "the card or state sets it")
-        given: dict[str, Any] = {}
-        own = card
+        given = {name: numbers for name, numbers in chosen.items() if numbers is not None}
         if "transform" in self.typed:
             given["transform"] = self._transform()
-            own = replace(own, transform=None)
-        if self.values["subset"]:
-            given["records"] = self._numbers("subset")
-            own = replace(own, records=None)
-        if self.values["without"]:
-            given |= {"without": self._numbers("without"), "gaps": own.gaps or "close"}
-            own = replace(own, without=None)
+        nothing: dict[str, Any] = dict.fromkeys(given)
+        options = replace(card, **nothing).options()  # the card may not have what is given
+        if "without" in given:
+            given["gaps"] = card.gaps or "close"
         if "rank" in self.typed:
             given["rank"] = self.values["rank"]
         place = splits_of(self.dataset).get(card.split, self.dataset)
-        loader = Loader(place, workers=0, **(own.options() | given))
-        try:
-            self._check(card, loader.card())
-        except BaseException:
-            loader.close()
-            raise
+        loader = Loader(place, workers=0, **(options | given))
+        with ExitStack() as stack:
+            stack.enter_context(loader)
+            found = differences(card, loader.card())
+            if "rank" in self.typed:
+                found.pop("rank", None)
+            versions = found.pop("versions", None)
+            if found:
+                differing = "; ".join(
+                    f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
+                )
+                raise click.UsageError(f"this dataset is not the one of the card or state: {differing}")
+            if versions and card.transform:
+                say(f"note: the run had {versions[0]}, here are {versions[1]}: pixels may differ", err=True)
+            stack.pop_all()
         return loader
 
     def ordering_loader(self, card: RunCard) -> Loader:
@@ -161,21 +166,6 @@ class RunOptions:
         except (ValueError, EOFError) as error:
             raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
         return array
-
-    def _check(self, card: RunCard, made: RunCard) -> None:
-        from shardprep.loaders.loader.run_card import differences  # start-up time: OpenCV
-
-        found = differences(card, made)
-        if "rank" in self.typed:
-            found.pop("rank", None)
-        versions = found.pop("versions", None)
-        if found:
-            differing = "; ".join(
-                f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
-            )
-            raise click.UsageError(f"this dataset is not the one of the card or state: {differing}")
-        if versions and card.transform:
-            say(f"note: the run had {versions[0]}, here are {versions[1]}: pixels may differ", err=True)
 
 
 CONNECT_TIMEOUT_S = 10

@@ -328,9 +328,14 @@ def prove(
     for path, log in zip(logs, read, strict=True):
         if not log.entries:
             raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=path)
-    if signed_by is not None:
-        _check_signers(logs, read, signed_by)
-    _refuse_replacing(save, dataset, [key, signed_by])
+    signers = _signers(logs, read, signed_by)
+    if save is not None:
+        final, folder = Path(user_path(save)).resolve(), Path(user_path(dataset)).resolve()
+        keys = [Path(user_path(one)).resolve() for one in (key, signed_by) if one is not None]
+        if final in keys or final.is_relative_to(folder):
+            raise UsageError(
+                "is a key, or in the folder of the dataset; save the log under another name", path=save
+            )
     merged = RunLog.merge(logs, read)
     parts = merged.entries
     card = _common_card(parts)
@@ -352,52 +357,36 @@ def prove(
         what = count_of(total, "place" if card.weights else "record")
         if card.records is not None:
             what = f"{total:,} of {len(loader.dataset):,} records, a subset,"
-    signers, transforms = _signers(read), tuple(sorted(made.values()))
+    transforms = tuple(sorted(made.values()))
     statement = _statement(f"{what} of {card.dataset}", epochs, without, transforms, signers)
     if save is not None:
         merged.save(save, key=key)
     return RunProof(card.dataset, total, tuple(epochs), without, transforms, statement, signers)
 
 
-def _refuse_replacing(
-    save: str | os.PathLike[str] | None,
-    dataset: str | os.PathLike[str],
-    keys: Sequence[str | os.PathLike[str] | None],
-) -> None:
-    """Raise UsageError for a log in the place of a key, or in the folder of the dataset."""
-    if save is None:
-        return
-    final = Path(user_path(save)).resolve()
-    others = [Path(user_path(key)).resolve() for key in keys if key is not None]
-    if final in others or final.is_relative_to(Path(user_path(dataset)).resolve()):
-        raise UsageError(
-            "is a key, or in the folder of the dataset; save the log under another name", path=save
-        )
+def _signers(
+    paths: Sequence[str | os.PathLike[str]],
+    logs: Sequence[RunLog],
+    signed_by: str | os.PathLike[str] | None,
+) -> tuple[str, ...]:
+    """Return the fingerprints of the keys that signed the logs; none if one is not signed.
 
-
-def _signers(logs: Sequence[RunLog]) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that signed the logs; none if one is not signed."""
-    keys = {log.signer for log in logs}
-    if None in keys:
+    Raises DataError for a log that is not signed by the public key in the file ``signed_by``.
+    """
+    if signed_by is None and any(log.signer is None for log in logs):
         return ()
-    from shardprep.loaders.loader.signature import fingerprint  # an extra
-
-    return tuple(sorted(fingerprint(key) for key in keys if key is not None))
-
-
-def _check_signers(
-    paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog], signed_by: str | os.PathLike[str]
-) -> None:
-    """Raise DataError for a log that is not signed by the public key in that file."""
     from shardprep.loaders.loader.signature import fingerprint, load_public_key  # an extra
 
-    wanted = load_public_key(signed_by)
+    wanted = None if signed_by is None else load_public_key(signed_by)
+    found = set()
     for path, log in zip(paths, logs, strict=True):
         if log.signer is None:
             raise DataError("is not signed", path=user_path(path))
-        if log.signer != wanted:
+        if wanted not in (None, log.signer):
             there, here = fingerprint(log.signer), fingerprint(wanted)
             raise DataError(f"is signed by another key: {there}, not {here}", path=user_path(path))
+        found.add(fingerprint(log.signer))
+    return tuple(sorted(found))
 
 
 SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
@@ -405,14 +394,11 @@ SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", 
 
 def _common_card(parts: Sequence[LogEntry]) -> RunCard:
     """Return a card of the run, one that lists the chosen records if there is any."""
-    listed = [
-        p.card
-        for p in parts
-        if all(c is None or c.numbers is not None for c in (p.card.records, p.card.without))
-    ]
-    card = (listed or [parts[0].card])[0]
-    for part in parts:
-        other = part.card
+    cards = [part.card for part in parts]
+    chosen = ((card, (card.records, card.without)) for card in cards)
+    listing = (card for card, both in chosen if all(one is None or one.numbers is not None for one in both))
+    card = next(listing, cards[0])
+    for other in cards:
         for name in SAME:
             one, two = (getattr(each.without_numbers(), name) for each in (card, other))
             if one != two:
@@ -426,20 +412,17 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
     A receipt goes on over restarts of the same ranks, so the largest of a rank counts; but one that began
     later, after another number of ranks, adds to it. The sums say which it was.
     """
+    furthest: dict[tuple[int, ...], LogEntry] = {}
+    each: dict[tuple[int, ...], LogEntry] = {}
+    for part in sorted(parts, key=lambda part: (part.place, -part.origin)):
+        rank = part.card.rank, part.card.world_size
+        furthest[rank] = each[(*rank, part.origin)] = part
     try:
-        return _checked_epoch(_largest(parts, 2), number, loader)
+        return _checked_epoch(list(furthest.values()), number, loader)
     except DataError:
         with suppress(DataError):
-            return _checked_epoch(_largest(parts, 3), number, loader)
+            return _checked_epoch(list(each.values()), number, loader)
         raise
-
-
-def _largest(parts: Iterable[LogEntry], depth: int) -> list[LogEntry]:
-    """Return the entry of each rank and number of ranks that got furthest, at depth 3 also of each origin."""
-    largest: dict[tuple[int, ...], LogEntry] = {}
-    for part in sorted(parts, key=lambda part: (part.place, -part.origin)):
-        largest[(part.card.rank, part.card.world_size, part.origin)[:depth]] = part
-    return list(largest.values())
 
 
 def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
