@@ -32,12 +32,7 @@ from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.parts import Records, WeightedParts
-from shardprep.loaders.order.quality import (
-    ClassMixing,
-    sampled_mixing,
-    warn_of_few_classes,
-    warn_of_sorted_classes,
-)
+from shardprep.loaders.order.quality import ENOUGH, Beside, ClassMixing, sampled_mixing, warn_of_few_classes
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
 
@@ -293,20 +288,18 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         left = np.delete(labels, omission.positions) if omission and omission.closes else labels
         classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-        instead = "convert it to shards" if in_place else "convert without --order key"
-        warn_of_sorted_classes(mixing, window, dataset=plan.dataset, place=place, instead=instead)
+        found = Beside(mixing.per_batch(window), mixing.per_batch(records))
+        if found.found < ENOUGH * found.expected:
+            least = mixing.least_window()
+            local = f"a LocalShuffle of at least {least} records, " if least else ""
+            use = f"{local}or {'convert it to shards' if in_place else 'convert without --order key'}"
+            warn_of_few_classes(found, plan, window, place, "is sorted by class", use)
     elif not isinstance(subset.dataset.index, np.ndarray) or subset.weights is not None:
         return  # the labels of a large collection, or those of the places, are not in memory
     elif few := sampled_mixing(plan, subset.labels, window):
-        warn_of_few_classes(
-            few.found,
-            few.expected,
-            window,
-            dataset=plan.dataset,
-            place=place,
-            batch_size=plan.batch_size,
-            instead="convert it to shards" if in_place else "write it in a shuffled order",
-        )
+        use = f"a larger window, or {'convert it to shards' if in_place else 'write it in a shuffled order'}"
+        use += "; print(loader.shuffle_quality()) says more"
+        warn_of_few_classes(few, plan, window, place, "has records of a class side by side", use)
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:

@@ -29,6 +29,14 @@ class SortedByClass(UserWarning):
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A mean that was ``found``, and the one ``expected`` of a full shuffle."""
+
+    found: float
+    expected: float
+
+
+@dataclass(frozen=True)
 class ClassMixing:
     """How many classes a batch has on average, in an epoch over ``records`` stored class after class.
 
@@ -55,14 +63,13 @@ class ClassMixing:
         edges = self._drawn(share * np.sqrt(EDGE_PLACES)).mean()
         return float((1 - share) * self._drawn(np.array([share])).mean() + share * edges)
 
-    def suffices(self, window: int) -> bool:
-        """Whether a batch has ENOUGH of the classes that it has with a GlobalShuffle."""
-        return self.per_batch(window) >= ENOUGH * self.per_batch(self.records)
-
     def least_window(self) -> int | None:
-        """The smallest window that suffices; None if it is over half the records, and spares few reads."""
-        most = self.records // 2
-        window = 1 + bisect_left(range(1, most + 1), True, key=self.suffices)
+        """The smallest window with which a batch has ENOUGH of the classes that it has with a GlobalShuffle.
+
+        None if it is over half the records, and spares few reads.
+        """
+        enough, most = ENOUGH * self.per_batch(self.records), self.records // 2
+        window = 1 + bisect_left(range(1, most + 1), enough, key=self.per_batch)
         return window if window <= most else None
 
     def _drawn(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -77,54 +84,26 @@ class ClassMixing:
         return np.asarray(np.maximum(1.0, classes))
 
 
-def warn_of_sorted_classes(
-    mixing: ClassMixing, window: int, *, dataset: str, place: str, instead: str
-) -> None:
-    """Warn, once for each ``dataset`` (a root) at ``place``, where the window does not suffice.
-
-    ``instead`` is what to do with the dataset.
-    """
-    if dataset in _warned or mixing.suffices(window):
-        return
-    least = mixing.least_window()
-    local = f", or a LocalShuffle of at least {least} records" if least else ""
-    _warn(
-        dataset,
-        f"{place} is sorted by class: with a window of {window} records a batch of {mixing.batch_size} has "
-        f"about {mixing.per_batch(window):.0f} of {mixing.classes} classes, and "
-        f"{mixing.per_batch(mixing.records):.0f} with a GlobalShuffle(). Use that{local}, or {instead}",
-    )
-
-
 def warn_of_few_classes(
-    found: float, expected: float, window: int, *, dataset: str, place: str, batch_size: int, instead: str
+    classes: Beside, plan: EpochPlan, window: int, place: str, lie: str, use: str
 ) -> None:
-    """Warn, once for each ``dataset`` (a root) at ``place``, that batches have few of the classes."""
-    if dataset not in _warned:
-        _warn(
-            dataset,
-            f"{place} has records of a class side by side: with a window of {window} records a batch of "
-            f"{batch_size} has about {found:.0f} classes, and {expected:.0f} with a GlobalShuffle(). Use "
-            f"that, a larger window, or {instead}; print(loader.shuffle_quality()) says more",
+    """Warn, once for each dataset, that batches have few ``classes``.
+
+    ``lie`` says how the records at ``place`` are stored, and ``use`` what else to do than a GlobalShuffle.
+    """
+    if plan.dataset not in _warned:
+        _warned.add(plan.dataset)
+        warnings.warn(
+            f"{place} {lie}: with a window of {window} records a batch of {plan.batch_size} has about "
+            f"{classes.found:.0f} classes, and {classes.expected:.0f} with a GlobalShuffle(). Use that, {use}",
+            SortedByClass,
+            stacklevel=5,  # the line that makes the Loader
         )
-
-
-def _warn(dataset: str, text: str) -> None:
-    _warned.add(dataset)
-    warnings.warn(text, SortedByClass, stacklevel=6)  # the line that makes the Loader
 
 
 OFTEN = 3.0  # times as often as by chance; below it, records are taken to meet again by chance
 CHANCE = 5.0  # standard deviations of a count that is due to chance
 SAMPLED = 1000  # batches of a full shuffle, to measure the standard deviation of
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A mean that was ``found``, and the one ``expected`` of a full shuffle."""
-
-    found: float
-    expected: float
 
 
 @dataclass(frozen=True)
