@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -21,91 +21,34 @@ from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.owned import Owned, starting_thread
-from shardprep.formats.runtime.progress import bar_class, in_notebook
+from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 
 if TYPE_CHECKING:
-    from shardprep.loaders.loader.ahead import ShardLevels
+    from shardprep.loaders.flow.flow import Flow
+    from shardprep.loaders.loader.epoch_loader import EpochLoader
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.stats import StageLoad, Verdict
-
-
-KEPT_S = 60.0
-
-
-class Stats(Protocol):
-    """Counts and times of a loader or a flow."""
-
-    @property
-    def verdict(self) -> Verdict | None: ...
-
-    @property
-    def loads(self) -> tuple[StageLoad, ...]: ...
-
-    def since(self, before: Any) -> Self: ...
-
-
-class Watchable(Protocol):
-    """A Loader or a Flow."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def stats(self) -> Stats: ...
 
 
 LEVELS = "▁▂▃▄▅▆▇█"
-LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
 
 
-def rate_line(verdict: Verdict, seconds: float, rates: deque[float], width: int, *, sparkline: bool) -> str:
-    """Return the rate over so many seconds, its course and the stage that limits, as far as they fit."""
-    rate = f"{verdict.rate:,.0f} {verdict.unit}/s"
-    over, limits = f" over {seconds:.0f} s", f", {verdict.limit} limits"
-    course = f" {curve(rates, 12)}" if sparkline and len(rates) > 1 else ""
-    texts = (rate + over + course + limits, rate + course + limits, rate + limits)
-    return longest(texts, width) or rate
+def fitted(parts: Iterable[tuple[float, str]], width: int) -> str:
+    """Return the texts that fit together, without those of the greatest rank; those of rank 0 stay.
 
-
-def stages_line(loads: Sequence[StageLoad], width: int) -> str:
-    """Return the stages with the shares of the time in which they work; the busiest, where not all fit."""
-    shown, room = [load for load in loads if load.utilisation >= LEAST_SHARE], max(0, width)
-    while disp_len(text := "  ".join(f"{load.name} {load.utilisation:.0%}" for load in shown)) > room:
-        shown.remove(min(shown, key=lambda load: load.utilisation))
-    return text
-
-
-def queue_line(levels: Sequence[int], capacity: int, waiting: float, width: int, *, sparkline: bool) -> str:
-    """Return how many batches are ready, their course, and the share of the time that the step waited."""
-    now = f"queue {levels[-1]} of {capacity} slots"
-    course = f" {curve(levels, 12, most=capacity)}" if sparkline and len(levels) > 1 else ""
-    waited = f", the step waits {waiting:.0%}"
-    return longest((now + course + waited, now + waited), width) or now
-
-
-def storage_line(shards: ShardLevels, rate: float, width: int, *, sparkline: bool) -> str:
-    """Return how far downloads are beside the epoch, and how many bytes come in a second.
-
-    >>> from shardprep.loaders.loader.ahead import ShardLevels
-    >>> storage_line(ShardLevels(total=40, begun=10, ahead=20), 118e6, 80, sparkline=True)
-    'storage ███▒▒▒▒▒▒░░░ 10 of 40 shards begun, 20 ahead, 118.0 MB/s'
+    >>> fitted([(0, "9 images/s"), (2, " over 60 s"), (1, ", decode limits")], 30)
+    '9 images/s, decode limits'
     """
-    name, count = "storage ", f"{shards.begun} of {shards.total} shards begun, {shards.ahead} ahead"
-    bar = ""
-    if sparkline and shards.total:
-        begun = 12 * shards.begun // shards.total
-        there = 12 * (shards.begun + shards.ahead) // shards.total
-        bar = "█" * begun + "▒" * (there - begun) + "░" * (12 - there) + " "
-    speed = f", {rate / 1e6:,.1f} MB/s"
-    texts = (name + bar + count + speed, name + count + speed, name + count)
-    return longest(texts, width) or f"{name}{shards.begun} of {shards.total}"
+    kept = list(parts)
+    while True:
+        text = "".join(text for _, text in kept).strip()
+        last = max(kept, default=(0, ""))
+        if disp_len(text) <= width or last[0] <= 0:
+            return text
+        kept.remove(last)
 
 
-def longest(texts: Iterable[str], width: int) -> str:
-    """Return the first text that fits; empty for none."""
-    return next((text for text in texts if disp_len(text) <= width), "")
-
-
-def curve(values: Iterable[float], width: int, *, most: float | None = None) -> str:
+def curve(values: Iterable[float], width: int = 12, *, most: float | None = None) -> str:
     """Return the last values as bars of text, the mean of several in each where there are more than fit.
 
     >>> curve([1, 2, 4, 8], 4), curve([0, 0, 8, 8], 2)
@@ -160,7 +103,9 @@ class _Screen:
         return FALLBACK
 
     def put(self, block: object, lines: Sequence[str]) -> None:
-        """Show these lines instead of those that the block had before."""
+        """Show these lines instead of those that the block had before; not in a forked process."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             for stream in dict.fromkeys((sys.stderr, sys.stdout)) if not self._blocks else ():
                 if stream is self.terminal or stream.isatty():
@@ -173,7 +118,7 @@ class _Screen:
     def drop(self, block: object) -> None:
         """Remove the lines of a block; the program's output stays. Idempotent."""
         with self._lock:
-            if self._blocks.pop(block, None) is None:
+            if os.getpid() != self._pid or self._blocks.pop(block, None) is None:
                 return
             self._draw()
             if not self._blocks:
@@ -221,107 +166,110 @@ class _Screen:
 
 WINDOW_S = 1.0  # between two measurements
 REDRAWN_S = 0.2  # between two states on a terminal
+KEPT_S = 60.0  # of the rate that is shown
 KEPT_LEVELS = 60  # of the queue, one for each second
-KNOWN = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} batches, {elapsed}<{remaining}{postfix}"
+LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
 NARROW = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
 NARROW_WIDTH = 60  # characters; below it the bar would have no room beside the counts
-ENDLESS = "{desc}: {n_fmt} batches, {elapsed}{postfix}"
 
 
-class StatusLines(Owned):
+class StatusLines:
     """Lines on a terminal: how far the epoch is, rate and limit, the stages, the queue, and the downloads.
 
-    Rate, limit and stages are those of the last minute. Thread-safe.
+    Rate, limit and stages are those of the last minute. Not thread-safe.
     """
 
-    def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
+    def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)
         self._total, self._title = total, printable(title)
         self._count, self._began = 0, perf_counter()
-        self._kept = deque([(self._began, loader.stats())])  # of the last minute, and the newest before it
+        self._kept: deque[tuple[float, Any]] = deque([(self._began, loader.stats())])  # and the newest before
         self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between each two of these
         self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
         self._screen = _Screen.current()
-        self._screen.put(self, ())
-        self._lock = threading.Lock()
-        self._next = 0.0
         self._draw()
 
     def saw(self) -> None:
         """Count a batch, and draw if it is time for it."""
         self._count += 1
         if perf_counter() >= self._next:
-            with self._lock:
-                self._draw()
-
-    def measured(self, stats: Stats) -> None:
-        """Draw the lines with these stats."""
-        with self._lock:
-            now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
-            self._rates.append(verdict.rate if verdict else 0.0)
-            self._kept.append((now, stats))
-            while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
-                self._kept.popleft()
-            if self._engine is not None:
-                self._levels.append(self._engine.ready)
             self._draw()
+
+    def measured(self, stats: Any) -> None:
+        """Draw the lines with these stats."""
+        now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
+        self._rates.append(verdict.rate if verdict else 0.0)
+        self._kept.append((now, stats))
+        while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
+            self._kept.popleft()
+        if self._engine is not None:
+            self._levels.append(self._engine.ready)
+        self._draw()
 
     def close(self) -> None:
         """Remove the lines."""
-        if self.made_here:
-            self._screen.drop(self)
+        self._screen.drop(self)
 
     def _draw(self) -> None:
-        if self.made_here:
-            self._screen.put(self, self._lines())
-        self._next = perf_counter() + REDRAWN_S
-
-    def _lines(self) -> list[str]:
-        width, sparkline = self._screen.size.columns - 1, self._screen.is_unicode
-        (began, first), (now, last), room = self._kept[0], self._kept[-1], width - 2
-        known, seconds, parts = last.since(first), now - began, []
-        if verdict := known.verdict:
-            parts.append(rate_line(verdict, seconds, self._rates, room, sparkline=sparkline))
-        parts.append(stages_line(known.loads, room))
-        if self._levels and self._engine.slots:
-            waiting = known.loads[-1].starved if known.loads else 0.0
-            levels = list(self._levels)
-            parts.append(queue_line(levels, self._engine.slots, waiting, room, sparkline=sparkline))
-        storage = getattr(known, "storage", None)
-        if storage is not None and storage.shards.missing:
-            rate = storage.received_bytes / max(seconds, WINDOW_S)
-            parts.append(storage_line(storage.shards, rate, room, sparkline=sparkline))
-        shape = KNOWN if width >= NARROW_WIDTH else NARROW
+        width = self._screen.size.columns - 1
+        shape = UNCOUNTED_BAR if self._total is None else BAR if width >= NARROW_WIDTH else NARROW
         bar = tqdm.format_meter(
             self._count,
-            self._total,  # type: ignore[arg-type]  # of an unknown length it is None
+            self._total,  # type: ignore[arg-type]  # None of an unknown length
             perf_counter() - self._began,
             ncols=width,
             prefix=self._title,
-            ascii=not sparkline,
-            bar_format=ENDLESS if self._total is None else shape,
+            ascii=not self._screen.is_unicode,
+            unit="batches",
+            bar_format=shape,
         )
-        return [bar, *(f"  {part}" for part in parts if part)]
+        lines = (fitted(parts, width - 2) for parts in self._parts())
+        self._screen.put(self, [bar, *(f"  {line}" for line in lines if line)])
+        self._next = perf_counter() + REDRAWN_S
+
+    def _parts(self) -> Iterator[list[tuple[float, str]]]:
+        """Yield the parts of each line below the bar, with a rank for :func:`fitted`."""
+        (began, first), (now, last) = self._kept[0], self._kept[-1]
+        known, seconds, has_blocks = last.since(first), now - began, self._screen.is_unicode
+        if verdict := known.verdict:
+            course = f" {curve(self._rates)}" if has_blocks and len(self._rates) > 1 else ""
+            rate = (0, f"{verdict.rate:,.0f} {verdict.unit}/s")
+            yield [rate, (3, f" over {seconds:.0f} s"), (2, course), (1, f", {verdict.limit} limits")]
+        yield [
+            (1 - load.utilisation, f"  {load.name} {load.utilisation:.0%}")
+            for load in known.loads
+            if load.utilisation >= LEAST_SHARE
+        ]
+        if self._levels and (slots := self._engine.slots):
+            course = f" {curve(self._levels, most=slots)}" if has_blocks and len(self._levels) > 1 else ""
+            waiting = known.loads[-1].starved if known.loads else 0.0
+            now_ready = (0, f"queue {self._levels[-1]} of {slots} slots")
+            yield [now_ready, (2, course), (1, f", the step waits {waiting:.0%}")]
+        storage = getattr(known, "storage", None)
+        if storage is not None and storage.shards.missing:
+            shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
+            begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
+            course = f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} " if has_blocks else ""
+            count = (0, f"{shards.begun} of {shards.total}")
+            more = (1, f" shards begun, {shards.ahead} ahead")
+            yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
 
 
-class StatusBar(Owned):
+class StatusBar:
     """A bar of one line, which a notebook shows below the cell."""
 
-    def __init__(self, loader: Watchable, *, total: int | None, title: str) -> None:
-        self._before = loader.stats()
+    def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
+        self._before: Any = loader.stats()
+        shape = UNCOUNTED_BAR if total is None else BAR
         self._bar = bar_class()(
-            total=total,
-            desc=title,
-            leave=False,
-            dynamic_ncols=True,
-            bar_format=ENDLESS if total is None else KNOWN,
+            total=total, desc=title, leave=False, dynamic_ncols=True, unit="batches", bar_format=shape
         )
 
     def saw(self) -> None:
         """Move the bar by a batch."""
         self._bar.update()
 
-    def measured(self, stats: Stats) -> None:
+    def measured(self, stats: Any) -> None:
         """Show the rate since the last call, as ``1,234 images/s, decode limits``."""
         verdict = stats.since(self._before).verdict
         text = f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
@@ -336,7 +284,7 @@ class StatusBar(Owned):
 WAIT_S = 1.0  # of a wait, after which the state is drawn again
 
 
-def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
+def watched(loader: EpochLoader | Flow, *, title: str = "loading") -> Iterator[Any]:
     """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
 
     ``for images, labels in watched(train): ...`` shows some lines at the end of a terminal's stderr: the
@@ -347,7 +295,7 @@ def watched(loader: Watchable, *, title: str = "loading") -> Iterator[Any]:
     """
     total = None
     with suppress(TypeError):  # of an unknown length
-        total = len(loader)  # type: ignore[arg-type]
+        total = len(loader)
     with LoaderBar(loader, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
         yield from bar.over(batches)
 
@@ -360,7 +308,12 @@ class LoaderBar(Owned, Iterator[Any]):
     """
 
     def __init__(
-        self, loader: Watchable, *, total: int | None = None, title: str = "loading", shown: bool = True
+        self,
+        loader: EpochLoader | Flow,
+        *,
+        total: int | None = None,
+        title: str = "loading",
+        shown: bool = True,
     ) -> None:
         self._loader = loader
         self._status: StatusLines | StatusBar | None = None

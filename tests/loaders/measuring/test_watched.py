@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.loaders.loader.stats import StageLoad
-from shardprep.loaders.measuring.progress_bar import curve, queue_line, stages_line
+from shardprep.loaders.measuring.progress_bar import curve, fitted
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 
@@ -114,19 +113,19 @@ def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
     assert modes == terminal.before
 
 
-def test_stages_that_do_not_fit_give_way_to_the_busiest_and_a_queue_is_shown_as_far_as_there_is_room() -> (
-    None
-):
-    shares = {"read": 0.06, "decode": 0.81, "augment": 0.10, "transport": 0.001}
-    loads = [
-        StageLoad(name, "worker", seconds=1, utilisation=share, starved=0, blocked=0, limit=1)
-        for name, share in shares.items()
-    ]
+def test_what_does_not_fit_gives_way_to_what_matters_more() -> None:
+    stages = [(0.94, "  read 6%"), (0.19, "  decode 81%"), (0.9, "  augment 10%")]
+    queue = [(0, "queue 9 of 9 slots"), (2, " ▁█"), (1, ", the step waits 25%")]
 
-    assert stages_line(loads, 80) == "read 6%  decode 81%  augment 10%"
-    assert stages_line(loads, 24) == "decode 81%  augment 10%"
-    assert stages_line(loads, 5) == ""
-    assert queue_line([0, 9], 9, 0.25, 80, sparkline=True) == "queue 9 of 9 slots ▁█, the step waits 25%"
-    assert queue_line([0, 9], 9, 0.25, 38, sparkline=False) == "queue 9 of 9 slots, the step waits 25%"
-    assert queue_line([0, 9], 9, 0.25, 20, sparkline=True) == "queue 9 of 9 slots"
+    assert [fitted(stages, width) for width in (80, 24, 5)] == [
+        "read 6%  decode 81%  augment 10%",
+        "decode 81%  augment 10%",
+        "",
+    ]
+    assert [fitted(queue, width) for width in (80, 38, 20, 5)] == [
+        "queue 9 of 9 slots ▁█, the step waits 25%",
+        "queue 9 of 9 slots, the step waits 25%",
+        "queue 9 of 9 slots",
+        "queue 9 of 9 slots",
+    ]
     assert curve([0.0, 0.0], 8) == "▁▁"
