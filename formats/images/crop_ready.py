@@ -25,7 +25,7 @@ import shutil
 import struct
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -126,7 +126,7 @@ class RestartGrid(NamedTuple):
     lengths: npt.NDArray[np.uint16]
 
     def cut(self, image: Encoded, crop: Crop, *, reduction: int = 1) -> Cut | None:
-        """Return the part of ``image`` that has the pixels of ``crop``, also when decoded at 1/``reduction``.
+        """Return the part of ``image`` with the pixels of ``crop``, also when decoded at 1/``reduction``.
 
         None if the bytes do not have a restart marker where the table says.
         """
@@ -138,13 +138,6 @@ class RestartGrid(NamedTuple):
         bottom = min(rows, -(-(crop.y + crop.height + margin) // down))
         width = min(self.width, right * across) - left * across
         height = min(self.height, bottom * down) - top * down
-        made = self._joined(image, (left, top, right, bottom), width, height)
-        return None if made is None else Cut(made, left * across, top * down)
-
-    def _joined(
-        self, image: Encoded, segments: tuple[int, int, int, int], width: int, height: int
-    ) -> Bytes | None:
-        left, top, right, bottom = segments
         steps = self.lengths.astype(np.int64) + 2
         stops = (np.cumsum(steps) + self.scan).reshape(-1, self.columns)[top:bottom]
         chosen = steps.reshape(-1, self.columns)[top:bottom, left:right]
@@ -164,7 +157,8 @@ class RestartGrid(NamedTuple):
         expected = _RESTARTS[numbers]
         if bottom * self.columns == len(self.lengths) and right == self.columns:
             expected[-1] = EOI
-        return made if (found == expected).all() and (made[markers - 1] == 0xFF).all() else None
+        is_sound = (found == expected).all() and (made[markers - 1] == 0xFF).all()
+        return Cut(made, left * across, top * down) if is_sound else None
 
 
 def grid_of(image: Encoded) -> RestartGrid | None:
@@ -173,32 +167,27 @@ def grid_of(image: Encoded) -> RestartGrid | None:
     Only the table is checked, and that its offsets are within ``image``. Whether the bytes are as it says is
     known for the images of a crop-ready dataset.
     """
-    found = _table_at(image)
-    if found is None:
+    header, end = 2, len(image) - 4
+    for _ in range(MAX_MARKERS):
+        at = header
+        if at > end or image[at] != 0xFF or image[at + 1] not in APPLICATION:
+            return None
+        header = at + 2 + (image[at + 2] << 8 | image[at + 3])
+        if image[at + 1] == APP15 and image[at + 4 : at + 14] == SIGNATURE:
+            break
+    else:
         return None
-    at, header = found
-    signature, version, sha256, *numbers = TABLE.unpack_from(image, at)
+    at += 4
+    if header > len(image) or header - at < TABLE.size:
+        return None
+    _, version, sha256, *numbers = TABLE.unpack_from(image, at)
     width, height, mcu_width, mcu_height, interval, columns, frame, size = numbers
     lengths = np.frombuffer(image, "<u2", (header - at - TABLE.size) // 2, at + TABLE.size)
     grid = RestartGrid(
         sha256, width, height, mcu_width, mcu_height, interval, columns, header,
         header + size, frame, lengths,
     )  # fmt: skip
-    return grid if signature == SIGNATURE and version == VERSION and _fits(grid, image) else None
-
-
-def _table_at(image: Encoded) -> tuple[int, int] | None:
-    """Return the offsets of the table and of the header after it."""
-    at, end = 2, len(image) - 4
-    for _ in range(MAX_MARKERS):
-        if at > end or image[at] != 0xFF or image[at + 1] not in APPLICATION:
-            return None
-        stop = at + 2 + (image[at + 2] << 8 | image[at + 3])
-        if image[at + 1] == APP15 and image[at + 4 : at + 14] == SIGNATURE:
-            fits = stop <= len(image) and stop - at - 4 >= TABLE.size
-            return (at + 4, stop) if fits else None
-        at = stop
-    return None
+    return grid if version == VERSION and _fits(grid, image) else None
 
 
 def _fits(grid: RestartGrid, image: Encoded) -> bool:
@@ -223,15 +212,14 @@ SEGMENT_WIDTH = 32  # pixels; wider segments make smaller files, and more pixels
 SEGMENT_BYTES = 250  # at least, if segments are to be wider for it; a segment costs about 6 bytes
 FEWEST_SEGMENTS = 4
 SAMPLINGS = frozenset({(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)})  # of luma, with both chromas 1x1
-GRID_MARKER, DRI = 0xEF, 0xDD
+DRI = 0xDD
 
 
 class NotCropReady(Exception):
     """The image stays as it is; the text says why, so that images can be counted by it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     """The frame of a sequential JPEG; ``mcu_width`` and ``mcu_height`` are in pixels."""
 
     width: int
@@ -244,23 +232,20 @@ class _Frame:
         """The number of MCUs in a row, and of rows."""
         return -(-self.width // self.mcu_width), -(-self.height // self.mcu_height)
 
-    def interval(self, size: int) -> int:
-        """The number of MCUs in a segment of an image of ``size`` bytes.
-
-        It is the divisor of a row's MCUs with the ratio nearest to one to that of the wanted segments.
-        """
-        across, down = self.mcus
-        wanted = max(SEGMENT_WIDTH / self.mcu_width, SEGMENT_BYTES * across * down / size)
-        divisors = [n for n in range(1, across + 1) if across % n == 0]
-        allowed = [n for n in divisors if FEWEST_SEGMENTS <= across // n * down <= MAX_SEGMENTS]
-        if not allowed:
-            raise NotCropReady("too few or too many pixels")
-        return min(allowed, key=lambda n: abs(math.log(n / wanted)))
-
 
 def grid_interval(image: bytes) -> int:
-    """Return the number of MCUs in a segment for a JPEG. Raises NotCropReady, BadImage."""
-    return _frame(image).interval(len(image))
+    """Return the number of MCUs in a segment for a JPEG. Raises NotCropReady, BadImage.
+
+    It is the divisor of a row's MCUs with the ratio nearest to one to that of the wanted segments.
+    """
+    frame = _frame(image)
+    across, down = frame.mcus
+    wanted = max(SEGMENT_WIDTH / frame.mcu_width, SEGMENT_BYTES * across * down / len(image))
+    divisors = [n for n in range(1, across + 1) if across % n == 0]
+    allowed = [n for n in divisors if FEWEST_SEGMENTS <= across // n * down <= MAX_SEGMENTS]
+    if not allowed:
+        raise NotCropReady("too few or too many pixels")
+    return min(allowed, key=lambda n: abs(math.log(n / wanted)))
 
 
 def with_grid(image: bytes, sha256: bytes) -> bytes:
@@ -293,7 +278,7 @@ def without_grid(image: bytes) -> bytes:
     """Return a JPEG without tables of segments. Raises BadImage where it is malformed."""
     kept, at = [], 0
     for marker, start, stop in marker_segments(image):
-        if marker == GRID_MARKER and image.startswith(SIGNATURE, start):
+        if marker == APP15 and image.startswith(SIGNATURE, start):
             kept.append(image[at : start - 4])
             at = stop
     return b"".join((*kept, image[at:])) if kept else image
@@ -346,7 +331,6 @@ def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint
 
 
 PROGRAM = "jpegtran"
-MAX_MESSAGE = 4096  # bytes of the program's messages that are kept
 
 
 @cache
@@ -386,7 +370,7 @@ def transcode(image: bytes, *, interval: int) -> bytes:
         command = [jpegtran(), "-optimize", "-copy", "all", "-restart", f"{interval}B"]
         done = subprocess.run(command, stdin=given, stdout=made, stderr=said, env={}, check=False)
         if done.returncode:
-            reason = os.pread(said.fileno(), MAX_MESSAGE, 0).decode("utf-8", "replace").strip()
+            reason = os.pread(said.fileno(), 4096, 0).decode("utf-8", "replace").strip()
             raise BadImage(f"{PROGRAM} ended with {done.returncode}: {reason}")
         made.seek(0)
         return made.read()
@@ -423,14 +407,10 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
         raise NotCropReady("damaged, or encoded in a way that has no segments") from error
     if len(made) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger with segments")
-    if not _same_pixels(image, made):
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    if not np.array_equal(decode(image, flags), decode(made, flags)):
         raise NotCropReady("decodes to different pixels when re-encoded")
     return made
-
-
-def _same_pixels(image: bytes, made: bytes) -> bool:
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    return np.array_equal(decode(image, flags), decode(made, flags))
 
 
 def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -44,36 +45,22 @@ def figure(
     high, as it is stored: EXIF's orientation is not applied. Where the image does not decode, the figure says
     so.
     """
-    text = html.escape(caption)
-    source = _data_uri(image, most_bytes, most_side)
-    if source is None:
+    text, kind = html.escape(caption), None
+    if len(image) <= most_bytes:
+        with suppress(BadImage):
+            kind = MEDIA_TYPES.get(read_image_header(image).flags & KIND)
+    try:
+        shown = image if kind else _smaller(image, most_side)
+    except BadImage:
         return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
+    source = f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
     style = f"max-width: 100%; max-height: {height}px; image-orientation: none"
     return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
 
 
-def _data_uri(image: bytes, most_bytes: int, most_side: int) -> str | None:
-    kind = _shown_kind(image) if len(image) <= most_bytes else None
-    shown = image if kind else _smaller(image, most_side)
-    if shown is None:
-        return None
-    return f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
-
-
-def _shown_kind(image: bytes) -> str | None:
-    """The media type of a kind that a browser shows as the decoder does; None for others, and animations."""
-    try:
-        return MEDIA_TYPES.get(read_image_header(image).flags & KIND)
-    except BadImage:
-        return None
-
-
-def _smaller(image: bytes, most_side: int) -> bytes | None:
-    """Return a JPEG file of at most ``most_side`` pixels a side; None for an image that does not decode."""
-    try:
-        pixels = decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except BadImage:
-        return None
+def _smaller(image: bytes, most_side: int) -> bytes:
+    """Return a JPEG file of at most ``most_side`` pixels a side. Raises BadImage."""
+    pixels = decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     height, width = pixels.shape[:2]
     scale = min(1.0, most_side / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))
