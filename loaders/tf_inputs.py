@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardprep.loaders.frameworks.keras import InputMonitor
-from shardprep.loaders.frameworks.tf_datasets import DatasetInput, DummyConstantInput, TensorInput, ZMQInput
 from shardprep.loaders.frameworks.tf_feeding import InputFailed, original_errors
 from shardprep.loaders.frameworks.tf_inputs import (
     BatchQueueInput,
+    DatasetInput,
+    DummyConstantInput,
     FeedInput,
     Input,
     QueueInput,
     StagingInput,
+    TensorInput,
+    ZMQInput,
     to_dataset,
 )
 from shardprep.loaders.frameworks.tf_stats import InputStats
