@@ -38,10 +38,7 @@ def to_jax(source: Source, *, device: Any = None) -> Conversion:
 
 
 def jax_array_of(part: Any, device: Any = None) -> Any:
-    """Convert an array of numbers to a JAX array; return anything else unchanged.
-
-    Raises UsageError for integers that do not fit.
-    """
+    """Convert an array of numbers, if its integers fit; return anything else unchanged."""
     if not isinstance(part, np.ndarray) or part.dtype.kind not in NUMBERS:
         return part
     # Not by DLPack: JAX waits for its computations while it holds the interpreter's lock, which the thread

@@ -69,10 +69,7 @@ class DecoderCheck(NamedTuple):
 
 @cache
 def checked_decoder() -> DecoderCheck:
-    """Decode all canaries, once in a process, in some 5 ms. Deterministic, thread-safe.
-
-    Where the package is installed without them, nothing differs, and the digests are empty.
-    """
+    """Decode all canaries, once in a process, in some 5 ms; without them nothing differs."""
     try:
         reference = (FOLDER / PIXELS).read_text().splitlines()
         here = [f"{canary}\t{pixels_of(canary)}" for canary in canaries()]

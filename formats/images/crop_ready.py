@@ -126,10 +126,7 @@ class RestartGrid(NamedTuple):
     lengths: npt.NDArray[np.uint16]
 
     def cut(self, image: Encoded, crop: Crop, *, reduction: int = 1) -> Cut | None:
-        """Return the part of ``image`` with the pixels of ``crop``, also when decoded at 1/``reduction``.
-
-        None if the bytes do not have a restart marker where the table says.
-        """
+        """Return the part with the pixels of ``crop``; None if the bytes are not as the table says."""
         across, down = self.mcu_width * self.interval, self.mcu_height
         margin = MARGIN * reduction
         left, top = max(0, crop.x - margin) // across, max(0, crop.y - margin) // down
@@ -162,11 +159,7 @@ class RestartGrid(NamedTuple):
 
 
 def grid_of(image: Encoded) -> RestartGrid | None:
-    """Return the restart grid of a crop-ready image; None if it has no table, or one that does not fit it.
-
-    Only the table is checked, and that its offsets are within ``image``. Whether the bytes are as it says is
-    known for the images of a crop-ready dataset.
-    """
+    """Return the grid of a crop-ready image; None without a table, or if its numbers do not fit the image."""
     header, end = 2, len(image) - 4
     for _ in range(MAX_MARKERS):
         at = header
@@ -249,10 +242,7 @@ def grid_interval(image: bytes) -> int:
 
 
 def with_grid(image: bytes, sha256: bytes) -> bytes:
-    """Return a sequential JPEG of one scan with the table of its segments; ``sha256`` is the original's.
-
-    Raises BadImage unless the scan has a restart marker after each segment, and nothing after its end.
-    """
+    """Return a sequential JPEG with the table of its segments. Raises BadImage if they are no grid."""
     frame, before, frame_at, interval, scan = _frame(image), None, 0, 0, 0
     for marker, start, stop in marker_segments(image):
         scan = stop
@@ -359,11 +349,7 @@ def jpegtran_version() -> str:
 
 
 def transcode(image: bytes, *, interval: int) -> bytes:
-    """Return a JPEG with the same coefficients and metadata, and a restart marker every ``interval`` MCUs.
-
-    It is sequential, with optimised Huffman tables. Raises BadImage where the program fails, OperationError
-    and OSError.
-    """
+    """Return a sequential JPEG of the same coefficients, with restarts. Raises BadImage, OSError."""
     with _memory_file() as given, _memory_file() as made, _memory_file() as said:
         given.write(image)
         given.seek(0)

@@ -85,10 +85,7 @@ _CAUSES = ("not an image", "truncated", "too large", "does not decode", "crashes
 
 
 def cause_of(reason: str) -> str:
-    """Return the cause in a message, without the details of one image: "truncated", or "damaged".
-
-    That of an image of a kind that is not decoded names the kind: "HEIC, which OpenCV does not decode".
-    """
+    """Return the cause in a message, without the details of one image: "truncated", or "damaged"."""
     if reason.endswith(CONVERT_IT):
         return reason.removesuffix(CONVERT_IT)
     return next((cause for cause in _CAUSES if reason.startswith(cause)), DAMAGED)

@@ -221,11 +221,7 @@ def _check_animation(chunks: list[tuple[bytes, int]]) -> None:
 
 
 def without_animation(image: bytes) -> bytes:
-    """Return the still image of an animated PNG, and any other PNG unchanged.
-
-    OpenCV's decoder of animations writes out of bounds. Raises BadImage for an animated PNG that
-    :func:`read_png` refuses.
-    """
+    """Return the still image of a PNG, because OpenCV writes out of bounds for others. Raises BadImage."""
     if not _is_animated(image):
         return image
     *_, end = _walked(image)

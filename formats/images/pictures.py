@@ -91,10 +91,7 @@ class ShownImage:
 
 @dataclass(frozen=True, repr=False)
 class Gallery:
-    """Images that a notebook shows side by side. Its ``repr`` lists them, one in a line, for a terminal.
-
-    ``title`` is a line above them. Captions are shown as text, in at most 60 characters.
-    """
+    """Images that a notebook shows side by side below a title; a terminal lists them, one in a line."""
 
     title: str
     images: Sequence[ShownImage]

@@ -219,10 +219,7 @@ _BITMAPS = (1, 4)
 
 
 def read_netpbm(image: bytes) -> ImageInfo:
-    """Return the properties of a PBM, PGM or PPM. Raises BadImage unless it has all its samples.
-
-    OpenCV does not scale samples by their largest value, so this must be 255 or 65535.
-    """
+    """Return the properties of a PBM, PGM or PPM. Raises BadImage unless it has all its samples."""
     form = image[1] - ord("0")
     found, at = [], 2
     for _ in range(2 if form in _BITMAPS else 3):

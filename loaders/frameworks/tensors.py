@@ -32,11 +32,7 @@ DEFAULT_CAPACITY = 2
 
 
 def leaves_of(signature: Any, batch: Any) -> list[Any]:
-    """Return the parts of ``batch`` in the order of the signature's leaves.
-
-    The signature decides what is a leaf, so that a list of bytes is one part. Raises UsageError where the
-    forms differ.
-    """
+    """Return the parts of ``batch`` in the order of the signature's leaves. Raises UsageError."""
     return [part for _, _, part in _walked(signature, batch)]
 
 
@@ -213,10 +209,7 @@ def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
 
 
 def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
-    """Return the part as an array that TensorFlow can use without a copy.
-
-    Raises UsageError where the part does not match ``spec``.
-    """
+    """Return the part as an array for TensorFlow. Raises UsageError if it does not match ``spec``."""
     if spec.dtype == tf.string:
         if isinstance(part, list | tuple):
             strings = np.empty(len(part), object)
@@ -290,10 +283,7 @@ def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArra
 
 
 def converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
-    """Return a batch's parts, made by :func:`tensor_of` or :func:`array_of`, in the order of the leaves.
-
-    ``zero_copy`` shares the memory of arrays where TensorFlow can use it.
-    """
+    """Return a batch's parts, made by :func:`tensor_of` or :func:`array_of`, in the order of the leaves."""
     made = []
     for name, spec, part in list(_walked(element_spec, batch)):
         try:

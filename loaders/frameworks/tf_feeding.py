@@ -134,10 +134,7 @@ class Feeder(Owned):
             return self._epoch_number
 
     def take(self, epoch_number: int) -> Leaves | None:
-        """Return the next batch of that epoch, None at its end. Raises the source's exception itself.
-
-        Raises UsageError when the input is closed, or another epoch was begun.
-        """
+        """Return the next batch of that epoch, None at its end. Raises UsageError, the source's errors."""
         with self._changed:
             waited = self._await_element(epoch_number)
             self._is_untouched = False
@@ -341,10 +338,7 @@ class Feeder(Owned):
 
 
 class PulledPasses(Owned):
-    """Passes; one at a time is current, and its batches are pulled by its number.
-
-    Beginning a pass ends the one before. Thread-safe.
-    """
+    """Passes that are pulled by their number; beginning one ends the one before. Thread-safe."""
 
     def __init__(self, passes: Passes, element_spec: Any) -> None:
         self._passes = passes
@@ -357,10 +351,7 @@ class PulledPasses(Owned):
         self._closed = False
 
     def closed_with(self, owner: object) -> Finalize:
-        """Have :meth:`close` called when the owner is dropped, and when the interpreter ends.
-
-        So no thread of TensorFlow's runs Python code then.
-        """
+        """Have :meth:`close` called when the owner is dropped, and before TensorFlow's threads end."""
         return Finalize(owner, self.close, exitpriority=15)
 
     def begin(self) -> int:

@@ -89,10 +89,7 @@ def bench(
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The ``speed`` of a loader, with the fastest value of ``sweep``; None for parts not measured.
-
-    ``shuffle_quality`` is that of the first epoch.
-    """
+    """The speed of a loader, and what else was asked for; None for parts not measured."""
 
     speed: LoaderSpeed
     sweep: Sweep | None
@@ -493,10 +490,7 @@ def one_core(speed: LoaderSpeed, rate: float) -> Probe:
 
 
 def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
-    """Images per second that this thread makes of records in memory, evenly chosen from the dataset.
-
-    OpenCV is limited to this thread during the measurement. Raises the transform's errors.
-    """
+    """Images per second that this thread alone makes of records in memory."""
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:

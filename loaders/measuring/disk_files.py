@@ -357,10 +357,7 @@ def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
 
 
 def forget(descriptor: int) -> None:
-    """Ask the kernel to drop all pages of an open file; it keeps those that are dirty, mapped or in flight.
-
-    Without ``posix_fadvise`` nothing happens. :func:`resident` reports which pages are left.
-    """
+    """Ask the kernel to drop an open file's pages; it keeps those that are dirty, mapped or in flight."""
     with suppress(OSError):  # pages that cannot be flushed stay, which `resident` reports
         os.fsync(descriptor)
     if CAN_ADVISE:

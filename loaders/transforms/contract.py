@@ -142,10 +142,7 @@ def check_wrapper(transform: object, orientation: object, outputs: object) -> No
 def fill_rows(
     transform: Transform, record: TransformInput, rng: np.random.Generator, rows: tuple[Array, ...]
 ) -> None:
-    """Write the transform's outputs to ``rows``, one array for each of its specs.
-
-    Raises UsageError where the transform returns other arrays than it declares.
-    """
+    """Write the transform's outputs to ``rows``. Raises UsageError for other arrays than it declares."""
     fill = getattr(transform, "fill", None)
     if fill is not None:
         fill(record, rng, *rows)

@@ -34,10 +34,7 @@ class Span(NamedTuple):
     is_mirrored: bool = False
 
     def pixels(self) -> npt.NDArray[np.int64]:
-        """Return for each pixel of the result the pixel of the image that its centre lies in: int64 [size].
-
-        A centre between two pixels lies in the latter one.
-        """
+        """Return the pixel of the image that each pixel's centre lies in, of two the latter: int64 [size]."""
         centres = 2 * (self.first + np.arange(self.size, dtype=np.int64)) + 1  # in halves of a pixel
         found = np.minimum(self.start + centres * self.length // (2 * self.resized), self.side - 1)
         return found[::-1] if self.is_mirrored else found
