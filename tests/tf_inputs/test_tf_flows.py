@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from shardprep.loaders.tf_inputs import BatchQueueInput, Input, QueueInput
-from support.flow_functions import named, pair, pair_but_17
-from support.loader_workers import OwnError
-from support.sampling import torture_except
-from support.tf_devices import tf
+from shardprep.loaders.tf_inputs import BatchQueueInput, Input
+from support.flow_functions import named, pair
 from support.tf_members import WAYS, WHOLE, Made, assert_same_form, members as members_of
 
 COUNT, SIZE = 23, 5
@@ -60,14 +57,6 @@ def test_two_epochs_are_the_flows_first_two_passes_bit_for_bit(make: Made) -> No
                     assert_same_form(got, expected)
 
 
-@pytest.mark.torture
-def test_an_error_of_a_map_in_a_process_comes_as_itself_and_tells_the_item() -> None:
-    flow = numbers.map(pair_but_17, processes=1).batch(SIZE)
-    with flow, QueueInput(flow) as each, pytest.raises(OwnError, match="this one not") as caught:
-        list(each)
-    assert "item 17 of pass 0, at map(pair_but_17)" in "\n".join([str(caught.value), *caught.value.__notes__])
-
-
 def address_of(tensor: Any) -> int:
     return int(np.frombuffer(memoryview(tensor), np.uint8).ctypes.data)
 
@@ -84,16 +73,3 @@ def test_batches_that_never_change_are_lent_without_a_copy(make: Made) -> None:
 
     with make(flow) as each:
         assert [address_of(values) for values, _ in each] == made
-
-
-@pytest.mark.slow
-@whole_batches
-@pytest.mark.parametrize("function", torture_except([pair, named], named))
-def test_the_mask_of_a_padded_flow_arrives(make: Made, function: Callable[..., Any]) -> None:
-    flow = numbers.map(function, random=True).batch(SIZE, remainder="pad")
-    with make(flow) as each:
-        for way in WAYS.values():
-            got = way(each)()
-            masks = [batch["mask"] if function is named else batch[-1] for batch in got]
-            assert np.concatenate(masks).tolist() == [True] * COUNT + [False] * 2
-            assert all(len(part) == SIZE for batch in got for part in tf.nest.flatten(batch))

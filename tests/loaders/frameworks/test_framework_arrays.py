@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardprep.loaders import Flow
-from support.flow_functions import named, pair, pair_but_17
+from support.flow_functions import pair
 from support.loaded import Kept, assert_exactly_once, assert_same, crops_on, epoch_of
 from support.loader_workers import OwnError, Tagging, fail
 
@@ -155,14 +155,6 @@ def test_two_epochs_of_a_flow_are_its_first_two_passes_bit_for_bit(framework: Fr
             assert_same(arrays_of(batches), framework.stored(list(expected)))
 
 
-def test_a_padded_flow_of_dicts_keeps_its_names_and_mask(framework: Framework) -> None:
-    got = list(framework.batches_of(NUMBERS.map(named, random=True).batch(5, remainder="pad")))
-
-    assert [list(batch) for batch in got] == [["values", "number", "mask"]] * 5
-    masks = np.concatenate([np.asarray(batch["mask"]) for batch in got])
-    assert masks.tolist() == [True] * 23 + [False] * 2
-
-
 def test_batches_of_a_flow_are_not_copied(framework: Framework) -> None:
     made: list[int] = []
     flow = (
@@ -173,15 +165,6 @@ def test_batches_of_a_flow_are_not_copied(framework: Framework) -> None:
     assert [framework.address(values) for values, _ in batches] == made
     with pytest.raises(TypeError):
         len(batches)
-
-
-def test_an_error_of_a_flows_map_comes_as_itself_after_the_batches_before_it(framework: Framework) -> None:
-    batches = framework.batches_of(Flow.from_iterable(range(23)).map(pair_but_17, threads=2).batch(5))
-    for _ in range(2):
-        got: list[int] = []
-        with pytest.raises(OwnError, match="this one not"):
-            got.extend(int(number) for _, numbers in batches for number in numbers)
-        assert got == list(range(15))
 
 
 Point = namedtuple("Point", ["x", "y"])

@@ -264,21 +264,3 @@ def test_what_is_no_mask_and_no_box_of_the_image_is_an_error_with_the_key(
     assert caught.value.key == "the key"  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="no column 'mask'; the columns that are read: boxes"):
         MASKED(Sample(sample.image, boxes_of()), rng())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"masks": "mask"},
-        {"masks": ("mask", "mask")},
-        {"masks": ("image",)},
-        {"masks": ("box_count",), "boxes": "boxes"},
-        {"box_labels": "labels"},
-        {"boxes": "boxes", "max_boxes": 0},
-        {"boxes": "boxes", "min_box": 1.5},
-        {"boxes": "boxes", "box_units": "mm"},
-    ],
-)
-def test_options_without_a_meaning_are_refused(options: Any) -> None:
-    with pytest.raises(UsageError):
-        TrainTransform(4, **options)
