@@ -1,11 +1,11 @@
-"""Canonical JSON: one text for each value, fit for hashing; and checks of the shape of parsed values."""
+"""Canonical JSON: one text for each value, fit for hashing; and the shapes of parsed values."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from typing import Any, TypeGuard
+from typing import Any
 
 # Lists, objects and their elements: each takes some 200 bytes of memory, and 2 bytes of a file. A list of
 # shards or classes in a file of 64 MiB has fewer, because an entry has at least 100 bytes.
@@ -45,20 +45,35 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def holds(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    """Whether the value is a dict that has these keys with values of these types."""
-    return isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
+FILE: dict[str, Any] = {"name": FILE_NAME, "size": int, "sha256": SHA256, "records": int}
+"""The shape of a file in a manifest: a name within the folder, a size, a digest and a count."""
 
 
-def has_exactly(value: object, kinds: dict[str, type]) -> TypeGuard[dict[str, Any]]:
-    """Whether the value is a dict of these keys and types and no others; numbers are of 63 bits."""
-    if not holds(value, kinds) or value.keys() != kinds.keys():
+def matches(value: object, shape: Any) -> bool:
+    """Whether a parsed value has a shape.
+
+    A shape is a type, where whole numbers have 63 bits; a regular expression of a whole text; a list of the
+    shape of all elements; a dict of the shapes of exactly these keys; or a function.
+    """
+    if isinstance(shape, type):
+        return type(value) is shape and (not isinstance(value, int) or 0 <= value < 1 << 63)
+    if isinstance(shape, re.Pattern):
+        return isinstance(value, str) and shape.fullmatch(value) is not None
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(matches(each, shape[0]) for each in value)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict) or value.keys() != shape.keys():
+            return False
+        return all(matches(value[name], each) for name, each in shape.items())
+    return bool(shape(value))
+
+
+def is_text(value: object) -> bool:
+    """Whether the value is a string without lone surrogates, which have no UTF-8."""
+    if not isinstance(value, str):
         return False
-    return all(0 <= part < 1 << 63 for part in value.values() if type(part) is int)
-
-
-def file_ok(value: object) -> bool:
-    """Whether the value has a file name within the folder, a size, a digest and a count."""
-    if not has_exactly(value, {"name": str, "size": int, "sha256": str, "records": int}):
+    try:
+        value.encode()
+    except UnicodeEncodeError:
         return False
-    return bool(FILE_NAME.fullmatch(value["name"]) and SHA256.fullmatch(value["sha256"]))
+    return True

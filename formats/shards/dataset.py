@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -230,8 +230,21 @@ class RecordSet(ABC):
         Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
         that no record has, and what reading a record raises.
         """
-
-        return shown_records(self, records)
+        if isinstance(records, int):
+            count = min(records, len(self))
+            numbers: Sequence[int] = [place * len(self) // count for place in range(count)]
+            is_possible = 1 <= count <= MOST_SHOWN
+        else:
+            numbers, is_possible = records, len(records) <= MOST_SHOWN
+        if not is_possible:
+            raise UsageError(f"{records} cannot be shown; give 1 to {MOST_SHOWN} records")
+        shown = []
+        for number in (range(len(self))[number] for number in numbers):
+            record, label = self[number], int(self.index[number]["label"])
+            named = f", {self.classes[label]}" if label >= 0 else ""
+            shown.append(ShownImage(record.image, f"{number:,}: {record.key}{named}"))
+        of = "record" if len(self) == 1 else "records"
+        return Gallery(f"{self.path}: {len(shown)} of {len(self):,} {of}", shown)
 
     def shard(self, number: int) -> Shard:
         """Return an open shard, opened at its first use."""
@@ -361,15 +374,11 @@ class Dataset(RecordSet):
         return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.path, self.label_space)
+        return partial(Dataset, labels=self.label_space), (self.path,)
 
     def __repr__(self) -> str:
         columns = f", columns {printable(', '.join(self.schema.names), 40)}" if len(self.schema) else ""
         return f"<Dataset {self.location!r}: {len(self):,} records, {self.manifest.split}{columns}>"
-
-
-def _reopen(path: Path, labels: str) -> Dataset:
-    return Dataset(path, labels=labels)
 
 
 def open_unreplaced(folder: Path, root: str) -> Dataset:
@@ -452,24 +461,3 @@ def _be_one_of_several(process: int) -> None:
     """In a worker process, once: leave the other CPUs to the other workers."""
     if parent_process() is not None:
         use_one_thread()
-
-
-def shown_records(dataset: RecordSet, records: int | Sequence[int]) -> Gallery:
-    """Return these records, or so many that are evenly chosen. Raises UsageError for more than 100."""
-    numbers = _evenly(records, len(dataset)) if isinstance(records, int) else records
-    if not 0 <= len(numbers) <= MOST_SHOWN or (isinstance(records, int) and records < 1):
-        raise UsageError(f"{records} cannot be shown; give 1 to {MOST_SHOWN} records")
-    shown = [_shown(dataset, range(len(dataset))[number]) for number in numbers]
-    of = "record" if len(dataset) == 1 else "records"
-    return Gallery(f"{dataset.path}: {len(shown)} of {len(dataset):,} {of}", shown)
-
-
-def _evenly(count: int, records: int) -> Sequence[int]:
-    count = min(count, records)
-    return [place * records // count for place in range(count)] if count <= MOST_SHOWN else range(count)
-
-
-def _shown(dataset: RecordSet, number: int) -> ShownImage:
-    record, label = dataset[number], int(dataset.index["label"][number])
-    named = f", {dataset.classes[label]}" if label >= 0 else ""
-    return ShownImage(record.image, f"{number:,}: {record.key}{named}")

@@ -23,11 +23,11 @@ from shardprep.formats.records.labels import MAX_CLASS_ID, LabelSpace, label_dig
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.json_record import (
+    FILE,
     SHA256,
     canonical_json,
-    file_ok,
-    has_exactly,
-    holds,
+    is_text,
+    matches,
     parse_canonical_json,
     sha256_of,
 )
@@ -39,34 +39,81 @@ from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
 ROOT = re.compile(r"blake3:[0-9a-f]{64}")
 
 
-def columns_ok(value: object) -> bool:
+_COLUMN = {"name": str, "kind": str, "table": FILE, "shards": [FILE], "content_root": ROOT}
+_REGION = {"size": int, "sha256": SHA256}
+_CLASS = {
+    "name": is_text,
+    "words": lambda words: words is None or is_text(words),
+    "ilsvrc2012_id": lambda number: number is None or (type(number) is int and 0 <= number <= MAX_CLASS_ID),
+}
+
+
+def _columns_ok(value: object) -> bool:
     """Whether the value is the part "columns" of a manifest, with a schema that this release knows."""
-    if not has_exactly(value, {"fields": list, "records_root": str, "has_images": bool}):
-        return False
-    fields = value["fields"]
-    if not fields or not ROOT.fullmatch(value["records_root"]) or not all(map(_column_ok, fields)):
+    if not matches(value, {"fields": [_column_ok], "records_root": ROOT, "has_images": bool}):
         return False
     try:
-        Schema(Field.from_json(each) for each in fields)
+        schema = Schema(Field.from_json(each) for each in value["fields"])  # type: ignore[index]
     except UsageError:
         return False
-    return True
+    return len(schema) > 0
 
 
 def _column_ok(value: object) -> bool:
-    if not holds(value, {"name": str, "kind": str, "table": dict, "shards": list, "content_root": str}):
+    return matches(value, _COLUMN) or matches(value, _COLUMN | {"classes": lambda c: c and matches(c, [str])})
+
+
+def _archive_ok(value: Any) -> bool:
+    shape = {"name": is_text, "block_bytes": _is_count, "regions": [_REGION]}
+    return matches(value, shape) and sum(each["size"] for each in value["regions"]) <= MOST_ARCHIVE_BYTES
+
+
+def _labels_ok(value: Any) -> bool:
+    """Whether the classes' names are unique and in order, so that a label is one class."""
+    if not matches(value, {"space": re.compile("sorted_wnid0"), "classes": [_CLASS], "sha256": str}):
         return False
-    classes = value.get("classes", [])
-    known = {"name", "kind", "table", "shards", "content_root", "classes"}
-    return (
-        value.keys() <= known
-        and isinstance(classes, list)
-        and ("classes" in value) == bool(classes)
-        and all(isinstance(name, str) for name in classes)
-        and bool(ROOT.fullmatch(value["content_root"]))
-        and file_ok(value["table"])
-        and all(map(file_ok, value["shards"]))
+    return all(one["name"] < other["name"] for one, other in pairwise(value["classes"]))
+
+
+def _kinds_ok(value: Any) -> bool:
+    """Whether the value names some kinds, in their order and each once."""
+    return matches(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
+
+
+def _is_count(value: object) -> bool:
+    return matches(value, int) and value != 0
+
+
+def _having(kinds: dict[str, type]) -> Callable[[Any], bool]:
+    """Return the shape of a dict that has these keys with values of these types, and any others."""
+    return lambda value: (
+        isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
     )
+
+
+_DATASET = {"split": str, "records": int, "image_bytes": int, "partial": bool, "class_sorted": bool}
+_PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
+
+PARTS: dict[str, tuple[str, Any]] = {
+    "dataset": ("complete", _DATASET | {"skipped": int}),
+    "labels": ("complete", _labels_ok),
+    "source": ("complete", _having({"layout": str})),
+    "plan": ("complete", _having(_PLAN | {"decode_check": bool})),
+    "writer": ("complete", dict),
+    "container": ("one of " + ", ".join(ALL_CONTAINERS), re.compile("|".join(ALL_CONTAINERS))),
+    "kinds": ("a list of kinds in order", _kinds_ok),
+    "crop_ready": ("a number of images", _is_count),
+    "columns": ("a list of columns with their files", _columns_ok),
+    "archive": ("the archive of images that stay in it", _archive_ok),
+    "offsets": ("true", lambda part: part is True),
+    "content_root": ("a digest", str),
+    "tables": ("a list of files", [FILE]),
+    "shards": ("a list of files", [FILE]),
+}
+"""What each part of a manifest must be, and its shape; the critical ones may be left out."""
+
+KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
+CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 
 def column_issues(value: dict[str, Any]) -> list[str]:
@@ -89,22 +136,12 @@ def column_issues(value: dict[str, Any]) -> list[str]:
     return issues
 
 
-CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
-
-
-def unknown_parts(critical: list[Any], kinds: object) -> list[Any]:
-    """Return the critical keys, and the kinds of images, that this release does not know."""
-    listed = kinds if isinstance(kinds, list) and "kinds" in critical else []
-    unknown = [name for name in critical if name not in CRITICAL_KEYS]
-    return unknown + [kind for kind in listed if isinstance(kind, str) and kind not in LATER_KINDS]
-
-
 def issues_of(value: dict[str, Any]) -> list[str]:
     """Return everything that is wrong with a manifest of a known version."""
     issues = [
         f"{name} is not {wanted}"
-        for name, (wanted, is_so) in PARTS.items()
-        if not is_so(value.get(name)) and (name in value or name not in CRITICAL_KEYS)
+        for name, (wanted, shape) in PARTS.items()
+        if not matches(value.get(name), shape) and (name in value or name not in CRITICAL_KEYS)
     ]
     if value.get("crit") != [name for name in CRITICAL_KEYS if name in value]:
         issues.append("crit is not the list of critical keys that are there")
@@ -128,89 +165,6 @@ def issues_of(value: dict[str, Any]) -> list[str]:
     if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
         issues.append("the label space does not match its hash")
     return issues + (column_issues(value) if "columns" in value else [])
-
-
-def _kinds_ok(value: object) -> bool:
-    """Whether the value names some kinds, in their order and each once."""
-    return (
-        isinstance(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
-    )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < 1 << 63
-
-
-def _archive_ok(archive: object) -> bool:
-    """Whether it has a name, and regions with digests."""
-    if not has_exactly(archive, {"name": str, "block_bytes": int, "regions": list}):
-        return False
-    regions = archive["regions"]
-    if not (_is_text(archive["name"]) and archive["block_bytes"] and all(map(_region_ok, regions))):
-        return False
-    return bool(sum(region["size"] for region in regions) <= MOST_ARCHIVE_BYTES)
-
-
-def _region_ok(value: object) -> bool:
-    return has_exactly(value, {"size": int, "sha256": str}) and bool(SHA256.fullmatch(value["sha256"]))
-
-
-def _labels_ok(value: object) -> bool:
-    """Whether the classes' names are unique and in order, so that a label is one class."""
-    if not has_exactly(value, {"space": str, "classes": list, "sha256": str}):
-        return False
-    classes = value["classes"]
-    if value["space"] != "sorted_wnid0" or not all(map(_class_ok, classes)):
-        return False
-    return all(one["name"] < other["name"] for one, other in pairwise(classes))
-
-
-def _class_ok(value: object) -> bool:
-    if not isinstance(value, dict) or value.keys() != {"name", "words", "ilsvrc2012_id"}:
-        return False
-    name, words, number = value["name"], value["words"], value["ilsvrc2012_id"]
-    if not _is_text(name) or not (words is None or _is_text(words)):
-        return False
-    return number is None or (type(number) is int and 0 <= number <= MAX_CLASS_ID)
-
-
-def _is_text(value: object) -> bool:
-    """Whether the value is a string without lone surrogates, which have no UTF-8."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _are_files(value: object) -> bool:
-    return isinstance(value, list) and all(map(file_ok, value))
-
-
-_DATASET = {"split": str, "records": int, "image_bytes": int, "partial": bool, "class_sorted": bool}
-_PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
-
-PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "dataset": ("complete", lambda part: has_exactly(part, _DATASET | {"skipped": int})),
-    "labels": ("complete", _labels_ok),
-    "source": ("complete", lambda part: holds(part, {"layout": str})),
-    "plan": ("complete", lambda part: holds(part, _PLAN | {"decode_check": bool})),
-    "writer": ("complete", lambda part: holds(part, {})),
-    "container": ("one of " + ", ".join(ALL_CONTAINERS), lambda part: part in ALL_CONTAINERS),
-    "kinds": ("a list of kinds in order", _kinds_ok),
-    "crop_ready": ("a number of images", _is_count),
-    "columns": ("a list of columns with their files", columns_ok),
-    "archive": ("the archive of images that stay in it", _archive_ok),
-    "offsets": ("true", lambda part: part is True),
-    "content_root": ("a digest", lambda part: isinstance(part, str)),
-    "tables": ("a list of files", _are_files),
-    "shards": ("a list of files", _are_files),
-}
-"""What each part of a manifest must be, and its check; the critical ones may be left out."""
-
-KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
 
 
 FORMAT_VERSION = (1, 1)
@@ -462,14 +416,13 @@ def _check_version(value: object, path: Path | None) -> None:
         raise ManifestDamaged(f"has the version {version!r}", path=path)
     if not isinstance(critical, list):
         raise ManifestDamaged("crit is not a list", path=path)
-    if _root_of(value) != value.get("root"):
+    if sha256_of({name: part for name, part in value.items() if name != "root"}) != value.get("root"):
         raise ManifestDamaged("does not match its own root: it was changed after it was published", path=path)
-    unknown = unknown_parts(critical, value.get("kinds"))
+    kinds: Any = value.get("kinds") if "kinds" in critical else ()
+    unknown = [name for name in critical if name not in CRITICAL_KEYS]
+    if matches(kinds, [str]):
+        unknown += [kind for kind in kinds if kind not in LATER_KINDS]
     if version[0] != FORMAT_VERSION[0] or unknown:
         known = ".".join(map(str, FORMAT_VERSION))
         found = ".".join(map(str, version)) + (f" with {unknown}" if unknown else "")
         raise UnknownVersion(f"format version {found}; this release knows {known}", path=path)
-
-
-def _root_of(value: dict[str, Any]) -> str:
-    return sha256_of({name: part for name, part in value.items() if name != "root"})

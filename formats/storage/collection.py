@@ -19,7 +19,7 @@ from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, u
 from shardprep.formats.runtime.json_record import (
     SHA256,
     canonical_json,
-    has_exactly,
+    matches,
     parse_canonical_json,
     sha256_of,
 )
@@ -77,8 +77,6 @@ VERSION = 1
 MAX_COLLECTION_BYTES = 4 << 20
 MAX_PARTS = 4096
 MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
-
-_ENTRY = {"name": str, "path": str, "root": str, "content_root": str, "records": int, "bytes": int}
 
 
 @dataclass(frozen=True)
@@ -168,33 +166,35 @@ def read_collection(folder: Path) -> CollectionFile:
 
 
 def _issue_of(value: dict[str, Any]) -> str:
-    if not has_exactly(value, {"format": str, "version": int, "parts": list, "root": str}):
+    if not matches(value, {"format": str, "version": int, "parts": list, "root": str}):
         return "has entries that a collection does not have"
     parts = value["parts"]
     if not 0 < len(parts) <= MAX_PARTS:
         return f"has {len(parts)} parts; a collection has 1 to {MAX_PARTS}"
-    if not all(map(_part_ok, parts)):
+    if not matches(parts, [_PART]) or not all(part["records"] for part in parts):
         return "has an incomplete part"
     return "has two parts with the same name" if len({part["name"] for part in parts}) != len(parts) else ""
 
 
-def _part_ok(value: object) -> bool:
-    if not has_exactly(value, _ENTRY) or not value["records"]:
-        return False
-    if not (_is_name(value["name"]) and _is_name(value["path"])):
-        return False
-    return bool(SHA256.fullmatch(value["root"]) and ROOT.fullmatch(value["content_root"]))
-
-
-def _is_name(text: str) -> bool:
+def _is_name(text: object) -> bool:
     """Whether a text can be a path: neither empty nor too long, with bytes in UTF-8 or of a file name."""
-    if not text or len(text) > MAX_TEXT or "\0" in text:
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_TEXT or "\0" in text:
         return False
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
         return False
     return True
+
+
+_PART = {
+    "name": _is_name,
+    "path": _is_name,
+    "root": SHA256,
+    "content_root": ROOT,
+    "records": int,
+    "bytes": int,
+}
 
 
 MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files

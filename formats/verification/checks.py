@@ -33,7 +33,7 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
-from shardprep.formats.runtime.json_record import has_exactly, parse_canonical_json
+from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.shards.columns import column_row
 from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_small, table_header
@@ -269,10 +269,9 @@ def quarantined(dataset: Path) -> list[dict[str, str]]:
         listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))
     except ValueError as error:
         raise ManifestDamaged(str(error), path=path) from error
-    kinds: dict[str, type] = {"key": str, "where": str, "reason": str}
-    if not isinstance(listed, list) or not all(has_exactly(each, kinds) for each in listed):
+    if not matches(listed, [{"key": str, "where": str, "reason": str}]):
         raise ManifestDamaged("is not a list of images with key, where and reason", path=path)
-    return listed
+    return listed  # type: ignore[no-any-return]
 
 
 def _order_ok(manifest: Manifest, index: Rows) -> bool:
