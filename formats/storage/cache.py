@@ -72,15 +72,6 @@ class FileHold(Owned, AbstractContextManager["FileHold"]):
         """Return the files that are not held."""
         return [entry for entry in entries if hex_of(entry) not in self._pins]
 
-    def take(self, other: FileHold) -> None:
-        """Take over the files of the other one, which holds nothing afterwards."""
-        replaced = [self._pins[name] for name in other._pins.keys() & self._pins.keys()]
-        self._pins |= other._pins
-        self.sizes |= other.sizes
-        other._pins, other.sizes = {}, {}
-        for pin in replaced:
-            pin.close()
-
     def release(self) -> None:
         """Let the files go. Idempotent."""
         pins, self._pins, self.sizes = self._pins, {}, {}
@@ -169,7 +160,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self._loop: LoopThread | None = None
         self._remote: RemoteFolder | None = None
         self._is_closed = False
-        self._kept = FileHold()
+        self._kept: list[FileHold] = []
         self._files = self._bytes = self._received_bytes = self._hits = 0
         with naming_full_disk(self.folder.path):
             self.folder.make()
@@ -225,9 +216,11 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def keep(self, held: FileHold) -> None:
         """Hold files that are held until this cache is closed. Raises UsageError for a closed cache."""
-        with held, self._lock:
+        with ExitStack() as failed, self._lock:
+            failed.enter_context(held)
             self._refuse_closed()
-            self._kept.take(held)
+            self._kept.append(held)
+            failed.pop_all()
 
     def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
         """Download a file ahead, and return whether it is there; it is not held.
@@ -283,7 +276,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         with self._lock:
             self._is_closed = True
             loop, self._loop = self._loop, None
-            self._kept.release()
+            for held in self._kept:
+                held.release()
         if loop is not None:
             loop.cancel()
             loop.__exit__()
@@ -292,10 +286,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
-            raise self._closed()
-
-    def _closed(self) -> UsageError:
-        return UsageError("the cache is closed", path=self.folder.path)
+            raise UsageError("the cache is closed", path=self.folder.path)
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -309,7 +300,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def _needed(self, wanted: Iterable[FileEntry]) -> int:
         """The bytes of these files with those that are kept."""
-        return sum((self._kept.sizes | {hex_of(entry): entry.size for entry in wanted}).values())
+        sizes = {hex_of(entry): entry.size for entry in wanted}
+        for held in self._kept:
+            sizes |= held.sizes
+        return sum(sizes.values())
 
     def _too_small(self, needed: int, limit: int) -> CacheTooSmall:
         return CacheTooSmall(
@@ -325,13 +319,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
         """Hold the files, or none of them if there is no room for all that are missing."""
-        with naming_full_disk(self.folder.path):
-            return self._taken(wanted, evict)
-
-    def _taken(self, wanted: Sequence[FileEntry], evict: Evict) -> FileHold | NoRoom:
-        with ExitStack() as failed:
+        hits = len(wanted)
+        with naming_full_disk(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
-            hits = self._pin(held, wanted)
+            self._pin(held, wanted)
             while missing := held.lacks(wanted):
                 found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
@@ -339,7 +330,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 held.came = True
                 if found.own:
                     self._download(found.own, held)
-                hits += self._await(held, found.coming)
+                    hits -= len(found.own)
+                self._await(held, found.coming)
             failed.pop_all()
         if self.made_here:  # else the lock can be held by a thread that was not copied
             with self._lock:
@@ -366,8 +358,9 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             raise
         try:
             loop.result(future)
-        except CancelledError as error:
-            raise self._closed() from error
+        except CancelledError:
+            self._refuse_closed()
+            raise
         for file in files:
             held.add(file.entry, file.lock)
 
@@ -388,27 +381,23 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             for file in files:
                 file.give_up()
 
-    def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> int:
-        """Hold the files that are in the cache; return their number."""
-        count = 0
+    def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> None:
+        """Hold those of the files that are in the cache."""
         for entry in entries:
             if (pin := self.folder.pinned(entry)) is not None:
                 held.add(entry, pin)
-                count += 1
-        return count
 
-    def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> int:
-        """Hold the files that others download, when they are there; return how many are."""
-        count = self._pin(held, coming)
-        left = coming
+    def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
+        """Hold the files that others download, when they are there."""
+        self._pin(held, coming)
+        left: Sequence[FileEntry] = ()
         patience = Patience(self._patience_s, lambda: self._downloads_of(left))
-        while left := [entry for entry in held.lacks(coming) if self.folder.is_coming(entry)]:
+        while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
             self._refuse_closed()
-            path = self.folder.part_of(hex_of(left[0]))
-            patience.refuse_end(path, [self.folder.changed_ns(entry) for entry in left])
+            left = [*times]
+            patience.refuse_end(self.folder.part_of(hex_of(left[0])), times)
             patience.wait()
-            count += self._pin(held, held.lacks(coming))
-        return count
+            self._pin(held, held.lacks(coming))
 
     def _downloads_of(self, coming: Sequence[FileEntry]) -> str:
         holders = sorted({holder_of(self.folder.part_of(hex_of(entry))) for entry in coming})
@@ -489,32 +478,20 @@ class HeldFiles(LocalFiles, Owned):
     """
 
     def __init__(self, cache: Callable[[], FileCache], *, most: int = MOST_HELD) -> None:
-        self._cache, self._most = cache, most
-        self._clear()
-
-    def _clear(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._held: OrderedDict[str, FileHold] = OrderedDict()
-
-    def _here(self) -> threading.Lock:
-        if self._process != os.getpid():
-            self._clear()
-        return self._lock
+        self._cache, self._most, self._process = cache, most, os.getpid()
+        self._held: OrderedDict[str, FileHold] = OrderedDict()  # changed by single calls, without a lock
 
     def bring(self, entry: FileEntry) -> None:
         """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
         if not self._most:
             return
-        with self._here():
-            held = self._held.pop(hex_of(entry), None)
-        held = held or self._cache().hold([entry], self._let_go_first)  # other threads go on meanwhile
-        with self._here():
-            if other := self._held.pop(hex_of(entry), None):
-                other.release()
-            self._held[hex_of(entry)] = held
-            is_one_more = len(self._held) > self._most
-        if is_one_more:
+        if self._process != os.getpid():
+            self._process, self._held = os.getpid(), OrderedDict()
+        held = self._held.pop(hex_of(entry), None) or self._cache().hold([entry], self._let_go_first)
+        if other := self._held.pop(hex_of(entry), None):
+            other.release()
+        self._held[hex_of(entry)] = held
+        if len(self._held) > self._most:
             self._let_go_first()
 
     @contextmanager
@@ -525,11 +502,11 @@ class HeldFiles(LocalFiles, Owned):
 
     def _let_go_first(self) -> bool:
         """Let the file go that was opened first; return whether there was any."""
-        with self._here():
-            if not self._held:
-                return False
+        try:
             self._held.popitem(last=False)[1].release()
-            return True
+        except KeyError:
+            return False
+        return True
 
     def release(self) -> None:
         """Let all go."""

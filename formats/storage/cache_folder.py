@@ -245,17 +245,15 @@ class CacheFolder:
         except OSError:
             return 0
 
-    def is_coming(self, entry: FileEntry) -> bool:
-        """Whether a process downloads the file now."""
-        with _opened(self.part_of(hex_of(entry))) as lock:
-            return lock is not None and not lock.lock(wait=False)
+    def coming_ns(self, entry: FileEntry) -> int | None:
+        """Return when a file that a process downloads last came on, or the process showed that it lives.
 
-    def changed_ns(self, entry: FileEntry) -> int | None:
-        """Return when a file on its way last came on, or its process showed that it lives; None without."""
-        try:
-            return self.part_of(hex_of(entry)).stat().st_mtime_ns
-        except OSError:
-            return None
+        None if no process downloads it.
+        """
+        with _opened(self.part_of(hex_of(entry))) as lock:
+            if lock is None or lock.lock(wait=False):
+                return None
+            return os.fstat(lock.fileno()).st_mtime_ns
 
     def cached(self) -> list[CachedFile]:
         """Return the whole files. The caller has its turn."""
