@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,14 @@ import numpy.typing as npt
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry
 from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import Rows, ShardFile, read_table, table_header
 from shardprep.formats.shards.manifest import Manifest
+
+Numbers = npt.NDArray[np.int64]
 
 INDEX_NAME = "index.npy"
 BOXES_NAME = "boxes.npy"
@@ -89,9 +92,6 @@ def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -
     )
 
 
-_ROWS_AT_ONCE = 1 << 16
-
-
 def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
     """Read the index of a dataset folder into memory, and check it against the manifest.
 
@@ -147,97 +147,82 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
     """
     path, row = dataset / entry.table.name, entry.row
     if entry.field.is_fixed:
-        _check_header(path, table_header(row, entry.table.records), row.itemsize * entry.table.records)
+        header = table_header(row, entry.table.records)
+        size = len(header) + row.itemsize * entry.table.records
+        with closing(ShardFile(path)) as file:
+            if file.size != size or file.read_at(len(header), 0) != header:
+                raise ManifestDamaged("is not a table of its column; prep repair rebuilds it", path=path)
         return None
     rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
-    starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
-    _refuse(path, _value_issues(rows, starts, entry))
+    sizes = [shard.size for shard in entry.shards]
+    found = _Lengths.of(rows, manifest, sizes)
+    issues = {
+        "it has lengths that no value has": found.largest > MAX_VALUE_BYTES,
+        "its lengths are more than the column's shards have": (found.sums > sizes).any(),
+        "it has records that end after their shards": not found.are_inside,
+    }
+    _refuse(path, issues)
     return rows
 
 
-def _check_header(path: Path, header: bytes, body: int) -> None:
-    with closing(ShardFile(path)) as file:
-        if file.size != len(header) + body or file.read_at(len(header), 0) != header:
-            raise ManifestDamaged("is not a table of its column; prep repair rebuilds it", path=path)
-
-
-def _value_issues(rows: Rows, starts: npt.NDArray[np.int64], entry: ColumnEntry) -> Iterator[str]:
-    lengths, room = rows["length"], [shard.size for shard in entry.shards]
-    if lengths.max() > MAX_VALUE_BYTES:
-        yield "it has lengths that no value has"
-    if (_shard_bytes(lengths, starts) > room).any():
-        yield "its lengths are more than the column's shards have"
-    yield from _offset_issues(rows, starts, room)
-
-
-def _offset_issues(rows: Rows, starts: npt.NDArray[np.int64], sizes: Sequence[int]) -> Iterator[str]:
-    """Yield the problems of the offsets of images or values in shards of these sizes."""
-    if "offset" not in (rows.dtype.names or ()):
-        return
-    room = np.array(sizes, np.uint64)
-    for chunk in _chunks(len(rows)):
-        numbers = np.arange(chunk.start, min(chunk.stop, len(rows)))
-        inside = room[np.searchsorted(starts, numbers, side="right") - 1]
-        offsets, lengths = rows["offset"][chunk], rows["length"][chunk]
-        if ((offsets > inside) | (lengths > inside - np.minimum(offsets, inside))).any():
-            yield "it has records that end after their shards"
-            return
-
-
-def _refuse(path: Path, issues: Iterator[str]) -> None:
-    if found := "; ".join(issues):
+def _refuse(path: Path, issues: Mapping[str, object]) -> None:
+    if found := "; ".join(issue for issue, is_so in issues.items() if is_so):
         raise ManifestDamaged(f"does not fit the manifest: {found}", path=path)
 
 
-def _index_issues(rows: Rows, manifest: Manifest) -> Iterator[str]:
+_ROWS_AT_ONCE = 1 << 16  # computing with a large index takes little memory
+
+
+def _chunks(rows: Rows, manifest: Manifest) -> Iterator[tuple[Rows, Numbers, Numbers]]:
+    """Yield rows of a table, some at a time, with the shard of each and its ordinal there."""
     starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
-    if not all(_in_place(rows, chunk, starts) for chunk in _chunks(len(rows))):
-        yield "its rows are not the shards' records in stored order"
-    if not _labels_ok(rows, manifest.labels):
-        yield "it has labels of unknown classes"
-    if not all(_keys_ok(rows[chunk]) for chunk in _chunks(len(rows))):
-        yield "it has keys that are not UTF-8"
-    yield from _length_issues(rows["length"], starts, manifest)
-    shards, archive = manifest.shards, manifest.archive
-    yield from _offset_issues(rows, starts, [archive.size if archive else shard.size for shard in shards])
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[start : start + _ROWS_AT_ONCE]
+        numbers = np.arange(start, start + len(chunk))
+        shards = np.searchsorted(starts, numbers, side="right") - 1
+        yield chunk, shards, numbers - starts[shards]
 
 
-def _chunks(rows: int) -> Iterator[slice]:
-    """Slices of all rows, so that computing with a large index takes little memory at a time."""
-    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, rows, _ROWS_AT_ONCE))
+def _index_issues(rows: Rows, manifest: Manifest) -> dict[str, object]:
+    in_place = are_text = True
+    for chunk, shards, ordinals in _chunks(rows, manifest):
+        in_place &= bool(((chunk["shard"] == shards) & (chunk["ordinal"] == ordinals)).all())
+        are_text &= _keys_ok(chunk)
+    archive = manifest.archive
+    sizes = [archive.size if archive else shard.size for shard in manifest.shards]
+    found = _Lengths.of(rows, manifest, sizes)
+    total = found.sums.sum()
+    return {
+        "its rows are not the shards' records in stored order": not in_place,
+        "it has labels of unknown classes": (
+            rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels)
+        ),
+        "it has keys that are not UTF-8": not are_text,
+        "it has lengths that no image has": found.largest > MAX_IMAGE_BYTES,
+        f"its lengths are {total} bytes together, not {manifest.image_bytes}": total != manifest.image_bytes,
+        "its lengths are more than the shards have": (found.sums > list(manifest.image_room)).any(),
+        "it has records that end after their shards": not found.are_inside,
+    }
 
 
-def _in_place(rows: Rows, chunk: slice, starts: npt.NDArray[np.int64]) -> bool:
-    """Whether each row of a chunk names the shard and ordinal of its place."""
-    numbers = np.arange(chunk.start, min(chunk.stop, len(rows)))
-    shards = np.searchsorted(starts, numbers, side="right") - 1
-    in_shard = (rows["shard"][chunk] == shards).all()
-    return bool(in_shard and (rows["ordinal"][chunk] == numbers - starts[shards]).all())
+class _Lengths(NamedTuple):
+    """The ``sums`` of a table's lengths by shard, the ``largest``, and whether all ``are_inside``."""
 
+    sums: Numbers
+    largest: int
+    are_inside: bool
 
-def _length_issues(
-    lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64], manifest: Manifest
-) -> Iterator[str]:
-    if lengths.max() > MAX_IMAGE_BYTES:
-        yield "it has lengths that no image has"
-    sums = _shard_bytes(lengths, starts)
-    if sums.sum() != manifest.image_bytes:
-        yield f"its lengths are {sums.sum()} bytes together, not {manifest.image_bytes}"
-    if (sums > list(manifest.image_room)).any():
-        yield "its lengths are more than the shards have"
-
-
-def _shard_bytes(lengths: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The bytes of each shard's images."""
-    sums = np.zeros(len(starts) - 1, np.int64)
-    for chunk in _chunks(len(lengths)):
-        numbers = np.arange(chunk.start, min(chunk.stop, len(lengths)))
-        np.add.at(sums, np.searchsorted(starts, numbers, side="right") - 1, lengths[chunk])
-    return sums
-
-
-def _labels_ok(rows: Rows, labels: LabelSpace) -> bool:
-    return bool(rows["label"].min() >= UNLABELLED and rows["label"].max() < len(labels))
+    @classmethod
+    def of(cls, rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> _Lengths:
+        """Return those of images or values in files of these sizes, one for each shard."""
+        sums, room, are_inside = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64), True
+        for chunk, shards, _ in _chunks(rows, manifest):
+            np.add.at(sums, shards, chunk["length"])
+            if "offset" in (rows.dtype.names or ()):
+                offsets, inside = chunk["offset"], room[shards]
+                outside = (offsets > inside) | (chunk["length"] > inside - np.minimum(offsets, inside))
+                are_inside &= not outside.any()
+        return cls(sums, int(rows["length"].max()), are_inside)
 
 
 def _keys_ok(rows: Rows) -> bool:
