@@ -44,7 +44,7 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.storage.transfer import PartFile
+from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
 
 def hex_of(entry: FileEntry) -> str:
@@ -540,7 +540,7 @@ def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
     return found
 
 
-class ArrivingFile(PartFile):
+class ArrivingFile(HashedFile):
     """A file on its way, locked. It is made, published and removed in a turn of the cache.
 
     Raises FileExistsError for one that is on its way already.
@@ -550,7 +550,7 @@ class ArrivingFile(PartFile):
     _descriptor: LockDescriptor
 
     def __init__(self, folder: CacheFolder, entry: FileEntry) -> None:
-        super().__init__(folder.part_of(hex_of(entry)))
+        super().__init__(folder.part_of(hex_of(entry)), PART_FLAGS)
         self.entry = entry
         self._folder, self._is_published = folder, False
         if not self._descriptor.lock(wait=False):

@@ -1,4 +1,4 @@
-"""Object storage and servers: places as URLs, folders read through obstore, and what can fail there."""
+"""Object storage and servers: places as URLs, folders read and written through obstore, and what can fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from configparser import ConfigParser, Error as ConfigError
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -20,7 +20,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import redacted, user_path
+from shardprep.formats.runtime.files import flush_file, redacted, user_path
+from shardprep.formats.runtime.loop_thread import in_thread
 from shardprep.formats.runtime.owned import Owned
 
 if TYPE_CHECKING:
@@ -350,18 +351,23 @@ PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
 
 
 class RemoteFolder(Owned):
-    """A folder that is read over the network; the same for every kind of store.
+    """A folder that is read, and with ``writable`` written, over the network, in any kind of store.
 
     Credentials are found as the store's own tools do: in environment variables, files that these name, the
     keys of a profile in ``~/.aws``, and the service of a cloud machine. An instance is for the process that
-    made it. Raises MissingExtra where obstore is not installed; UsageError in a process that was forked
-    after obstore was imported, which would wait forever; NothingThere for a folder of this machine that is
-    not there; RemoteFailed, RemoteDenied.
+    made it. A file that is written is there as a whole or not at all; a ``writable`` folder of this machine
+    is made where it is missing, and its files are flushed.
+
+    Raises MissingExtra where obstore is not installed; UsageError in a process that was forked after obstore
+    was imported, which would wait forever, and for a web server that is to be ``writable``; NothingThere for
+    a folder of this machine that is not there; RemoteFailed, RemoteDenied.
     """
 
-    def __init__(self, place: Location, policy: RetryPolicy) -> None:
+    def __init__(self, place: Location, policy: RetryPolicy, *, writable: bool = False) -> None:
+        if writable:
+            refuse_server(place)
         self.place = place
-        self._policy = policy
+        self._policy, self._is_writable = policy, writable
         self._store = self._opened(policy.retries)
         # obstore goes on with an answer that breaks off, too, after pauses that get longer with each
         self._answers = self._opened(min(1, policy.retries))
@@ -369,43 +375,32 @@ class RemoteFolder(Owned):
     def _opened(self, retries: int) -> ObjectStore:
         refuse_forked()
         try:
-            from obstore.store import from_url  # start-up time, and the package is an extra
+            from obstore.store import LocalStore, from_url  # start-up time, and the package is an extra
         except ImportError as error:
             raise MissingExtra.of("access to it", "obstore", "remote", path=self.place.url) from error
         _settle_at_exit()
         if (folder := self.place.folder) is not None:
-            return self._local(folder)
-        with translated(self.place):
-            return from_url(
-                self.place.url,
-                config=self._config(),
-                client_options=self._client(),
-                retry_config=self._retries(retries),
-            )
-
-    def _local(self, folder: Path) -> ObjectStore:
-        from obstore.store import LocalStore  # as above
-
-        if not folder.is_dir():
-            raise NothingThere("there is no such folder", path=self.place.url)
-        return LocalStore(folder)
-
-    def _config(self) -> Any:
-        """Return the options of this kind of store that the environment does not set."""
-        return profile_config() if self.place.scheme == "s3" else {}
-
-    def _client(self) -> ClientConfig:
-        return {
+            if self._is_writable:
+                folder.mkdir(parents=True, exist_ok=True)  # errors of obstore lack the path
+            elif not folder.is_dir():
+                raise NothingThere("there is no such folder", path=self.place.url)
+            with translated(self.place):
+                return LocalStore(folder, automatic_cleanup=self._is_writable)
+        config: Any = profile_config() if self.place.scheme == "s3" else {}
+        if self._is_writable and self.place.scheme == "s3":
+            # not every store with the interface of S3 knows the request that deletes many files
+            config["disable_bulk_delete"] = True
+        client: ClientConfig = {
             **_redirects_of(self.place),
             "allow_http": may_use_http(self.place),
             "timeout": timedelta(days=1),  # of a whole file
             "read_timeout": timedelta(seconds=self._policy.timeout_s),
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }
-
-    def _retries(self, retries: int) -> Any:
-        backoff = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
-        return {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
+        backoff: Any = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
+        retry: Any = {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
+        with translated(self.place):
+            return from_url(self.place.url, config=config, client_options=client, retry_config=retry)
 
     async def read(
         self, name: str, start: int = 0, stop: int | None = None, *, only: StoredFile | None = None
@@ -535,6 +530,90 @@ class RemoteFolder(Owned):
             raise RemoteFailed(
                 f"did not finish listing its files within {LISTING_S:g} s", path=self.place.url
             ) from error
+
+    async def content(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of a file, None if it is not there. Raises RemoteFailed."""
+        with suppress(RemoteMissing):
+            return await self.first_bytes(name, most)
+        return None
+
+    async def first_bytes(self, name: str, most: int) -> bytes:
+        """Return the first ``most`` bytes of a file. Raises what :meth:`read` does."""
+        data = bytearray()
+        async with aclosing(self.read(name)) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) >= most:
+                    break
+        return bytes(data[:most])
+
+    async def create(self, name: str, data: bytes) -> bool:
+        """Write a file only if there is none of that name; return whether it was written. Of several
+        processes that do so at once, one gets True.
+        """
+        import obstore  # as above
+
+        with translated(self.place, name):
+            try:
+                await obstore.put_async(self._store, name, data, mode="create")
+            except obstore.exceptions.AlreadyExistsError:
+                return False
+        await self._flush(name)
+        return True
+
+    async def write(self, name: str, parts: AsyncGenerator[bytes, None], size: int) -> None:
+        """Write a file of ``size`` bytes, in place of any other of that name.
+
+        ``parts`` are its bytes, each of them :func:`part_bytes` long but the last.
+        """
+        import obstore  # as above
+
+        bytes_of_part = part_bytes(size)
+        with translated(self.place, name):
+            async with aclosing(parts):
+                if size <= bytes_of_part:
+                    whole = b"".join([part async for part in parts])
+                    await obstore.put_async(self._store, name, whole, use_multipart=False)
+                else:
+                    await obstore.put_async(
+                        self._store, name, parts, chunk_size=bytes_of_part, max_concurrency=PARTS_AT_ONCE
+                    )
+        await self._flush(name)
+
+    async def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        import obstore  # as above
+
+        with suppress(RemoteMissing), translated(self.place, name):
+            await obstore.delete_async(self._store, name)
+
+    async def _flush(self, name: str) -> None:
+        if (folder := self.place.folder) is not None:
+            for path in (folder / name, (folder / name).parent):
+                await in_thread(flush_file, path)
+
+
+MEBIBYTE = 1 << 20
+PART_BYTES = 8 * MEBIBYTE  # of a file that is sent in parts; a slow line sends one within the timeout
+MOST_PARTS = 10_000  # of one file, which S3 allows
+PARTS_AT_ONCE = 2  # of one file: several files are sent at once
+
+
+def part_bytes(size: int) -> int:
+    """Return the size of the parts that a file of that size is sent in; the last may be smaller.
+
+    >>> part_bytes(1 << 30) >> 20, part_bytes(200 << 30) >> 20
+    (8, 21)
+    """
+    return max(PART_BYTES, -(-size // (MOST_PARTS * MEBIBYTE)) * MEBIBYTE)
+
+
+def refuse_server(place: Location) -> None:
+    """Raise UsageError for a place on a web server."""
+    if place.scheme in ("http", "https"):
+        raise UsageError(
+            "is a web server, which accepts no files; give s3://, gs://, az:// or file://", path=place.url
+        )
 
 
 def refuse_forked() -> None:

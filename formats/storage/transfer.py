@@ -38,12 +38,18 @@ from shardprep.formats.storage.store import (
 SLICE_BYTES = 4 << 20
 
 
-class HashedFile(Owned):
-    """A file that is hashed slice by slice. ``size`` is the number of bytes that are hashed.
+PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
-    Not thread-safe. Raises OSError with the file's name.
+
+class HashedFile(Owned):
+    """A file whose first ``size`` bytes are hashed, slice by slice.
+
+    With PART_FLAGS it is one that bytes are appended to under another name until it is complete; a killed run
+    leaves them. ``room`` bytes of it stay its own, whatever is dropped. Not thread-safe. Raises OSError with
+    the file's name.
     """
 
+    room = 0
     _opened: ClassVar[type[Descriptor]] = Descriptor
 
     def __init__(self, path: Path, flags: int = OPEN_FLAGS) -> None:
@@ -70,22 +76,6 @@ class HashedFile(Owned):
         self.size += len(data)
         return len(data)
 
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._descriptor.close()
-
-
-class PartFile(HashedFile):
-    """The first bytes of a file, under another name until it is complete; a killed run leaves them.
-
-    ``room`` bytes of the file stay its own, whatever is dropped.
-    """
-
-    room = 0
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC)
-
     def append(self, data: bytes) -> None:
         """Append bytes to the file, and hash them."""
         with naming(self.path):
@@ -105,6 +95,10 @@ class PartFile(HashedFile):
             os.fsync(self._descriptor.fileno())
         publish(self.path, final)
 
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._descriptor.close()
+
 
 class RemoteDamaged(DataError):
     """A bucket or a server sends a file other than the one in the manifest."""
@@ -122,7 +116,7 @@ class Transfer:
     done: int = field(default=0, kw_only=True)
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
-    async def fill(self, part: PartFile) -> None:
+    async def fill(self, part: HashedFile) -> None:
         """Download the missing bytes, until the part is the whole file; at most TRIES times without progress.
 
         Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, and OSError.
@@ -135,7 +129,7 @@ class Transfer:
                 raise failure
             await asyncio.sleep(WAIT_S * fruitless)
 
-    async def _failure(self, part: PartFile) -> ShardprepError | None:
+    async def _failure(self, part: HashedFile) -> ShardprepError | None:
         """Download the missing bytes, and return the problem, if any; bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
@@ -153,10 +147,10 @@ class Transfer:
                     return error
         return None if self._is_whole(part) else await self._damage(part)
 
-    def _is_whole(self, part: PartFile) -> bool:
+    def _is_whole(self, part: HashedFile) -> bool:
         return part.size == self.entry.size and part.sha256 == self.entry.sha256
 
-    async def _damage(self, part: PartFile) -> RemoteDamaged:
+    async def _damage(self, part: HashedFile) -> RemoteDamaged:
         size, wanted = part.size, self.entry.size
         if size < wanted:
             cause = f"ends after {size:,} of {wanted:,} bytes"
@@ -169,7 +163,7 @@ class Transfer:
             shard=self.entry.name,
         )
 
-    async def _append_from(self, part: PartFile) -> None:
+    async def _append_from(self, part: HashedFile) -> None:
         """Append the bytes that the server sends, to one byte beyond the size at most."""
         if part.size == self.entry.size:
             return
@@ -181,7 +175,7 @@ class Transfer:
                 if part.size > self.entry.size:
                     return
 
-    async def _drop(self, part: PartFile) -> None:
+    async def _drop(self, part: HashedFile) -> None:
         await in_thread(part.clear)
         self.done = 0
 
@@ -202,7 +196,7 @@ class Download(Transfer):
         """Keep an intact file, else download it. Raises the errors of :meth:`fill`."""
         self.is_kept = await self._is_right()
         if not self.is_kept:
-            with closing(PartFile(self.part)) as part:
+            with closing(HashedFile(self.part, PART_FLAGS)) as part:
                 await self._hash(part)
                 await self.fill(part)
                 await in_thread(part.publish, self.final)
@@ -303,7 +297,9 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
     """Return the dataset in a folder; a damaged manifest is read again, at most TRIES times."""
     for _tried in range(TRIES):
         try:
-            found = RemoteDataset(folder, await _manifest_bytes(folder))
+            found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
+            if len(found.data) > MAX_MANIFEST_BYTES:
+                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the most of any manifest")
             _ = found.manifest
         except ManifestDamaged as error:
             failure = error
@@ -311,16 +307,6 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
             return found
     failure.path, failure.shard = folder.place.url, MANIFEST_NAME
     raise failure
-
-
-async def _manifest_bytes(folder: RemoteFolder) -> bytes:
-    data = bytearray()
-    async with aclosing(folder.read(MANIFEST_NAME)) as chunks:
-        async for chunk in chunks:
-            data += chunk
-            if len(data) > MAX_MANIFEST_BYTES:
-                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the most of any manifest")
-    return bytes(data)
 
 
 class FileTransfer(RunnableWork, Protocol):

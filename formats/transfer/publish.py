@@ -31,15 +31,16 @@ from shardprep.formats.storage.store import (
     AnswerBroken,
     Location,
     RemoteFailed,
+    RemoteFolder,
     RemoteMissing,
     RetryPolicy,
     StoredFile,
+    part_bytes,
 )
 from shardprep.formats.storage.transfer import RemoteDamaged, TransferRun
-from shardprep.formats.storage.writable import WritableFolder, part_bytes
 
 
-async def created(remote: WritableFolder, name: str, data: bytes) -> bool:
+async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
     """Write a file if there is none of that name, and read it back; return whether this call wrote it.
 
     Raises RemoteDamaged if it is not right after several writes, RemoteFailed.
@@ -165,7 +166,7 @@ def publish(
         transfers = TransferRun(loop, at_once, shown(progress))
         works = []
         for split, (source, manifest) in local.items():
-            remote = WritableFolder(place.child(split) if split else place, policy)
+            remote = RemoteFolder(place.child(split) if split else place, policy, writable=True)
             there = StorePlace(remote, canonical_json({"dataset": manifest.root}))
             works.append(_Publisher(there, source, manifest, transfers))
         for work in works:
@@ -195,7 +196,7 @@ class StorePlace:
     brings the same bytes.
     """
 
-    remote: WritableFolder
+    remote: RemoteFolder
     claim: bytes
 
     async def published(self) -> Manifest | None:
@@ -325,7 +326,7 @@ class Upload:
     store says of the file that is proven to be right.
     """
 
-    remote: WritableFolder
+    remote: RemoteFolder
     entry: FileEntry
     path: Path
     done: int = 0

@@ -34,9 +34,8 @@ from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE
 from shardprep.formats.sources.source import SourceOptions
-from shardprep.formats.storage.store import Location, RetryPolicy, StoredFile
+from shardprep.formats.storage.store import Location, RemoteFolder, RetryPolicy, StoredFile, refuse_server
 from shardprep.formats.storage.transfer import TransferRun
-from shardprep.formats.storage.writable import WritableFolder, refuse_server
 from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload
 
 TABLES_AT_ONCE = 4
@@ -130,7 +129,7 @@ def convert_to_url(
         if conversion.options.restart:
             discard_unfinished(prepared)
         for one in prepared:
-            remote = WritableFolder(place if split else place.child(one.listing.split), policy)
+            remote = RemoteFolder(place if split else place.child(one.listing.split), policy, writable=True)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
             done.append(_converted(one, to, policy, runner, loop))
             with suppress(OSError):  # it is not empty, or never was
@@ -199,7 +198,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
     receipts are here, and the files as these say there, is neither built nor uploaded again. Raises what
     :func:`.build_shard` and :meth:`.Upload.run` raise.
     """
-    remote = WritableFolder(place, policy)
+    remote = RemoteFolder(place, policy, writable=True)
 
     async def is_stored(file: FileEntry) -> bool:
         receipt = _receipt(job.work_folder, file)

@@ -18,7 +18,7 @@ from shardprep.formats import (
     publish,
     repair,
 )
-from shardprep.formats.storage import writable as writable_folder
+from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
 from support.datasets import flip, prep_here, tree
@@ -43,7 +43,7 @@ def test_a_published_folder_of_splits_is_the_local_one(
     monkeypatch: pytest.MonkeyPatch,
     part: int,
 ) -> None:
-    monkeypatch.setattr(writable_folder, "PART_BYTES", part)
+    monkeypatch.setattr(remote_folder, "PART_BYTES", part)
 
     done = published(local, url)
     again = published(local, url)
