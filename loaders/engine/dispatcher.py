@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import threading
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, WorkerDied, printable
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Descriptor, Owned, starting_thread
 from shardprep.formats.runtime.processes import POLL_INTERVAL_S, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import PickledValue
@@ -32,7 +33,7 @@ from shardprep.loaders.engine.leases import (
     pack_lease,
     unpack_answer,
 )
-from shardprep.loaders.engine.messages import IDLE, Bell, Items, StatusTable, WrittenRows, unpack
+from shardprep.loaders.engine.messages import IDLE, Items, StatusTable, WrittenRows, unpack
 from shardprep.loaders.engine.trace import Trace
 from shardprep.loaders.engine.worker import SentWork, main as work_on
 
@@ -65,9 +66,37 @@ def cause_of(code: int | None) -> str:
 
 
 MIN_START_TIMEOUT_S = 30.0  # a deadline is for one row; a start imports the libraries that all rows need
-MAX_FAILED_STARTS = 10  # workers killed before they are ready, while no other sends a message
-MAX_OVERDUE_STARTS = 2  # of one worker in a row
+MAX_FAILED_STARTS = 10  # kills of one worker in a row before it is ready; a time-out counts as half of them
 SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
+
+
+class Bell(Owned):
+    """A pipe that wakes a thread that waits for it in a selector.
+
+    It may be rung in any thread and in a garbage collection: ringing takes no lock, never waits, and does
+    nothing in a forked copy of the process. It has no close: an object that may still ring it keeps it open,
+    so that no byte goes to a reused descriptor number.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = map(Descriptor, os.pipe())
+        os.set_blocking(self.fileno(), False)
+        os.set_blocking(self._write_end.fileno(), False)
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._read_end.fileno()
+
+    def ring(self) -> None:
+        """Wake the thread, now or when it next waits."""
+        if self.made_here:
+            with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
+                os.write(self._write_end.fileno(), b"\0")
+
+    def silence(self) -> None:
+        """Empty the pipe, so that the thread can wait again."""
+        with suppress(BlockingIOError):
+            os.read(self.fileno(), 1 << 12)
 
 
 class SlowRecord(UserWarning):
@@ -237,11 +266,9 @@ class Dispatcher(Owned):
         self._served = self.run
         usual = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
         self._start_timeout = usual if start_timeout is None else start_timeout
-        self._failed_starts = 0  # since a worker has sent a message
-        self._overdue_starts: Counter[int] = Counter()  # of each worker since it was ready
+        self._failed_starts: Counter[int] = Counter()  # of each worker since it was ready
         self._workers: dict[int, Worker] = {}
-        self._is_polling = False
-        self._next_poll = 0.0
+        self._next_check = 0.0
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
@@ -283,28 +310,19 @@ class Dispatcher(Owned):
     def _receive_events(self) -> None:
         began = monotonic()
         blocked = bool(self._served.plans) and not self._leases.has_lease and not self._leases.has_slot
-        events = self._selector.select(self._longest_wait(began) if self._is_polling else SLOW_ROW_S / 4)
+        interval = min(POLL_INTERVAL_S, self._deadline / 4) if self._deadline else POLL_INTERVAL_S
+        events = self._selector.select(interval)
         self.blocked += blocked * (monotonic() - began)
         for key, _ in events:
             if key.fileobj is self.bell:
                 self.bell.silence()
             else:
                 self._receive_from(key.data, has_exited=key.fileobj is key.data.process)
-        if self._is_polling or monotonic() >= self._next_poll:
-            self._next_poll = monotonic() + SLOW_ROW_S / 4
-            self._poll_workers()
+        if monotonic() >= self._next_check:
+            self._next_check = monotonic() + interval
+            self._check_workers()
         while self.ring.returned:
             self._leases.release(self.ring.returned.popleft())
-
-    def _longest_wait(self, now: float) -> float:
-        """Seconds until the workers must be checked."""
-        waits = [SLOW_ROW_S / 4 if self._deadline is None else min(self._deadline, SLOW_ROW_S) / 4]
-        for worker in self._workers.values():
-            if worker.process.fileno() < 0:
-                waits.append(POLL_INTERVAL_S)
-            if not worker.ready and not worker.overdue:
-                waits.append(max(0.0, worker.since + self._start_timeout - now))
-        return min(waits)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:
         """Handle a worker's messages, also the last ones of a worker that has exited.
@@ -319,14 +337,9 @@ class Dispatcher(Owned):
             self._replace(worker)
 
     def _handle(self, worker: Worker, answer: Answer, lease_id: int, row: int, rest: memoryview) -> None:
-        self._failed_starts = 0
         if answer is Answer.READY:
             worker.ready = True
-            del self._overdue_starts[worker.index]
-            # whether any can time out soon, or has no descriptor that reports its exit
-            self._is_polling = self._deadline is not None or any(
-                not each.ready or each.process.fileno() < 0 for each in self._workers.values()
-            )
+            del self._failed_starts[worker.index]
         elif answer is Answer.DONE:
             if (trace := self.trace) is not None:
                 trace.finished(worker.index, lease_id)
@@ -349,15 +362,13 @@ class Dispatcher(Owned):
 
     def _refuse_failed_start(self, worker: Worker, code: int | None) -> None:
         """Raise WorkerDied where the next start would fail, too: after an exit, or after repeated kills."""
-        if worker.overdue:
-            self._overdue_starts[worker.index] += 1
-            if self._overdue_starts[worker.index] >= MAX_OVERDUE_STARTS:
-                error = not_ready(self._start_timeout)
-                error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
-                raise error
-            return
-        self._failed_starts += 1
-        if self._failed_starts >= MAX_FAILED_STARTS or (code is not None and code >= 0):
+        self._failed_starts[worker.index] += MAX_FAILED_STARTS // 2 if worker.overdue else 1
+        is_last = self._failed_starts[worker.index] >= MAX_FAILED_STARTS
+        if worker.overdue and is_last:
+            error = not_ready(self._start_timeout)
+            error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
+            raise error
+        if is_last or (code is not None and code >= 0 and not worker.overdue):
             raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
 
     def _end_worker(self, worker: Worker, timeout_s: float) -> int | None:
@@ -383,9 +394,8 @@ class Dispatcher(Owned):
         self._selector.register(worker.process.channel, selectors.EVENT_READ, worker)
         if worker.process.fileno() >= 0:
             self._selector.register(worker.process, selectors.EVENT_READ, worker)
-        self._is_polling = True
 
-    def _poll_workers(self) -> None:
+    def _check_workers(self) -> None:
         """Kill workers that have timed out, name slow rows, and poll workers without a descriptor."""
         for worker in list(self._workers.values()):
             self._check_progress(worker, self._deadline if worker.ready else self._start_timeout)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ import numpy as np
 from shardprep.formats.errors import OperationError, UsageError, printable
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
-from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
+from shardprep.loaders.batches.slots import MIN_SLOTS, Memory, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
     BatchPlans,
     BatchRequest,
@@ -36,6 +37,7 @@ from shardprep.loaders.engine.messages import (
     EngineBatch,
     Fill,
     RowTask,
+    SkippedRow,
     StatusTable,
     fill_batch,
     unpack,
@@ -394,20 +396,33 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         leased, memory = result
         if leased.failure:
             raise self._error_of(leased, leased.failure)
-        batch = EngineBatch.assemble(
-            leased.number,
-            leased.items,
-            layout=self.layout,
-            memory=memory,
-            lease_outcomes=leased.outcomes,
-            written=leased.written,
-            copied=not dispatcher.ring.may_keep(leased.slot),
-        )
+        copied = not dispatcher.ring.may_keep(leased.slot)
+        batch = self._assembled(leased, memory, copied=copied)
         wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
             trace.received(wait, run.results.qsize())
         return batch
+
+    def _assembled(self, leased: LeasedBatch, memory: Memory, *, copied: bool) -> EngineBatch:
+        """Return the batch that lies in ``memory``, or one ``copied`` out of it."""
+        layout, written = self.layout, leased.written
+        payloads: dict[int, object] = {}
+        skipped = dict(leased.left_out)
+        for part in sorted(leased.outcomes, key=attrgetter("first")):
+            spare = layout.spare_bytes(memory, part.first, part.count)
+            for row, outcome in part.unpack(spare, copied=copied):
+                if isinstance(outcome, SkippedRow):
+                    skipped[row] = outcome.reason
+                else:
+                    payloads[row] = outcome
+        arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(leased.items))
+        if written is not None:
+            arrays |= written.arrays(layout.input_area(memory), copied=copied)
+        size = sum(part.nbytes for part in leased.outcomes)
+        form = written and written.form
+        skipped = dict(sorted(skipped.items()))
+        return EngineBatch(leased.number, leased.items, arrays, payloads, skipped, size, form)
 
     def _error_of(self, leased: LeasedBatch, failure: RowFailure) -> BaseException:
         item = leased.items[failure.row]

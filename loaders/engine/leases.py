@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.loaders.engine.messages import Items, LeaseOutcomes, WrittenRows, skipped_row
+from shardprep.loaders.engine.messages import Items, LeaseOutcomes, WrittenRows
 
 LEASES_PER_WORKER = 2  # leases of a worker: one to fill, one to go on with; more would wait behind a slow row
 MAX_ROW_FAILURES = 3  # workers that end at a row before it fails
@@ -47,7 +47,10 @@ class RowFailure:
 
 @dataclass
 class LeasedBatch:
-    """A batch in progress: finished when no row is missing, undeliverable when it has a failure."""
+    """A batch in progress: finished when no row is missing, undeliverable when it has a failure.
+
+    ``left_out`` maps rows that no worker could finish to the reason.
+    """
 
     number: int
     slot: int
@@ -56,6 +59,7 @@ class LeasedBatch:
     written: WrittenRows | None = None
     filled: Callable[[], object] | None = None
     outcomes: list[LeaseOutcomes] = field(default_factory=list)
+    left_out: dict[int, str] = field(default_factory=dict)
     failure: RowFailure | None = None
 
 
@@ -203,7 +207,7 @@ class Leases:
     def _leave_out(self, lease: Lease, row: int, reason: str) -> None:
         """Give the row its outcome, and replace the lost lease by two of the rows around it."""
         if batch := self._batch_of(lease):
-            batch.outcomes.append(skipped_row(row, reason))
+            batch.left_out[row] = reason
             batch.missing -= 1
             first = lease.first
             around = [(first, lease.items[: row - first]), (row + 1, lease.items[row + 1 - first :])]

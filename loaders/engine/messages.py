@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from operator import attrgetter
 from time import thread_time
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
@@ -47,8 +46,8 @@ Fill = Callable[[Items, Arrays, Room | None], Iterable[object]]
 ``arrays`` are views of the items' rows, which must not be kept; INPUTS among them is the slot's input area,
 if its layout has one. An outcome is None (the row is written), :class:`SkippedRow` (it is not), or a payload
 that has no fixed size: bytes or an array, delivered as a memoryview or an aligned array, or any picklable
-object, with aligned arrays. AsObject marks a payload as such an object even if it is bytes; Pickled is an
-object that is pickled already. A payload is copied when it is yielded: its buffer may be used again.
+object, with aligned arrays. A PickledValue is an object that is pickled already. A payload is copied when it
+is yielded: its buffer may be used again.
 
 ``room(size)`` returns uint8 [size] to make the row's payload in. If that same array is yielded for that row,
 it is delivered as bytes, usually without a copy. It is valid until the row's outcome is yielded or room is
@@ -62,13 +61,6 @@ class SkippedRow:
     """The outcome of a row that was left out; the contents of its arrays are undefined."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class AsObject:
-    """An outcome that is delivered unchanged: bytes, or an instance of a subclass of ndarray."""
-
-    value: object
 
 
 class RowTask(Protocol):
@@ -100,10 +92,8 @@ class PayloadKind(IntEnum):
 
 _KINDS = tuple(PayloadKind)
 
-# `at` counts from the start of the lease's spare bytes if `in_slot`, else from the start of the bodies.
-_ENTRY = np.dtype(
-    [("row", "<u4"), ("kind", "u1"), ("in_slot", "?"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")]
-)
+# `at` counts from the start of the lease's spare bytes; behind their end, the bodies in the message go on.
+_ENTRY = np.dtype([("row", "<u4"), ("kind", "u1"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")])
 
 
 class OutcomeWriter:
@@ -114,16 +104,18 @@ class OutcomeWriter:
         self._spare = spare
         self._used = 0
         self._room: Memory | None = None
-        self._entries: list[tuple[int, PayloadKind, bool, int, int, bytes]] = []
-        self._bodies: list[bytes] = []
-        self._size = 0
+        self._entries: list[tuple[int, PayloadKind, int, int, bytes]] = []
+        self._bodies: list[memoryview] = []
+        self._end = spare.size
 
     def add(self, outcome: object) -> None:
         """Add the outcome of the next row."""
         if self._room is not None and outcome is self._room:
             self._put(PayloadKind.BYTES, b"", self._room)
         elif outcome is not None:
-            self._put(*_encode(outcome))
+            kind, form, body = _encode(outcome)
+            _lay(body, memory := self.room(body.size))
+            self._put(kind, form, memory)
         self._room = None
         self.rows += 1
 
@@ -133,20 +125,16 @@ class OutcomeWriter:
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
 
-    def _put(self, kind: PayloadKind, form: bytes, body: Memory | PickledValue) -> None:
+    def _put(self, kind: PayloadKind, form: bytes, body: Memory) -> None:
         end = self._used + body.size
-        if fits := end <= self._spare.size:
-            if body is not self._room:
-                _lay(body, self._spare[self._used : end])
+        if end <= self._spare.size:
             at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
         else:
-            memory = np.empty(body.size, np.uint8)
-            _lay(body, memory)
-            self._bodies.append(memory.tobytes())
-            at, self._size = self._size, self._size + body.size
-        self._entries.append((self.rows, kind, fits, at, body.size, form))
+            self._bodies.append(body.data)
+            at, self._end = self._end, self._end + body.size
+        self._entries.append((self.rows, kind, at, body.size, form))
 
-    def parts(self) -> tuple[bytes, ...]:
+    def parts(self) -> tuple[bytes | memoryview, ...]:
         """Return the number of entries, the entries and the bodies; joined, a LeaseOutcomes' ``message``."""
         table = np.array(self._entries, _ENTRY).tobytes()
         return len(self._entries).to_bytes(4, "little"), table, *self._bodies
@@ -178,16 +166,9 @@ class LeaseOutcomes:
             return
         entries = self._entries
         bodies = np.frombuffer(self.message, np.uint8, offset=4 + entries.nbytes)
-        for row, kind, in_slot, at, size, form in entries.tolist():
-            body = (spare if in_slot else bodies)[at : at + size]
-            yield self.first + row, _decode(_KINDS[kind], form, body, copied=copied)
-
-
-def skipped_row(row: int, reason: str) -> LeaseOutcomes:
-    """Return the outcome of one row that no worker finished."""
-    packer = OutcomeWriter(np.empty(0, np.uint8))
-    packer.add(SkippedRow(reason))
-    return LeaseOutcomes(row, 1, memoryview(b"".join(packer.parts())))
+        for row, kind, at, size, form in entries.tolist():
+            memory, start = (spare, at) if at < spare.size else (bodies, at - spare.size)
+            yield self.first + row, _decode(_KINDS[kind], form, memory[start : start + size], copied=copied)
 
 
 def _lay(body: Memory | PickledValue, memory: Memory) -> None:
@@ -200,8 +181,6 @@ def _lay(body: Memory | PickledValue, memory: Memory) -> None:
 def _encode(outcome: object) -> tuple[PayloadKind, bytes, Memory | PickledValue]:
     if isinstance(outcome, PickledValue):
         return PayloadKind.OBJECT, b"", outcome
-    if isinstance(outcome, AsObject):
-        return PayloadKind.OBJECT, b"", PickledValue.of(outcome.value)
     if isinstance(outcome, SkippedRow):
         return PayloadKind.SKIPPED, b"", np.frombuffer(outcome.reason.encode(), np.uint8)
     if isinstance(outcome, bytes | bytearray | memoryview):
@@ -236,35 +215,6 @@ def _form(array: npt.NDArray[Any]) -> bytes:
     if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
     return f"{dtype.str}:{','.join(map(str, array.shape))}".encode()
-
-
-class Bell(Owned):
-    """A pipe that wakes a thread that waits for it in a selector.
-
-    It may be rung in any thread and in a garbage collection: ringing takes no lock, never waits, and does
-    nothing in a forked copy of the process. It has no close: an object that may still ring it keeps it open,
-    so that no byte goes to a reused descriptor number.
-    """
-
-    def __init__(self) -> None:
-        self._read_end, self._write_end = map(Descriptor, os.pipe())
-        os.set_blocking(self.fileno(), False)
-        os.set_blocking(self._write_end.fileno(), False)
-
-    def fileno(self) -> int:
-        """Return the descriptor to wait for."""
-        return self._read_end.fileno()
-
-    def ring(self) -> None:
-        """Wake the thread, now or when it next waits."""
-        if self.made_here:
-            with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
-                os.write(self._write_end.fileno(), b"\0")
-
-    def silence(self) -> None:
-        """Empty the pipe, so that the thread can wait again."""
-        with suppress(BlockingIOError):
-            os.read(self.fileno(), 1 << 12)
 
 
 Reported = TypeVar("Reported", bound=ShardprepError)
@@ -446,35 +396,6 @@ class EngineBatch:
     payload_bytes: int = 0
     form: RowForm | None = None
 
-    @classmethod
-    def assemble(
-        cls,
-        number: int,
-        items: Items,
-        *,
-        layout: SlotLayout,
-        memory: Memory,
-        lease_outcomes: Sequence[LeaseOutcomes],
-        written: WrittenRows | None = None,
-        copied: bool = False,
-    ) -> Self:
-        """Return the batch that lies in ``memory``, or one ``copied`` out of it."""
-        payloads: dict[int, object] = {}
-        skipped: dict[int, str] = {}
-        for part in sorted(lease_outcomes, key=attrgetter("first")):
-            for row, outcome in part.unpack(
-                layout.spare_bytes(memory, part.first, part.count), copied=copied
-            ):
-                if isinstance(outcome, SkippedRow):
-                    skipped[row] = outcome.reason
-                else:
-                    payloads[row] = outcome
-        arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(items))
-        if written is not None:
-            arrays |= written.arrays(layout.input_area(memory), copied=copied)
-        size = sum(part.nbytes for part in lease_outcomes)
-        return cls(number, items, arrays, payloads, skipped, size, written and written.form)
-
     def result(self, row: int) -> Any:
         """Return the result of a row that was not left out, sent or written."""
         if row in self.payloads or self.form is None:
@@ -491,12 +412,11 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
     arrays = own.arrays(aligned(own.nbytes), len(items))
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}
-    size = done = 0
+    done = 0
     try:
         for _, outcome in zip(range(len(items)), fill(items, dict(arrays), None), strict=True):
             if isinstance(outcome, bytes):
                 payloads[done] = memoryview(outcome)
-                size += len(outcome)
             elif isinstance(outcome, SkippedRow):
                 skipped[done] = outcome.reason
             elif outcome is not None:
@@ -504,10 +424,9 @@ def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, whe
                 memory = aligned(body.size)
                 _lay(body, memory)
                 payloads[done] = _decode(kind, form, memory, copied=False)
-                size += body.size
             done += 1
     except Exception as error:
         row = min(done, len(items) - 1)
         error.add_note(f"In the calling thread, {where(row, number, items[row])}")
         raise
-    return EngineBatch(number, items, arrays, payloads, skipped, size)
+    return EngineBatch(number, items, arrays, payloads, skipped)

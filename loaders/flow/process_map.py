@@ -25,7 +25,6 @@ from shardprep.loaders.engine.dispatcher import BatchRequest
 from shardprep.loaders.engine.engine import Engine, EngineStats
 from shardprep.loaders.engine.messages import (
     ROW_COLUMNS,
-    AsObject,
     Clock,
     EngineBatch,
     Fill,
@@ -208,9 +207,9 @@ def outcome_of(result: Any) -> object:
         ) from error
 
 
-def raised(error: BaseException) -> AsObject:
+def raised(error: BaseException) -> PickledValue:
     """The outcome for an exception."""
-    return AsObject(PackedError(pack(error)))
+    return PickledValue.of(PackedError(pack(error)))
 
 
 def restored(payload: object, where: Callable[[], str]) -> Any:

@@ -1,7 +1,7 @@
 """A batch as the buffers of a message: a header, then the raw bytes; see docs/reference/frames.md.
 
-Lists as one buffer: of bytes, of text, of JSON values, and of arrays that differ in shape only. A list's
-buffer begins with a table of numbers, LENGTH each: the length in bytes of each item, or the shape of each
+A list is one buffer if its items are bytes, text, JSON values, or arrays that differ in shape only. The
+buffer begins with a table of numbers, 8 bytes each: the length in bytes of each item, or the shape of each
 array. The items follow, without gaps.
 """
 
@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -25,123 +24,16 @@ from shardprep.formats.errors import DataError, UsageError
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.stack import JsonValues, unmasked
 
+Raw = npt.NDArray[np.uint8]
+Buffer = bytes | Raw
+Memory = Callable[[int], Raw]
+
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 )
+LENGTH = np.dtype("<u8")
 MAX_DIMENSIONS = 32
 MAX_SIZE = (1 << 63) - 1  # what numpy can address
-
-
-class FrameDamaged(DataError):
-    """A frame that :func:`.codec.pack_batch` and :func:`.codec.pack_note` do not make. It is not used."""
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value of a description is a number of bytes, items or rows."""
-    return type(value) is int and 0 <= value <= MAX_SIZE
-
-
-LENGTH = np.dtype("<u8")
-Raw = npt.NDArray[np.uint8]
-
-
-def packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
-    """Return the description and the buffer of such a list; None for any other one."""
-    of: dict[str, Any] = {}
-    items = part
-    if isinstance(part, JsonValues):
-        of, items = {"of": "json"}, list(map(_json_bytes, part))
-    elif part and all(isinstance(item, str) for item in part):
-        of, items = {"of": "text"}, list(map(_text_bytes, part))
-    elif part and all(type(item) is np.ndarray for item in part):
-        if len({(item.dtype.str, item.ndim) for item in part}) > 1:
-            return None
-        arrays = [_little_endian(array) for array in part]
-        of, items = {"of": arrays[0].dtype.str, "axes": arrays[0].ndim}, [each.tobytes() for each in arrays]
-    elif not all(isinstance(item, bytes | bytearray | memoryview) for item in part):
-        return None
-    table = [array.shape for array in part] if "axes" in of else [memoryview(item).nbytes for item in items]
-    raw = b"".join([np.array(table, LENGTH).tobytes(), *items])
-    return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
-
-
-def _text_bytes(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"text with surrogates cannot be sent: {text[:80]!r}") from error
-
-
-def _json_bytes(value: Any) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"a list of JSON values has one that is none: {error}") from error
-
-
-def checked_list(count: Any, rest: Mapping[Any, Any]) -> Callable[[Raw], list[Any]]:
-    """Return the function that decodes a list from its buffer, by its description. Raises FrameDamaged."""
-    if is_count(count):
-        match rest:
-            case {"of": "text" | "json" as of, **more} if not more:
-                return partial(_unpacked_items, count=count, of=of)
-            case {"of": str(dtype), "axes": axes, **more} if not more and dtype in DTYPES:
-                if is_count(axes) and axes <= MAX_DIMENSIONS:
-                    return partial(_unpacked_arrays, count=count, dtype=np.dtype(dtype), axes=axes)
-            case {} if not rest:
-                return partial(_unpacked_items, count=count, of="bytes")
-    raise FrameDamaged("a frame's description is not of the known form")
-
-
-def _unpacked_items(raw: Raw, count: int, of: str) -> list[Any]:
-    """Return the items of such a buffer. Raises FrameDamaged."""
-    table = _table(raw, count, 1)
-    lengths = table.tolist()
-    if sum(lengths) != raw.size - table.nbytes:
-        raise FrameDamaged("the lengths of a list's items do not add up to its size")
-    ends = (np.cumsum(lengths, dtype=np.int64) + table.nbytes).tolist()
-    starts = [table.nbytes, *ends]
-    items = [raw[a:b].tobytes() for a, b in zip(starts, ends, strict=False)]
-    try:
-        texts = items if of == "bytes" else [item.decode() for item in items]
-        parsed = (json.loads(text, parse_constant=_no_constant) for text in texts)
-        return JsonValues(parsed) if of == "json" else texts
-    except (ValueError, RecursionError) as error:
-        raise FrameDamaged(f"a frame has a list of {of} with an item that is none: {error}") from None
-
-
-def _unpacked_arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.NDArray[Any]]:
-    """Return the arrays of such a buffer, as views of it. Raises FrameDamaged."""
-    table = _table(raw, count, axes)
-    shapes = table.reshape(count, axes).tolist()
-    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
-    if sum(sizes) != raw.size - table.nbytes or any(_is_too_large(shape, dtype) for shape in shapes):
-        raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
-    arrays, start = [], table.nbytes
-    for shape, size in zip(shapes, sizes, strict=True):
-        arrays.append(raw[start : start + size].view(dtype).reshape(shape))
-        start += size
-    return arrays
-
-
-def _is_too_large(shape: list[int], dtype: np.dtype[Any]) -> bool:
-    """Whether numpy cannot address such an array, even if it has no elements."""
-    return math.prod(max(side, 1) for side in shape) * dtype.itemsize > MAX_SIZE
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:
-    size = count * numbers * LENGTH.itemsize
-    if max(size, count) > raw.size:  # arrays without axes have elements all the same
-        raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
-    return raw[:size].view(LENGTH)
-
-
-Buffer = bytes | npt.NDArray[np.uint8]
-Memory = Callable[[int], npt.NDArray[np.uint8]]
 
 MAGIC = b"SPBF"
 VERSION = 1
@@ -152,6 +44,10 @@ MAX_PARTS = 4096  # buffers after the header
 MAX_DEPTH = 8
 MAX_DESCRIPTION = 1 << 16
 DEFAULT_LIMIT = 256 << 20  # bytes of a batch
+
+
+class FrameDamaged(DataError):
+    """A frame that :func:`.codec.pack_batch` and :func:`.codec.pack_note` do not make. It is not used."""
 
 
 class FrameKind(IntEnum):
@@ -212,7 +108,13 @@ def read_head(part: Any) -> Head:
         raise FrameDamaged("a frame's header does not match its checksum")
     if parts > MAX_PARTS or length > MAX_DESCRIPTION:
         raise FrameDamaged(f"a frame of {parts} parts and a description of {length} bytes is too large")
-    return Head(FrameKind(kind), number, parts, _parsed(text))
+    try:
+        description = json.loads(text.decode("ascii"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise FrameDamaged(f"a frame's description is not valid JSON: {error}") from None
+    if not isinstance(description, dict):
+        raise FrameDamaged("a frame's description is not a JSON object")
+    return Head(FrameKind(kind), number, parts, description)
 
 
 def unpack_batch(
@@ -220,7 +122,8 @@ def unpack_batch(
 ) -> Any:
     """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
 
-    Lengths, shapes and dtypes are checked before anything is allocated, checksums as the bytes are copied.
+    Lengths, shapes and dtypes are checked before anything is allocated for them, checksums as the bytes are
+    copied.
 
     Args:
         head: What :func:`read_head` returned.
@@ -242,10 +145,13 @@ def unpack_batch(
             f"of at most {limit_bytes} bytes"
         )
     remaining = iter(buffers)
-    make = _checked(head.description, remaining, 0)
+    batch = _unpacked(head.description, remaining, memory, 0)
     if next(remaining, None) is not None:
         raise FrameDamaged("a frame has more buffers than it describes")
-    return make(memory)
+    return batch
+
+
+# Packing
 
 
 def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
@@ -260,21 +166,58 @@ def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: i
 
 
 def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
+    """Add a part's buffers, and return its description."""
     if depth > MAX_DEPTH:
         raise UsageError(f"a batch is nested more than {MAX_DEPTH} deep; flatten it")
     if isinstance(part, Mapping):
         if not all(isinstance(name, str) for name in part):
             raise UsageError(f"the keys of a dict in a batch must be strings, not {list(part)!r}")
         return {"dict": {name: _described(value, buffers, depth + 1) for name, value in part.items()}}
-    if isinstance(part, list) and (packed := packed_list(part)):
+    if isinstance(part, list) and (packed := _packed_list(part)):
         described, raw = packed
-        return described | _added(raw, buffers)
-    if isinstance(part, tuple | list):
+    elif isinstance(part, tuple | list):
         kind = "tuple" if isinstance(part, tuple) else "list"
         return {kind: [_described(value, buffers, depth + 1) for value in part]}
-    array = _little_endian(unmasked(part))
-    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return {"dtype": array.dtype.str, "shape": list(array.shape)} | _added(raw, buffers)
+    else:
+        array = _little_endian(unmasked(part))
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        described = {"dtype": array.dtype.str, "shape": list(array.shape)}
+    buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
+    return described | {"bytes": len(raw), "crc32c": google_crc32c.value(raw)}
+
+
+def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
+    """Return the description and the bytes of a list that is one buffer; None for any other one."""
+    of: dict[str, Any] = {}
+    items = part
+    if isinstance(part, JsonValues):
+        of, items = {"of": "json"}, list(map(_json_bytes, part))
+    elif part and all(isinstance(item, str) for item in part):
+        of, items = {"of": "text"}, list(map(_text_bytes, part))
+    elif part and all(type(item) is np.ndarray for item in part):
+        if len({(item.dtype.str, item.ndim) for item in part}) > 1:
+            return None
+        arrays = [_little_endian(array) for array in part]
+        of, items = {"of": arrays[0].dtype.str, "axes": arrays[0].ndim}, [each.tobytes() for each in arrays]
+    elif not all(isinstance(item, bytes | bytearray | memoryview) for item in part):
+        return None
+    table = [array.shape for array in part] if "axes" in of else [memoryview(item).nbytes for item in items]
+    raw = b"".join([np.array(table, LENGTH).tobytes(), *items])
+    return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
+
+
+def _text_bytes(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"text with surrogates cannot be sent: {text[:80]!r}") from error
+
+
+def _json_bytes(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"a list of JSON values has one that is none: {error}") from error
 
 
 def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -284,22 +227,7 @@ def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.astype(little, copy=False)
 
 
-def _added(raw: npt.NDArray[np.uint8], buffers: list[Buffer]) -> dict[str, int]:
-    buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
-    return {"bytes": len(raw), "crc32c": google_crc32c.value(raw)}
-
-
-# Unpacking: everything is checked first, then the parts are made
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        description = json.loads(text.decode("ascii"), object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:
-        raise FrameDamaged(f"a frame's description is not valid JSON: {error}") from None
-    if not isinstance(description, dict):
-        raise FrameDamaged("a frame's description is not a JSON object")
-    return description
+# Unpacking
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -309,42 +237,51 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-Maker = Callable[[Memory], Any]  # makes a checked part of a batch
+def _is_count(value: Any) -> bool:
+    """Whether a value of a description is a number of bytes, items or rows."""
+    return type(value) is int and 0 <= value <= MAX_SIZE
 
 
-def _checked(node: Any, buffers: Iterator[Raw], depth: int) -> Maker:
+def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> Any:
+    """Return the part that a description is of, from the next buffers. Raises FrameDamaged."""
     match node:
         case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
-            named = {name: _checked(part, buffers, depth + 1) for name, part in parts.items()}
-            return lambda memory: {name: make(memory) for name, make in named.items()}
-        case {"tuple": list(parts), **rest} | {"list": list(parts), **rest} if (
-            not rest and depth <= MAX_DEPTH
+            return {name: _unpacked(part, buffers, memory, depth + 1) for name, part in parts.items()}
+        case {"tuple": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return tuple([_unpacked(part, buffers, memory, depth + 1) for part in parts])
+        case {"list": list(parts), **rest} if not rest and depth <= MAX_DEPTH:
+            return [_unpacked(part, buffers, memory, depth + 1) for part in parts]
+        case {"dtype": str(dtype), "shape": list(shape), "bytes": size, "crc32c": crc, **rest} if (
+            not rest and dtype in DTYPES and len(shape) <= MAX_DIMENSIONS and all(map(_is_count, shape))
         ):
-            kind = tuple if "tuple" in node else list
-            makers = [_checked(part, buffers, depth + 1) for part in parts]
-            return lambda memory: kind(make(memory) for make in makers)
-        case {"count": count, "bytes": size, "crc32c": crc, **rest}:
-            copied, unpacked = _checked_raw(size, crc, buffers), checked_list(count, rest)
-            return lambda memory: unpacked(copied(memory))
-        case {"dtype": dtype, "shape": shape, "bytes": size, "crc32c": crc, **rest} if not rest:
-            copied, found = _checked_raw(size, crc, buffers), _checked_dtype(dtype, shape, size)
-            return lambda memory: copied(memory).view(found).reshape(shape)
+            found = np.dtype(dtype)
+            if _is_too_large(shape, found) or math.prod(shape) * found.itemsize != size:
+                raise FrameDamaged(f"a frame has {size} bytes for {dtype} {shape}")
+            return _copied(size, crc, buffers, memory).view(found).reshape(shape)
+        case {"count": count, "bytes": size, "crc32c": crc, **rest} if _is_count(count):
+            match rest:
+                case {} if not rest:
+                    return _items(_copied(size, crc, buffers, memory), count, "bytes")
+                case {"of": "text" | "json" as of, **more} if not more:
+                    return _items(_copied(size, crc, buffers, memory), count, of)
+                case {"of": str(dtype), "axes": int(axes), **more} if (
+                    not more and dtype in DTYPES and _is_count(axes) and axes <= MAX_DIMENSIONS
+                ):
+                    return _arrays(_copied(size, crc, buffers, memory), count, np.dtype(dtype), axes)
     raise FrameDamaged("a frame's description is not of the known form")
 
 
-def _checked_raw(size: Any, crc: Any, buffers: Iterator[Raw]) -> Callable[[Memory], Raw]:
-    """Take the buffers of one array or list, several above PIECE; return a function that copies them."""
-    if not is_count(size) or not is_count(crc):
+def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory) -> Raw:
+    """Return a copy of the buffers of one array or list, several above PIECE.
+
+    In one pass: a piece stays in the processor's cache between checksum and copy.
+    """
+    if not _is_count(size) or not _is_count(expected_crc):
         raise FrameDamaged("a frame describes a buffer without a size or a checksum")
     full, rest = divmod(max(size, 1) - 1, PIECE)
     pieces = list(islice(buffers, full + 1))
     if len(pieces) <= full or [piece.size for piece in pieces] != [PIECE] * full + [min(size, rest + 1)]:
         raise FrameDamaged("a buffer of a frame does not have the described size")
-    return partial(_copied, pieces, size, crc)
-
-
-def _copied(pieces: list[Raw], size: int, expected_crc: int, memory: Memory) -> Raw:
-    """Return a copy, in one pass: a piece stays in the processor's cache between checksum and copy."""
     copy, crc, end = memory(size), 0, 0
     for piece in pieces:
         crc = google_crc32c.extend(crc, piece)
@@ -355,14 +292,51 @@ def _copied(pieces: list[Raw], size: int, expected_crc: int, memory: Memory) -> 
     return copy
 
 
-def _checked_dtype(dtype: Any, shape: Any, size: int) -> np.dtype[Any]:
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise FrameDamaged("a frame has an array of a dtype that is not allowed")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(is_count, shape)):
-        raise FrameDamaged("a frame has an array without a valid shape")
-    found = np.dtype(dtype)
-    if _is_too_large(shape, found):
-        raise FrameDamaged("the shape of an array in a frame is too large")
-    if math.prod(shape) * found.itemsize != size:
-        raise FrameDamaged(f"a frame has {size} bytes for {dtype} {shape}")
-    return found
+def _items(raw: Raw, count: int, of: str) -> list[Any]:
+    """Return the bytes, texts or JSON values of a list's buffer."""
+    table = _table(raw, count, 1)
+    lengths = table.tolist()
+    if sum(lengths) != raw.size - table.nbytes:
+        raise FrameDamaged("the lengths of a list's items do not add up to its size")
+    ends = (np.cumsum(lengths, dtype=np.int64) + table.nbytes).tolist()
+    starts = [table.nbytes, *ends]
+    items = [raw[a:b].tobytes() for a, b in zip(starts, ends, strict=False)]
+    try:
+        texts = items if of == "bytes" else [item.decode() for item in items]
+        return (
+            JsonValues(json.loads(text, parse_constant=_no_constant) for text in texts)
+            if of == "json"
+            else texts
+        )
+    except (ValueError, RecursionError) as error:
+        raise FrameDamaged(f"a frame has a list of {of} with an item that is none: {error}") from None
+
+
+def _arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.NDArray[Any]]:
+    """Return the arrays of a list's buffer, as views of it."""
+    table = _table(raw, count, axes)
+    shapes = table.reshape(count, axes).tolist()
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    if sum(sizes) != raw.size - table.nbytes or any(_is_too_large(shape, dtype) for shape in shapes):
+        raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
+    arrays, start = [], table.nbytes
+    for shape, size in zip(shapes, sizes, strict=True):
+        arrays.append(raw[start : start + size].view(dtype).reshape(shape))
+        start += size
+    return arrays
+
+
+def _is_too_large(shape: list[int], dtype: np.dtype[Any]) -> bool:
+    """Whether numpy cannot address such an array, even if it has no elements."""
+    return math.prod(max(side, 1) for side in shape) * dtype.itemsize > MAX_SIZE
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:
+    size = count * numbers * LENGTH.itemsize
+    if max(size, count) > raw.size:  # arrays without axes have elements all the same
+        raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
+    return raw[:size].view(LENGTH)
