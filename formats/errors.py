@@ -8,7 +8,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     ├── UsageError  exit 2: the request has no meaning
     │   ├── PlanMismatch  OUTPUT holds the work of another plan
     │   ├── NotCopyable  an object that owns a process, thread, file or socket was to be copied
-    │   └── Refused (loaders/machines/serve.py)  the receiver trains on something else
+    │   └── Refused (loaders/machines/link.py)  the receiver trains on something else
     ├── DataError  exit 1: the data is damaged or incomplete
     │   ├── SourceDamaged  an archive or a file of the source is broken
     │   ├── SourceIncomplete  the source has another number of images than it should
@@ -43,7 +43,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   │   ├── AnswerBroken (formats/storage/store.py)  its answer broke off
     │   │   └── RangeRefused (formats/storage/store.py)  it sends no parts of files
     │   ├── SenderFailed (loaders/machines/frames.py)  a sender reported an error, or is gone
-    │   ├── ReceiverGone (loaders/machines/frames.py)  the receiver is closed or gone
+    │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
     │   ├── NotAdmitted (loaders/machines/handshake.py)  the receiver does not know the sender's key
     │   ├── WrongReceiver (loaders/machines/handshake.py)  the receiver does not have the expected key
     │   └── ConnectionDamaged (loaders/machines/handshake.py)  a connection carried what is not ZeroMQ's

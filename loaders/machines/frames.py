@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import socket
-import time
-import traceback
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Owned
-from shardprep.loaders.batches.passes import Passes, Source, ending
+from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines.codec import (
     DEFAULT_LIMIT,
@@ -34,20 +29,29 @@ from shardprep.loaders.machines.codec import (
     read_head,
     unpack_batch,
 )
+from shardprep.loaders.machines.ledger import StepRef
+from shardprep.loaders.machines.link import (
+    ERROR_REPORT_TIMEOUT_S,
+    FAILED,
+    Link,
+    Make,
+    OpenParts,
+    error_text,
+    process_name,
+)
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_NAME,
-    MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
     SPARE_MESSAGES,
     FrameSocket,
     Message,
     Receiver,
-    Security,
     bytes_of_limit,
     endpoints_of,
 )
-from shardprep.loaders.machines.wire import number_in
+from shardprep.loaders.machines.wire import UNKNOWN
+from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_PEERS = 1000
 MAX_DISMISSED = 1000  # addresses of dismissed peers; their last batches may still arrive
@@ -177,6 +181,7 @@ class FrameReceiver(Receiver):
         return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
 
     def _wait(self, woken: socket.socket) -> None:
+        deque(self._socket.events(), maxlen=0)  # senders that are gone are those that cannot be sent to
         if not self._socket.wait(POLL_INTERVAL_S, other=woken):
             for peer in list(self._peers.values()):
                 if peer.role is Role.SENDING and not self._send_note(peer, FrameKind.CREDIT):
@@ -256,122 +261,7 @@ class FrameReceiver(Receiver):
         return batch
 
 
-RECONNECT_INTERVAL_MS = 100
-MAX_NOTES = 20_000  # that a receiver sends while a batch is made: one each half second that it waits for it
-
-
-class ReceiverLink(Owned, ABC):
-    """The socket of a sender. It handles messages of the receiver while it waits. Not thread-safe.
-
-    ``max_note_bytes`` bounds the buffers of these messages.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        max_note_bytes: int,
-        watched: int = 0,
-        bind: bool = False,
-        max_reconnect_ms: int = 0,
-        security: Security | None = None,
-    ) -> None:
-        self.is_done = self._is_lost = False
-        self._endpoint = endpoint
-        options: dict[int, int] = {
-            zmq.SNDHWM: 0,  # the receiver's credit or leases bound it
-            zmq.MAXMSGSIZE: max_note_bytes,
-            zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
-            zmq.RECONNECT_IVL_MAX: max_reconnect_ms,
-        }
-        self._socket = FrameSocket(
-            zmq.DEALER,
-            endpoint,
-            bind=bind,
-            options=options,
-            most_bytes=max_note_bytes,
-            watched=watched,
-            security=security,
-        )
-
-    @abstractmethod
-    def _receive_all(self) -> None:
-        """Handle all events and messages that have arrived."""
-
-    @abstractmethod
-    def _handle(self, message: Message, head: Head) -> None:
-        """Handle one message. Raises FrameDamaged where it is to be dropped."""
-
-    def _check(self) -> None:
-        """Raise where the receiver is lost."""
-
-    def _on_wait(self) -> None:
-        """Called before each wait for the receiver."""
-
-    def _handle_messages(self) -> None:
-        """Raises OperationError where the receiver's messages have no end."""
-        for _ in range(MAX_NOTES):
-            if (message := self._socket.receive()) is None:
-                return
-            with suppress(FrameDamaged):
-                self._handle(message, read_head(message.parts[0]))
-        raise OperationError(
-            f"{self._endpoint}: the peer there sends more messages than a receiver would; is the address "
-            "right?"
-        )
-
-    def _await(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:
-        """Handle messages until ``holds()``; return False after ``timeout_s``."""
-        until = time.monotonic() + timeout_s
-        while True:
-            self._receive_all()
-            if holds():
-                return True
-            self._check()
-            if (remaining := until - time.monotonic()) <= 0:
-                return False
-            self._on_wait()
-            self._socket.wait(min(POLL_INTERVAL_S, remaining))
-
-    def _await_sent(self, tracker: zmq.MessageTracker) -> None:
-        """Handle messages until the memory of a message may be used again."""
-        while True:
-            try:
-                return tracker.wait(POLL_INTERVAL_S)
-            except zmq.NotDone:
-                self._receive_all()
-                self._check()
-
-    def _checked_size(self, parts: Sequence[Buffer], limit: int) -> int:
-        """Return the size of a batch in bytes. Raises UsageError where it is above the receiver's limit."""
-        size = sum(len(part) for part in parts[1:])
-        if size > limit:
-            raise UsageError(
-                f"a batch of {size:,} bytes is above the receiver's limit of {limit:,}; send smaller ones, or "
-                "raise its limit_bytes"
-            )
-        return size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._socket.close(linger_ms=0 if self.is_done or self._is_lost else LINGER_MS)
-
-
-def error_text(error: BaseException) -> str:
-    """The end of the traceback, short enough for an ERROR frame."""
-    return "".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:]
-
-
-ERROR_REPORT_TIMEOUT_S = 1.0  # for which the sender waits until the receiver has acknowledged an error
-MAX_NOTE_BYTES = 1 << 20
-
-_TOKEN = secrets.token_hex(4)
-
-
-class ReceiverGone(OperationError):
-    """The receiver was closed or disconnected before it acknowledged the end of the epoch."""
+TOKEN = secrets.token_hex(4)  # of this process, among those that had its number before
 
 
 def send_batches(
@@ -408,102 +298,57 @@ def send_batches(
     """
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
-    with _Link(endpoint, bind=bind, name=name or f"{process_name()}:{_TOKEN}") as link:
-        return link.send_all(batches, math.inf if timeout is None else timeout)
-
-
-def process_name() -> str:
-    """The name of a sender that was given none."""
-    return f"{socket.gethostname()[:64]}:{os.getpid()}"
-
-
-class _Link(ReceiverLink):
-    """The connection to a FrameReceiver for one epoch."""
-
-    def __init__(self, endpoint: str, *, bind: bool, name: str) -> None:
-        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        super().__init__(endpoint, watched=watched, max_note_bytes=MAX_NOTE_BYTES, bind=bind)
-        self._bind = bind
-        self._name = name
-        self._must_send_hello = self._has_sent_hello = False
-        self._connection: int | None = None
-        self._credit = 0
-        self._limit = 0
-        self._is_stopped = False
-
-    def send_all(self, batches: Source, timeout_s: float) -> int:
-        """Send an epoch to a receiver that admits this sender; return the number of batches that it took."""
-        if not self._await(lambda: self._connection is not None, timeout_s):
+    source = Passes(batches)
+    with (
+        closing(OpenParts(lambda pass_number, part: source.begin())) as parts,
+        EpochLink(endpoint, parts.items, bind=bind, name=name or f"{process_name()}:{TOKEN}") as link,
+    ):
+        if not link.wait_for(lambda: link.is_admitted, math.inf if timeout is None else timeout):
             raise OperationError(
-                f"{self._endpoint}: no receiver admitted this sender within {timeout_s} s; is one iterating there?"
+                f"{endpoint}: no receiver admitted this sender within {timeout} s; is one iterating there?"
             )
-        number = 0
         try:
-            with ending(Passes(batches).begin()) as source:
-                for batch in source:
-                    if not self._send_batch(batch, number):
-                        return number
-                    number += 1
-                    del batch
-        except ReceiverGone:
+            link.make_leased_steps()
+        except (KeyboardInterrupt, SystemExit) as error:
+            link.report(error)
             raise
-        except BaseException as error:
-            with suppress(OperationError):
-                self._finish(FrameKind.ERROR, timeout_s=ERROR_REPORT_TIMEOUT_S, text=error_text(error))
-            raise
-        self._finish(FrameKind.END, number)
-        return number
+        return link.batches
 
-    def _send_batch(self, batch: Any, number: int) -> bool:
-        """Send a batch, and wait until its memory is free. Return False where the receiver left the epoch."""
-        parts = pack_batch(batch, number)
-        self._checked_size(parts, self._limit)
-        self._await(lambda: self._credit > 0 or self._is_stopped)
-        if self._is_stopped:
-            return False
-        self._credit -= 1
-        try:
-            tracker = self._socket.send_tracked(parts)
-        except zmq.Again:
-            raise self._receiver_gone() from None
-        self._await_sent(tracker)
-        return True
 
-    def _finish(self, kind: FrameKind, number: int = 0, *, timeout_s: float = math.inf, **notes: str) -> None:
-        """Send END or ERROR, and wait for the acknowledgement."""
-        if not self._socket.send(pack_note(kind, number, **notes)):
-            raise self._receiver_gone()
-        self._await(lambda: self.is_done or self._is_stopped, timeout_s)
+class EpochLink(Link):
+    """The connection to a FrameReceiver for one epoch, of which each credit leases the next batches."""
 
-    def _receive_all(self) -> None:
-        """Handle the messages that have arrived. Raises ReceiverGone."""
-        is_gone = False
-        for event, connection in self._socket.events():
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._must_send_hello = not self._has_sent_hello or (self._bind and self._connection is None)
-            elif connection == self._connection if self._bind else self._has_sent_hello:
-                is_gone = True
-        if self._must_send_hello and self._socket.send(pack_note(FrameKind.HELLO, name=self._name)):
-            self._must_send_hello, self._has_sent_hello = False, True
-        self._handle_messages()  # also those that a receiver sent before it disconnected
-        if is_gone and not self.is_done and not self._is_stopped:
-            raise self._receiver_gone()
+    def __init__(self, endpoint: str, make: Make, *, bind: bool, name: str) -> None:
+        super().__init__(endpoint, pack_note(FrameKind.HELLO, name=name), make, bind=bind)
+        self._credited = 0  # batches
 
     def _handle(self, message: Message, head: Head) -> None:
-        if self._connection is None:  # what comes before a WELCOME was meant for an earlier sender here
+        if not self.is_admitted:  # what comes before a WELCOME was meant for an earlier sender here
             if head.kind == FrameKind.WELCOME:
-                self._limit = number_in(head.description, "limit")
-                self._connection = message.connection
-                self._credit = head.number
+                self._admit(message, head)
+                self._add_credit(head.number)
         elif head.kind == FrameKind.CREDIT:
-            self._credit += head.number
-        elif head.kind == FrameKind.DONE:
+            self._add_credit(head.number)
+        elif head.kind in (FrameKind.DONE, FrameKind.STOP):
             self.is_done = True
-        elif head.kind == FrameKind.STOP:
-            self._is_stopped = True
 
-    def _receiver_gone(self) -> ReceiverGone:
-        return ReceiverGone(
-            f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; the "
-            "batches that it had taken may be used, the rest is lost"
-        )
+    def _add_credit(self, batches: int) -> None:
+        first = self._credited
+        if self._total == UNKNOWN:
+            self._credited += min(batches, self._most - len(self._leased))
+            self._leased.extend(StepRef(0, 0, 0, step) for step in range(first, self._credited))
+
+    def _end(self, total: int) -> None:
+        super()._end(total)
+        self._total = total  # further credit is not used
+
+    def report(self, error: BaseException) -> None:
+        with suppress(*FAILED, OperationError):
+            self._socket.send(pack_note(FrameKind.ERROR, text=error_text(error)))
+            self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
+
+    def _delivery(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
+        return pack_batch(made.batch, step.step)
+
+    def _note(self, kind: FrameKind, step: StepRef, **notes: str) -> list[Buffer]:
+        return pack_note(kind, step.step, **notes)

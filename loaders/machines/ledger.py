@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from shardprep.loaders.machines.codec import FrameDamaged
 
@@ -227,6 +227,15 @@ class StepLease:
     pass_number: int
     start: int
     stop: int
+
+
+class StepRef(NamedTuple):
+    """A step that a sender refers to: the receiver's session, the lease, the pass and the step."""
+
+    session: int
+    lease: int
+    pass_number: int
+    step: int
 
 
 class Arrival(Enum):

@@ -34,7 +34,7 @@ from shardprep.loaders.machines.codec import (
 from shardprep.loaders.machines.frames import SenderFailed
 from shardprep.loaders.machines.handshake import ReceiverAuth
 from shardprep.loaders.machines.keys import ReceiverKeys, check_endpoint
-from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, Steps
+from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, StepRef, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_TEXT_CHARACTERS,
@@ -287,7 +287,7 @@ class Reception(Owned):
         self.terms = self.terms or hello.terms
         self._limit_steps()
         self._ledger.join(message.peer, wants=hello.wants, now=self._waited)
-        self._socket.send(wire.Welcome(self._session, self._limit).pack(), peer=message.peer)
+        self._socket.send(wire.pack_welcome(self._session, self._limit), peer=message.peer)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         """Return why a sender is refused, "" where it is not."""
@@ -314,9 +314,9 @@ class Reception(Owned):
         elif head.kind == FrameKind.STOP:
             self._forget(address)
         elif head.kind == FrameKind.END:
-            self._ledger.end(address, *self._step_of(wire.StepRef.read(head)))
+            self._ledger.end(address, *self._step_of(wire.read_step(head)))
         elif head.kind == FrameKind.ERROR:
-            work, text = wire.StepRef.read(head), wire.text_in(head.description, "text")
+            work, text = wire.read_step(head), wire.text_in(head.description, "text")
             self._ledger.fail(address, *self._step_of(work), text)
             self._send_note(address, FrameKind.DONE)
             self._forget(address)
@@ -337,7 +337,7 @@ class Reception(Owned):
         self._repeated += arrival is Arrival.REPEATED
         self._stale += arrival is Arrival.STALE
 
-    def _step_of(self, work: wire.StepRef) -> tuple[int, int, int]:
+    def _step_of(self, work: StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for another session."""
         if work.session != self._session:
             raise FrameDamaged("a frame is of another session")
@@ -499,7 +499,7 @@ class RemoteSource(FrameworkHint, Receiver):
             endpoint,
             bind=True,
             options={zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD},
-            security=auth,
+            secure=auth.secure,
             most_bytes=limit,
             most_waiting=2 * ahead + SPARE_MESSAGES,  # those of expired leases, too
         )

@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from socket import socket as plain_socket, socketpair
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import zmq
 
@@ -28,9 +29,9 @@ from shardprep.loaders.machines.codec import MAX_PARTS
 
 EVENT = struct.Struct("=Hi")
 NO_LINGER = struct.pack("ii", 1, 0)  # closing a connection resets it
-CONNECTIONS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-HANDSHAKES = (
-    zmq.EVENT_CONNECTED
+EVENTS = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_CONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -57,6 +58,7 @@ LINGER_MS = 500  # for the last messages of a socket that is closed
 SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
 FETCHED_AT_ONCE = 10_000  # messages
 MAX_ENDED = 1000  # disconnected peers whose messages may still arrive
+MAX_EVENTS = 10_000  # that were not looked at
 MAX_NAME = 256  # characters
 MAX_TEXT_CHARACTERS = 4000  # of an error or a reason, so that a header holds it however it is escaped
 
@@ -76,17 +78,14 @@ class Message(NamedTuple):
 
     @property
     def user(self) -> str:
-        """The user that the socket's :class:`Security` admitted the peer as, "" without one."""
+        """The user that the peer was admitted as, "" without authentication."""
         with suppress(zmq.ZMQError):
             return str(self.parts[0].get("User-Id"))
         return ""
 
 
-class Security(Protocol):
-    """The authentication of the peers of one socket."""
-
-    def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set a socket up before it binds or connects. Other sockets end when the context is terminated."""
+Secure = Callable[["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"], None]
+"""Sets up the authentication of a socket before it binds or connects. It may make other sockets."""
 
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
@@ -144,6 +143,20 @@ def _same_connection(number: int) -> socket.socket:
         raise
 
 
+@dataclass
+class Connection:
+    """What is known of a peer's bytes when they are looked at.
+
+    ``received`` had arrived after its last message, and ``read`` of them libzmq has read, no further in the
+    last ``looks``; ``is_heard`` once another message has come.
+    """
+
+    received: int = 0
+    read: int = 0
+    looks: int = 0
+    is_heard: bool = False
+
+
 _sockets: weakref.WeakSet[FrameSocket] = weakref.WeakSet()
 
 
@@ -160,9 +173,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class FrameSocket(Owned):
-    """A socket in a context of its own, with a monitor for the ``watched`` events. Not thread-safe.
-
-    With ``security``, these are HANDSHAKES: give each of :meth:`events` to its ``note_event``.
+    """A socket in a context of its own, with a monitor. Not thread-safe.
 
     libzmq queues any number of messages, as bounded queues are unsafe (see the options). With
     ``most_waiting``, call :meth:`fetch` several times a second: it disconnects a peer that has sent more
@@ -177,31 +188,27 @@ class FrameSocket(Owned):
         bind: bool,
         options: dict[int, int],
         most_bytes: int,
-        watched: int = 0,
-        security: Security | None = None,
+        secure: Secure | None = None,
         most_waiting: int = 0,
     ) -> None:
         endpoints = endpoints_of(endpoint)
         for each in endpoints:
             check_form(each)
+        self.binds = bind
         self.dropped = 0  # messages
         self._most_waiting = most_waiting
         self._waiting: deque[Message] = deque()
         self._waiting_of: Counter[bytes] = Counter()
         self._ended: deque[bytes] = deque(maxlen=MAX_ENDED)
-        self._has_peers = kind == zmq.ROUTER
-        self.binds = bind
         self._sent = 0
-        self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
-        self._watched = HANDSHAKES if security else watched
-        self._events: deque[tuple[int, int]] = deque()
-        self.connections: dict[int, int] = {}  # the bytes that each had received after its last message
-        self._heard: set[int] = set()  # connections with a message since the last check
-        self._read: dict[int, tuple[int, int]] = {}  # the bytes that were read, and looks without a change
+        self._events: deque[tuple[int, int]] = deque(maxlen=MAX_EVENTS)
+        self.connections: dict[int, Connection] = {}  # by the number of their descriptor
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
-        self._socket.monitor(MONITOR, self._watched | CONNECTIONS)
+        self._has_peers = kind == zmq.ROUTER
+        self._context = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.monitor(MONITOR, EVENTS)
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
         self._monitor.connect(MONITOR)
@@ -222,22 +229,22 @@ class FrameSocket(Owned):
             zmq.ZAP_DOMAIN: DOMAIN,  # so that ZMTP 1 and 2 are refused: they may abort the process while it closes
         }
         try:
-            if security:
-                security.secure(self._context, self._socket)
+            if secure:
+                secure(self._context, self._socket)
             if self._has_peers:
                 common[zmq.ROUTER_MANDATORY] = 1
             for option, value in (common | options).items():
                 self._socket.setsockopt(option, value)
-            self.endpoints = tuple(self._opened(each, bind) for each in endpoints)
+            self.endpoints = tuple(self._opened(each) for each in endpoints)
         except BaseException:
             self.close()
             raise
         _sockets.add(self)
 
-    def _opened(self, endpoint: str, bind: bool) -> str:
+    def _opened(self, endpoint: str) -> str:
         """Bind or connect; return the endpoint with its real port."""
         try:
-            if bind:
+            if self.binds:
                 _check_free(endpoint)
                 self._socket.bind(endpoint)
             else:
@@ -323,18 +330,15 @@ class FrameSocket(Owned):
             return
         self._next_look = time.monotonic() + LOOK_INTERVAL_S
         self._look_at_monitor()
-        for number, before in self.connections.items():
+        for number, connection in self.connections.items():
             received, unread = _bytes_received(number)
-            read, looks = self._read.get(number, (0, 0))
-            is_read = not unread or received - unread != read
-            self._read[number] = received - unread, 0 if is_read else looks + 1
-            if looks > UNREAD_LOOKS:
+            is_stuck = unread and received - unread == connection.read
+            connection.looks = connection.looks + 1 if is_stuck else 0
+            connection.read = received - unread
+            if connection.is_heard:
+                connection.received, connection.is_heard = received, False
+            if connection.looks > UNREAD_LOOKS or received > connection.received + self._most_bytes:
                 self._reset(number)
-            if number in self._heard:
-                self.connections[number] = received
-            elif received > before + self._most_bytes:
-                self._reset(number)
-        self._heard.clear()
 
     def _next(self) -> Message | None:
         try:
@@ -349,7 +353,8 @@ class FrameSocket(Owned):
                 frames.append(frame)
         peer = frames.pop(0).bytes if self._has_peers else b""
         message = Message(peer, frames)
-        self._heard.add(message.connection)
+        if connection := self.connections.get(message.connection):
+            connection.is_heard = True
         return message
 
     def send(self, parts: Sequence[Any], *, peer: bytes = b"") -> bool:
@@ -386,7 +391,7 @@ class FrameSocket(Owned):
         return zmq.MessageTracker(*sent, self._socket.send(last, zmq.NOBLOCK, copy=False, track=True))
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """Yield the watched events since the last call, each with its connection's number or its error."""
+        """Yield the EVENTS since the last call, each with its connection's number or its error."""
         self._look_at_monitor()
         while self._events:
             yield self._events.popleft()
@@ -396,14 +401,12 @@ class FrameSocket(Owned):
             event, *_ = self._monitor.recv_multipart()
             kind, value = EVENT.unpack(event)
             if kind in (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
-                self.connections[value] = 0
-                self._read.pop(value, None)
+                self.connections[value] = Connection()
                 if not self.binds:
                     self._ended.clear()
             elif kind == zmq.EVENT_DISCONNECTED:
                 self.connections.pop(value, None)
-            if kind & self._watched:
-                self._events.append((kind, value))
+            self._events.append((kind, value))
 
     def close(self, *, linger_ms: int = 0) -> None:
         """Close everything. Messages in the queue are still sent, for at most ``linger_ms``. Idempotent."""
@@ -431,13 +434,13 @@ class ExclusiveUse(Owned):
         self._name = name
         self._release_resource = release
         self._closed = False
-        self._using = threading.Lock()
-        self._user: int | None = None
-        self._is_attended = False
+        self._lock = threading.Lock()
+        self._user: int | None = None  # the thread that uses the resource
         self._released = threading.Event()
         self.woken, self._waker = socketpair()  # can be read once this is closed
-        name = "shardprep-receiver"
-        self._thread = threading.Thread(target=self._attend, args=[meanwhile], name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
+        )
         try:
             with starting_thread():
                 self._thread.start()
@@ -449,32 +452,29 @@ class ExclusiveUse(Owned):
     def use(self) -> Iterator[None]:
         """Hold the resource. Raises UsageError where this is closed, or another thread holds it."""
         self.check_open()
-        attended = self._is_attended
-        if not self._using.acquire(timeout=ATTENTION_S if attended else 0):
+        if self._user is not None or not self._lock.acquire(timeout=ATTENTION_S):
             self.check_open()
             raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
-        with self._held():
-            self.check_open()
-            yield
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
         self._user = threading.get_ident()
         try:
+            self.check_open()
             yield
         finally:
             self._user = None
-            self._using.release()
-            if self._closed:
-                self._release()
+            self._end_use()
+
+    def _end_use(self) -> None:
+        self._lock.release()
+        if self._closed:
+            self._release()
 
     def _attend(self, meanwhile: Callable[[], None]) -> None:
         while not self._released.wait(INTERVAL_S):
-            self._is_attended = True
-            if self._using.acquire(blocking=False):
-                with self._held():
+            if self._lock.acquire(blocking=False):
+                try:
                     meanwhile()
-            self._is_attended = False
+                finally:
+                    self._end_use()
 
     def check_open(self) -> None:
         """Raise UsageError where this is closed."""
@@ -492,11 +492,11 @@ class ExclusiveUse(Owned):
         with suppress(OSError):  # closed already
             self._waker.send(b"x")
         self._release()
-        if self._user != threading.get_ident():
+        if threading.get_ident() not in (self._user, self._thread.ident):
             self._released.wait(CLOSE_TIMEOUT_S)
 
     def _release(self) -> None:
-        if self._using.acquire(blocking=False):  # never released again
+        if self._lock.acquire(blocking=False):  # never released again
             self._release_resource()
             self.woken.close()
             self._waker.close()

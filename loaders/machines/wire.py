@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from shardprep.loaders.machines.codec import (
     pack_note,
     unpack_batch,
 )
-from shardprep.loaders.machines.ledger import StepLease
+from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.epoch import LoadedStep
 
@@ -143,19 +143,9 @@ class Hello:
         return cls(name, instance, terms, wants)
 
 
-class Welcome(NamedTuple):
-    """The admission of a sender. ``session`` identifies the receiver, ``limit`` is in bytes of a batch."""
-
-    session: int
-    limit: int
-
-    def pack(self) -> list[Buffer]:
-        return pack_note(FrameKind.WELCOME, VERSION, **self._asdict())
-
-    @classmethod
-    def read(cls, head: Head) -> Self:
-        """Raises FrameDamaged."""
-        return cls(*(number_in(head.description, part) for part in cls._fields))
+def pack_welcome(session: int, limit: int) -> list[Buffer]:
+    """Return the admission of a sender by this receiver's session, with its limit in bytes of a batch."""
+    return pack_note(FrameKind.WELCOME, VERSION, session=session, limit=limit)
 
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:
@@ -172,24 +162,16 @@ def read_lease(head: Head) -> StepLease:
     return StepLease(head.number, pass_number, start, stop)
 
 
-class StepRef(NamedTuple):
-    """A step that a sender refers to: the receiver's session, the lease, the pass and the step."""
+def pack_step(kind: FrameKind, work: StepRef, **notes: str) -> list[Buffer]:
+    """Return an END or ERROR frame, where ``number`` is the step."""
+    named = work._asdict()
+    return pack_note(kind, named.pop("step"), **named, **notes)
 
-    session: int
-    lease: int
-    pass_number: int
-    step: int
 
-    @classmethod
-    def read(cls, head: Head) -> Self:
-        """Read it from an END or ERROR, where ``number`` is the step. Raises FrameDamaged."""
-        session, lease, pass_number = (number_in(head.description, part) for part in cls._fields[:-1])
-        return cls(session, lease, pass_number, head.number)
-
-    def pack(self, kind: FrameKind, **notes: str) -> list[Buffer]:
-        """Return an END or ERROR frame."""
-        named = self._asdict()
-        return pack_note(kind, named.pop("step"), **named, **notes)
+def read_step(head: Head) -> StepRef:
+    """Return the step of an END or ERROR. Raises FrameDamaged."""
+    session, lease, pass_number = (number_in(head.description, part) for part in StepRef._fields[:-1])
+    return StepRef(session, lease, pass_number, head.number)
 
 
 def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:

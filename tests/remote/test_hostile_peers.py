@@ -18,14 +18,12 @@ import pytest
 
 from shardprep.formats.errors import OperationError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.frames import send_batches
+from shardprep.loaders.frames import ReceiverGone, send_batches
 from shardprep.loaders.machines import socket as frame_socket
 from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
-from shardprep.loaders.machines.frames import ReceiverGone
 from shardprep.loaders.machines.ledger import StepLease
-from shardprep.loaders.machines.serve import Refused
-from shardprep.loaders.machines.wire import Welcome, pack_lease
-from shardprep.loaders.remote import RemoteSource, serve
+from shardprep.loaders.machines.wire import pack_lease, pack_welcome
+from shardprep.loaders.remote import Refused, RemoteSource, serve
 from support.remote_ends import TIMEOUT_S, line_of
 from support.waiting import until
 from support.zmtp_peer import (
@@ -262,7 +260,7 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 @contextmanager
 def hostile(*, frames: bool = False) -> Iterator[tuple[str, Callable[[], socket.socket]]]:
     """A place where a receiver should listen, and a function that takes a sender's connection."""
-    welcome = pack_note(FrameKind.WELCOME, 10**9, limit=1 << 40) if frames else Welcome(7, 1 << 40).pack()
+    welcome = pack_note(FrameKind.WELCOME, 10**9, limit=1 << 40) if frames else pack_welcome(7, 1 << 40)
 
     def accept() -> socket.socket:
         connection, _ = listener.accept()

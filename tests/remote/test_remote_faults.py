@@ -20,15 +20,13 @@ import zmq
 from shardprep.loaders.machines import codec
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.handshake import ReceiverAuth
-from shardprep.loaders.machines.ledger import StepLease, Steps
+from shardprep.loaders.machines.ledger import StepLease, StepRef, Steps
 from shardprep.loaders.machines.receive import MAX_BAD_FRAMES, Reception
 from shardprep.loaders.machines.socket import Message
 from shardprep.loaders.machines.wire import (
     VERSION,
     Hello,
     SourceTerms,
-    StepRef,
-    Welcome,
     pack_delivery,
     read_lease,
 )
@@ -88,7 +86,7 @@ class Room:
         self.hear(peer, hello(str(peer), **given).pack())
         for head in self.said[peer]:
             if head.kind is FrameKind.WELCOME:
-                self.session = Welcome.read(head).session
+                self.session = head.description["session"]
 
     def leases(self, peer: bytes) -> list[StepLease]:
         """Return the new leases of this peer."""

@@ -39,7 +39,7 @@ class Receiver:
             bind=True,
             most_bytes=MAX_BYTES,
             options={zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS, zmq.MAXMSGSIZE: MAX_BYTES},
-            security=self.auth,
+            secure=self.auth.secure,
         )
         self.endpoint = self.socket.endpoint
         self.received: list[Message] = []
@@ -63,7 +63,7 @@ class Sender:
         self.auth = SenderAuth(endpoint, keys)
         options = {zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS, zmq.RECONNECT_IVL: 20}
         self.socket = FrameSocket(
-            zmq.DEALER, endpoint, bind=False, most_bytes=MAX_BYTES, options=options, security=self.auth
+            zmq.DEALER, endpoint, bind=False, most_bytes=MAX_BYTES, options=options, secure=self.auth.secure
         )
         self.socket.send([b"batch"])
 

@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
-from shardprep.loaders.machines.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of
 from support.sampling import torture_except
 
