@@ -44,9 +44,9 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   │   └── RangeRefused (formats/storage/store.py)  it sends no parts of files
     │   ├── SenderFailed (loaders/machines/frames.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
-    │   ├── NotAdmitted (loaders/machines/handshake.py)  the receiver does not know the sender's key
-    │   ├── WrongReceiver (loaders/machines/handshake.py)  the receiver does not have the expected key
-    │   └── ConnectionDamaged (loaders/machines/handshake.py)  a connection carried what is not ZeroMQ's
+    │   ├── NotAdmitted (loaders/machines/keys.py)  the receiver does not know the sender's key
+    │   ├── WrongReceiver (loaders/machines/keys.py)  the receiver does not have the expected key
+    │   └── ConnectionDamaged (loaders/machines/keys.py)  a connection carried what is not ZeroMQ's
     └── UnknownVersion  exit 4: written by a release that this one does not know
 """
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from shardprep.loaders.machines.handshake import NotAdmitted, WrongReceiver
-from shardprep.loaders.machines.keys import PlaintextWire, ReceiverKeys, SenderKeys
+from shardprep.loaders.machines.keys import (
+    NotAdmitted,
+    PlaintextWire,
+    ReceiverKeys,
+    SenderKeys,
+    WrongReceiver,
+)
 from shardprep.loaders.machines.link import Refused
 from shardprep.loaders.machines.receive import RemoteSource, RemoteStats, SenderReport
 from shardprep.loaders.machines.serve import SenderStats, serve

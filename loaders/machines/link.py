@@ -22,7 +22,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import Buffer, FrameDamaged, FrameKind, Head, pack_note, read_head
-from shardprep.loaders.machines.handshake import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
+from shardprep.loaders.machines.keys import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import (
     LINGER_MS,

@@ -32,8 +32,7 @@ from shardprep.loaders.machines.codec import (
     read_head,
 )
 from shardprep.loaders.machines.frames import SenderFailed
-from shardprep.loaders.machines.handshake import ReceiverAuth
-from shardprep.loaders.machines.keys import ReceiverKeys, check_endpoint
+from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, StepRef, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
@@ -352,7 +351,6 @@ class Reception(Owned):
 
     def _check_senders(self) -> None:
         """Forget disconnected senders and expire leases. Called when all messages were handled."""
-        self._auth.check()
         for address in list(self.senders):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)

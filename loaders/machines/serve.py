@@ -16,8 +16,7 @@ from shardprep.loaders.flow.node import PendingNumbers
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.handshake import ConnectionDamaged, SenderAuth
-from shardprep.loaders.machines.keys import SenderKeys, check_endpoint
+from shardprep.loaders.machines.keys import ConnectionDamaged, SenderAuth, SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD
 from shardprep.loaders.machines.link import (
     WAITING,

@@ -40,7 +40,8 @@ EVENTS = (
 )
 TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
 LOOK_INTERVAL_S = 0.1
-UNREAD_LOOKS = 20  # in which a busy machine may not read a connection
+UNREAD_S = 2.0  # for which a busy machine may not read a connection
+UNREAD_LOOKS = 3  # in that time at least: the process may have been stopped
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
 MONITOR = "inproc://monitor"
 DOMAIN = b"prep"  # of the authentication of peers
@@ -145,15 +146,16 @@ def _same_connection(number: int) -> socket.socket:
 
 @dataclass
 class Connection:
-    """What is known of a peer's bytes when they are looked at.
+    """What was known of a peer's bytes when they were last looked at.
 
-    ``received`` had arrived after its last message, and ``read`` of them libzmq has read, no further in the
-    last ``looks``; ``is_heard`` once another message has come.
+    ``received`` had arrived after its last message, and ``read`` of them libzmq has read, no further in
+    ``looks`` looks since the time ``since``; ``is_heard`` once another message has come.
     """
 
     received: int = 0
     read: int = 0
     looks: int = 0
+    since: float = 0.0
     is_heard: bool = False
 
 
@@ -326,18 +328,19 @@ class FrameSocket(Owned):
         libzmq 4.3 keeps a connection of which it could not decrypt a message, and never reads it again. Needs
         Linux.
         """
-        if time.monotonic() < self._next_look:
+        if (now := time.monotonic()) < self._next_look:
             return
-        self._next_look = time.monotonic() + LOOK_INTERVAL_S
+        self._next_look = now + LOOK_INTERVAL_S
         self._look_at_monitor()
         for number, connection in self.connections.items():
             received, unread = _bytes_received(number)
-            is_stuck = unread and received - unread == connection.read
-            connection.looks = connection.looks + 1 if is_stuck else 0
-            connection.read = received - unread
+            connection.looks += 1
+            if not unread or received - unread != connection.read:
+                connection.read, connection.looks, connection.since = received - unread, 0, now
             if connection.is_heard:
                 connection.received, connection.is_heard = received, False
-            if connection.looks > UNREAD_LOOKS or received > connection.received + self._most_bytes:
+            is_stuck = connection.looks >= UNREAD_LOOKS and now > connection.since + UNREAD_S
+            if is_stuck or received > connection.received + self._most_bytes:
                 self._reset(number)
 
     def _next(self) -> Message | None:

@@ -19,7 +19,7 @@ import zmq
 
 from shardprep.loaders.machines import codec
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
-from shardprep.loaders.machines.handshake import ReceiverAuth
+from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import StepLease, StepRef, Steps
 from shardprep.loaders.machines.receive import MAX_BAD_FRAMES, Reception
 from shardprep.loaders.machines.socket import Message

@@ -14,8 +14,7 @@ import pytest
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders.machines.handshake import ReceiverAuth, SenderAuth, WrongReceiver
-from shardprep.loaders.machines.keys import ReceiverKeys, SenderKeys
+from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, SenderAuth, SenderKeys, WrongReceiver
 from shardprep.loaders.machines.socket import FrameSocket, Message
 from support.key_files import KeyFolder
 from support.remote_ends import Tunnel
@@ -185,26 +184,6 @@ def test_a_tunnel_without_a_receiver_behind_it_is_not_an_error(
 
 
 # The authenticator fails
-
-
-@pytest.mark.slow
-def test_an_authenticator_that_has_died_refuses_every_peer_and_is_reported(
-    receiver: Receiver, keys: KeyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gets_through(receiver, keys.sender())
-
-    def broken(*_: object) -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(receiver.auth, "_user_of", broken)
-    with sending(receiver.endpoint, keys.sender()) as sender:
-        until(lambda: False, receiver, timeout_s=NO_RESULT_TIMEOUT_S)
-        assert not sender.auth.is_made
-    with sending(receiver.endpoint, keys.sender()):
-        until(lambda: False, receiver, timeout_s=NO_RESULT_TIMEOUT_S)
-    assert len(receiver.received) == 1
-    with pytest.raises(OperationError, match="MemoryError"):
-        receiver.auth.check()
 
 
 @pytest.mark.slow
