@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.loaders.batches.passes import Source
-from shardprep.loaders.batches.stack import NUMBERS, Conversion
+from shardprep.loaders.batches.slots import NUMBERS
+from shardprep.loaders.batches.stack import Conversion
 
 try:
     import jax

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.formats.runtime.owned import Owned, not_copyable
 from shardprep.loaders.batches.passes import Source
-from shardprep.loaders.batches.stack import NUMBERS, Conversion
+from shardprep.loaders.batches.slots import NUMBERS
+from shardprep.loaders.batches.stack import Conversion
 
 try:
     import torch

@@ -253,7 +253,7 @@ def _round_up(size: int, unit: int) -> int:
 
 Kind = Literal["array", "tuple", "list", "dict"]
 
-NUMBERS = "biufc"  # kinds of dtype that a batch can have
+NUMBERS = "biufc"  # kinds of dtype that a batch can have, and frameworks have tensors of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import is_masked
 from shardprep.loaders.batches.passes import Passes, Source, ending
 from shardprep.loaders.batches.pickling import aligned
-from shardprep.loaders.batches.slots import NUMBERS as ROW_FORM_NUMBERS, array_of
+from shardprep.loaders.batches.slots import NUMBERS, array_of
 from shardprep.loaders.transforms.contract import ArraySpec
 
 
@@ -52,7 +52,7 @@ def gathered(records: Sequence[Any]) -> Any:
         return _in_columns(gathered, records)
     arrays = [array_of(record) for record in records]
     forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
-    if len(forms) == 1 and (first := arrays[0]) is not None and first.dtype.kind in ROW_FORM_NUMBERS:
+    if len(forms) == 1 and (first := arrays[0]) is not None and first.dtype.kind in NUMBERS:
         return _stacked(arrays)  # type: ignore[arg-type]
     return [record if array is None else array for record, array in zip(records, arrays, strict=True)]
 
@@ -78,7 +78,7 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     _same({row.shape for row in rows}, "shapes")
     _same({row.dtype.str for row in rows}, "dtypes")
     dtype = rows[0].dtype
-    if dtype.kind not in ROW_FORM_NUMBERS:
+    if dtype.kind not in NUMBERS:
         raise UsageError(
             f"records of dtype {dtype} cannot be stacked; convert them to numbers, or keep lists of them (as_list=True)"
         )
@@ -90,9 +90,19 @@ def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
 
+def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the batch with ``function`` of each part; only dicts and tuples have parts."""
+    if isinstance(batch, Mapping):
+        return {name: _mapped(part, function) for name, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple([_mapped(part, function) for part in batch])
+    return function(batch)
+
+
 def row_count(batch: Any) -> int:
     """Number of rows of all arrays and lists of a batch. Raises UsageError where they differ."""
-    counts = set(_row_counts(batch))
+    counts: set[int] = set()
+    _mapped(batch, lambda part: counts.add(_length(part)))
     if len(counts) != 1:
         raise UsageError(
             f"the parts of a batch must have the same number of rows; these have {sorted(counts) or 'none'}"
@@ -100,14 +110,10 @@ def row_count(batch: Any) -> int:
     return counts.pop()
 
 
-def _row_counts(part: Any) -> Iterator[int]:
-    if isinstance(part, Mapping | tuple):
-        for inner in part.values() if isinstance(part, Mapping) else part:
-            yield from _row_counts(inner)
-    elif isinstance(part, list) or (isinstance(part, np.ndarray) and part.ndim):
-        yield len(part)
-    else:
-        raise UsageError(f"a batch consists of arrays and lists with rows, not of {type(part).__name__}")
+def _length(part: Any) -> int:
+    if isinstance(part, list) or (isinstance(part, np.ndarray) and part.ndim):
+        return len(part)
+    raise UsageError(f"a batch consists of arrays and lists with rows, not of {type(part).__name__}")
 
 
 def padded(batch: Any, size: int) -> Any:
@@ -118,7 +124,7 @@ def padded(batch: Any, size: int) -> Any:
     """
     mask, rows = _fresh((size,), np.bool_), row_count(batch)
     mask[:] = np.arange(size) < rows
-    full = _filled(batch, size)
+    full = _mapped(batch, partial(_filled, size=size))
     if not isinstance(full, dict):
         return (*full, mask) if isinstance(full, tuple) else (full, mask)
     if "mask" in full:
@@ -126,11 +132,7 @@ def padded(batch: Any, size: int) -> Any:
     return full | {"mask": mask}
 
 
-def _filled(part: Any, size: int) -> Any:
-    if isinstance(part, Mapping):
-        return {name: _filled(inner, size) for name, inner in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_filled(inner, size) for inner in part)
+def _filled(part: npt.NDArray[Any], *, size: int) -> npt.NDArray[Any]:
     if len(part) == size:
         return part
     full = _fresh((size, *part.shape[1:]), part.dtype)
@@ -144,23 +146,19 @@ class Padding:
 
     value: complex
 
-    def __call__(self, part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {name: self(inner) for name, inner in part.items()}
-        if isinstance(part, tuple):
-            return tuple(map(self, part))
+    def __call__(self, batch: Any) -> Any:
+        return _mapped(batch, self._padded)
+
+    def _padded(self, part: Any) -> Any:
         if not isinstance(part, list):
             raise UsageError(
                 f"pad() is for batches of lists, not of {type(part).__name__}; add as_list=True to batch()"
             )
         arrays = [array for record in part if (array := array_of(record)) is not None]
-        if len(arrays) < len(part) or any(array.dtype.kind not in ROW_FORM_NUMBERS for array in arrays):
+        if len(arrays) < len(part) or any(array.dtype.kind not in NUMBERS for array in arrays):
             return part
         _same({array.ndim for array in arrays}, "numbers of dimensions")
         _same({array.dtype.str for array in arrays}, "dtypes")
-        return self._padded(arrays)
-
-    def _padded(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         if len(shapes := {array.shape for array in arrays}) == 1:
             return _stacked(arrays)
         full = _fresh((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
@@ -216,9 +214,7 @@ Remainder = Literal["keep", "drop"]
 
 
 class Batches:
-    """Batches of ``batch_size`` records each, stacked.
-
-    Records are arrays, or tuples or dicts of arrays or numbers.
+    """Batches of ``batch_size`` records each, stacked: arrays, or tuples or dicts of arrays or numbers.
 
     Every array is new, contiguous and starts at a multiple of 64 bytes. ``remainder`` says whether a last
     batch that is not full is kept or dropped. Raises UsageError where records differ in shape, dtype or form.
@@ -316,8 +312,6 @@ def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
         size += rows * math.prod(spec.shape[1:]) * spec.dtype.itemsize  # type: ignore[arg-type]
     return size
 
-
-NUMBERS = "biufc"  # kinds of dtype that frameworks have tensors of
 
 Convert = Callable[[Any], Any]
 

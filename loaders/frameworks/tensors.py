@@ -20,7 +20,8 @@ from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.batches.stack import NUMBERS, JsonValues
+from shardprep.loaders.batches.slots import NUMBERS
+from shardprep.loaders.batches.stack import JsonValues
 
 try:
     import tensorflow
