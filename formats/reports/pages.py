@@ -125,10 +125,8 @@ def histogram(
         text = f"{sum(counts):,} {counted}, all with {show(edges[0])}."
         middle, width = LEFT + step / 2, step / 16
         drawn, ticks = [_bar(middle - width / 2, width, 1.0)], [(middle, show(edges[0]))]
-    up = ticks_up([(part, shown_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))])
-    return chart_figure(
-        title, text, [*drawn, *ticks_across(ticks), *up, axis_name(axis)], (axis, counted), rows
-    )
+    up = [(part, shown_short(round(most * part))) for part in ((0, 0.5, 1) if most > 1 else (0, 1))]
+    return _figure(title, text, drawn, ticks, up, (axis, counted), rows)
 
 
 def _spaced(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
@@ -157,12 +155,12 @@ def scatter(
         for a, b in points
     )
     ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_short(t)) for t in across.ticks()]
-    marks = ticks_up([(up.share(t), show_y(t)) for t in up.ticks()])
-    drawn = [Markup('<path class="dots" d="{}"/>').format(dots), *ticks_across(ticks), *marks, axis_name(x)]
+    marks = [(up.share(t), show_y(t)) for t in up.ticks()]
+    drawn = [Markup('<path class="dots" d="{}"/>').format(dots)]
     text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
     text += f"{y} from {show_y(up.low)} to {show_y(up.high)}; both axes are logarithmic, with outliers at their ends."
     rows = [(shown_number(a), show_y(b)) for a, b in points[:MOST_TABLE_ROWS]]
-    return chart_figure(title, text, drawn, (x, y), rows)
+    return _figure(title, text, drawn, ticks, marks, (x, y), rows)
 
 
 def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = shown_number) -> Markup:
@@ -207,10 +205,34 @@ class _Log:
         return list(dict.fromkeys((self.low, self.high)))
 
 
-def chart_figure(
-    title: str, text: str, drawn: Sequence[Markup], names: tuple[str, str], rows: Sequence[tuple[str, str]]
+def _figure(
+    title: str,
+    text: str,
+    drawn: Sequence[Markup],
+    across: Sequence[tuple[float, str]],
+    up: Sequence[tuple[float, str]],
+    names: tuple[str, str],
+    rows: Sequence[tuple[str, str]],
 ) -> Markup:
-    """Return a figure: ``drawn`` shapes, a text alternative, and a table of ``rows`` under two names."""
+    """Return a figure: ``drawn`` shapes over a line, a text alternative, and a table of ``rows``.
+
+    ``across`` are texts below, at places from the left, and ``up`` texts on the left, at shares of the
+    height. ``names`` head the columns of the table; the first is also that of the line.
+    """
+    tick = Markup('<text class="tick {}" x="{:.0f}" y="{:.0f}">{}</text>')
+    below = [
+        tick.format("end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, label)
+        for x, label in across
+    ]
+    shapes = [
+        *drawn,
+        Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT),
+        *below,
+        *(tick.format("end", LEFT - 5, height_of(share) + 4, label) for share, label in up),
+        Markup('<text class="axis middle" x="{:.0f}" y="{}">{}</text>').format(
+            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, names[0]
+        ),
+    ]
     table = Markup("").join(
         Markup("<tr><td>{}</td><td>{}</td></tr>").format(*row) for row in rows[:MOST_TABLE_ROWS]
     )
@@ -221,7 +243,7 @@ def chart_figure(
         '<table><thead><tr><th scope="col">{first}</th><th scope="col">{second}</th></tr></thead>'
         "<tbody>{table}</tbody></table></details></figure>"
     ).format(
-        title=title, text=text, width=WIDTH, height=HEIGHT, drawn=Markup("").join(drawn),
+        title=title, text=text, width=WIDTH, height=HEIGHT, drawn=Markup("").join(shapes),
         first=names[0], second=names[1], table=table,
     )  # fmt: skip
 
@@ -238,38 +260,9 @@ def _bar(left: float, width: float, share: float) -> Markup:
     )
 
 
-def ticks_across(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """Return the line below a chart, and texts at places from the left."""
-    line = Markup('<path class="line" d="M{} {}H{}"/>').format(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT)
-    texts = [
-        Markup('<text class="tick {}" x="{:.0f}" y="{}">{}</text>').format(
-            "end" if _is_at_end(x) else "middle", min(x, WIDTH - 4), HEIGHT - BOTTOM + 14, text
-        )
-        for x, text in ticks
-    ]
-    return [line, *texts]
-
-
 def _is_at_end(x: float) -> bool:
     """Whether a text at this place ends there, as it would leave the chart."""
     return x > WIDTH - RIGHT - 25
-
-
-def ticks_up(ticks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """Return texts on the left of a chart, at shares of its height."""
-    return [
-        Markup('<text class="tick end" x="{}" y="{:.0f}">{}</text>').format(
-            LEFT - 5, height_of(share) + 4, text
-        )
-        for share, text in ticks
-    ]
-
-
-def axis_name(text: str) -> Markup:
-    """Return the name of the line below a chart."""
-    return Markup('<text class="axis middle" x="{:.0f}" y="{}">{}</text>').format(
-        (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, text
-    )
 
 
 MOST_TICKS = 6
@@ -304,12 +297,13 @@ def line_chart(
         drawn.append(Markup('<path class="points" d="{}"/>').format(dots))
     if mark:
         drawn += _marked(*place(mark[0], dict(points)[mark[0]]), mark[1])
-    across = [a for a, _ in points] if dotted else _round_steps(most_x)
+    step = round_step(most_x / (MOST_TICKS - 1))
+    across = [a for a, _ in points] if dotted else [n * step for n in range(int(most_x / step) + 1)]
     ticks = [(place(a, 0)[0], show_x(a)) for a in across[:: -(-len(across) // MOST_TICKS)]]
-    up = ticks_up([(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)])
+    up = [(part, show_y(top * part)) for part in (0.0, 0.5, 1.0)]
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
     rows = [(show_x(a), show_y(b)) for a, b in points]
-    return chart_figure(title, text, [*drawn, *ticks_across(ticks), *up, axis_name(x)], (x, y), rows)
+    return _figure(title, text, drawn, ticks, up, (x, y), rows)
 
 
 def _round_up(value: float) -> float:
@@ -318,12 +312,6 @@ def _round_up(value: float) -> float:
     return next(
         power * digit for digit in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * digit >= value * (1 - 1e-9)
     )
-
-
-def _round_steps(most: float) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, up to the most: at most five beside zero."""
-    step = round_step(most / (MOST_TICKS - 1))
-    return [number * step for number in range(int(most / step) + 1)]
 
 
 def _marked(left: float, up: float, word: str) -> list[Markup]:
