@@ -96,14 +96,9 @@ def each_dataset(
 ) -> Output:
     """Do the work of the running command on a dataset, each split in a folder, or each part of a collection.
 
-    Of several, each is printed as soon as it is done, and an error ends only the work on its own.
-
-    Args:
-        folder: The folder or URL.
-        work: Makes the result for a dataset. Raises ShardprepError, OSError.
-        output: Returns what a result prints.
-        summary: Returns one line about all splits that have a result, by name.
-        collections: How the command takes a collection.
+    Of several, each is printed as soon as it is done, and an error ends only the work on its own. ``work``
+    returns the result for a folder or URL, ``output`` what it prints, and ``summary`` one line about the
+    results by name. ``collections`` says how the command takes a collection.
     """
     kind, about = "splits", {}
     checks: dict[str, Callable[[], object]] = {}
@@ -160,11 +155,7 @@ Reported = ShardprepError | click.ClickException | OSError | ImportError | Memor
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that ends a command, or its work on one dataset.
-
-    ``kind`` is the name of the error's class, ``message`` what is wrong and what to do, and ``line`` the same
-    with the place. ``data`` are the error's own values, such as ``path``.
-    """
+    """An error that ends a command, or its work on one dataset; ``line`` is the message with the place."""
 
     kind: str
     message: str

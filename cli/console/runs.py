@@ -84,10 +84,7 @@ class RunOptions:
     typed: set[str]
 
     def loader(self, card: RunCard | None) -> Loader:
-        """Return a loader of the run of the card, or of the options where that is None.
-
-        Raises UsageError where the dataset or the options are not those of the card.
-        """
+        """Return a loader of the run of the card, which must fit, or of the options where that is None."""
         # start-up time: OpenCV
         from shardprep.loaders.loader.loader import Loader
         from shardprep.loaders.loader.run_card import differences
@@ -183,11 +180,7 @@ cluster_option: Option = click.option(
 
 
 def cluster_executor(address: str | None) -> AbstractContextManager[Executor | None]:
-    """Connect to the cluster at that address; the context has an executor of its workers, None without one.
-
-    Entering raises MissingExtra if the engine is not installed; UsageError if the address is none;
-    OperationError if nothing answers.
-    """
+    """Connect to the cluster at that address; the context has its executor, None without an address."""
     if address is None:
         return nullcontext()
     logging.disable(logging.CRITICAL)  # what fails is an error of the work; engines log tracebacks

@@ -166,10 +166,7 @@ def _near(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
 
 
 def _with_same_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
-    """Return the links, each for all rows with the hash of its ``first``, and whether there are more.
-
-    ``hashed`` are in the order of their hashes.
-    """
+    """Return the links, each for all rows with the hash of its ``first``, and whether there are more."""
     _, starts, counts = np.unique(hashed["hash"], return_index=True, return_counts=True)
     firsts = hashed["record"][starts]
     order = np.argsort(firsts)

@@ -171,11 +171,7 @@ MOST_CLASSES_LISTED = 20
 def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str, Any]:
     """Return the comparison of two datasets with the shared images ``across``, as a JSON object.
 
-    ``path``, ``split``, ``records`` and ``root`` are the other's. ``common_classes`` is the number of classes
-    that both have, ``missing_there`` and ``missing_here`` how many only one has, and ``unbalanced`` the
-    common classes with the largest ratio of their shares. Of the examined images, ``equal_images`` is the
-    number with the bytes of one of the other dataset, and ``similar_images`` the number similar to one of
-    them.
+    ``unbalanced`` are the common classes with the largest ratio of their shares.
     """
     mine, theirs = _shares(dataset), _shares(other)
     common = sorted(mine.keys() & theirs.keys())

@@ -91,17 +91,10 @@ OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # for
 
 
 def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Json:
-    """Return an observation of one of KINDS as a JSON object.
+    """Return an observation of one of KINDS as a JSON object; ``measured`` is a sentence before the advice.
 
-    Args:
-        kind: The kind.
-        count: How many there are.
-        measured: A sentence before the advice.
-        more: ``is_partial``: only a part of the images was looked at, so that there may be more. The first
-            ``records``, ``pairs`` or ``names``. ``all_pairs``: the number of a record, "this" or "other" for
-            the dataset of the second record, its number, and the bits in which their hashes differ, None
-            where their bytes are equal. ``leave_out``: numbers of the dataset's records without which there
-            would be no such finding.
+    ``more`` may be ``is_partial``, where only some of the images were looked at; the first ``records``,
+    ``pairs`` or ``names``; ``all_pairs``; and the records to ``leave_out``, so that nothing is found.
     """
     known = KINDS[kind]
     lists = dict.fromkeys(("records", "pairs", "names", "all_pairs", "leave_out"), ())
@@ -155,7 +148,7 @@ class RecordNames:
         ]
 
     def all_pairs(self, links: Links) -> list[tuple[int, str, int, int | None]]:
-        """Return the numbers of all these links, as an observation has them."""
+        """Return for all these links the first record, the dataset of the second, this, and the distance."""
         return [
             (first, *self.place(second), _distance(distance)) for first, second, distance in links.tolist()
         ]
@@ -201,9 +194,7 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
 def index_statistics(index: Rows, classes: int, seed: int) -> Json:
     """Return the statistics of an index of images with labels of so many classes, as a JSON object.
 
-    All are histograms but ``sides``, (width, height), and ``weights``, (pixels, bytes), of a seeded sample of
-    at most MOST_POINTS images. ``aspect`` is width / height. Beside the index this takes a few columns of
-    memory, 8 bytes a record each.
+    All are histograms but ``sides``, (width, height), and ``weights``, (pixels, bytes), of a seeded sample.
     """
     sizes = np.bincount(index["label"][index["label"] >= 0], minlength=classes)
     chosen = np.sort(_sample(len(index), MOST_POINTS, seed))
@@ -266,11 +257,8 @@ def chosen(
     """Return which images of each dataset are read, and how much that is of all together.
 
     Of each dataset these are the records in order, and whether each is decoded. A sample is MOST_DECODED
-    images of each dataset, or all of a smaller one, and those that may have equal bytes, up to MOST_COMPARED.
-
-    The JSON object counts the ``images`` of all datasets, those that are ``decoded``, those whose bytes are
-    ``compared``, those of the ``same_size``, which share length, width and height with another, so that their
-    bytes can be equal, and how many of these are compared. Raises UsageError for unknown ``pixels``.
+    images of each dataset, and up to MOST_COMPARED of those of the same size as another, whose bytes may be
+    equal. Raises UsageError for unknown ``pixels``.
     """
     if pixels not in PIXELS:
         raise UsageError(f"unknown pixels {pixels!r}; known are {', '.join(PIXELS)}")

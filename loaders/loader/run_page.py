@@ -20,6 +20,7 @@ from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, 
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.sizes import size
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_parts import built
 from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time
@@ -31,9 +32,8 @@ COURSE = ("began", "batches", "rows", "ready", "waited")  # of a part of the tim
 class RunValues:
     """The ``stages`` in the order of the data, the name of the one that ``limits``, and a ``sentence``.
 
-    ``limits`` is "" and ``rate`` 0 where nothing is known yet. ``rate`` is in ``unit`` per second. ``course``
-    has a column for each of COURSE and a row for each ``part_seconds``; it is empty where the stats have
-    none, as a flow's.
+    ``limits`` is "" and ``rate`` 0 where nothing is known yet. ``course`` has a column for each of COURSE and
+    a row for each ``part_seconds``; it is empty where the stats have none, as a flow's.
     """
 
     stages: tuple[StageLoad, ...]
@@ -54,10 +54,10 @@ class RunValues:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
                 tuple(map(_stage, _loads(values)[:MOST_STAGES])),
-                text_in(verdict["limit"]),
+                built(str, verdict["limit"]),
                 number_in(verdict["rate"]),
-                text_in(verdict["unit"]),
-                text_in(verdict["sentence"]),
+                built(str, verdict["unit"]),
+                built(str, verdict["sentence"]),
                 *_course(values),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -69,7 +69,7 @@ class RunValues:
 def _loads(values: Mapping[str, Any]) -> list[Any]:
     """The stages up to the step; an input has those of its source before its own."""
     if "loads" in values:
-        return list_in(values["loads"])
+        return list(built(tuple[Any, ...], values["loads"]))
     before = values["source"] or values["loader"]
     stages = _loads(before) if before else []
     own = [values["load"]] if values["load"] else []
@@ -80,17 +80,19 @@ def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     """The parts of the time and their length; those of the loader that an input draws from."""
     while values.get("loads") is None:
         values = values["source"] or values["loader"] or {"loads": []}
-    found = list_in(values.get("course", []))[:MOST_PARTS]
+    found = built(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
     parts = [[number_in(part[name]) for name in COURSE] for part in found]
     seconds = number_in(found[0]["seconds"]) if found else 0.0
     return np.array(parts).reshape(-1, len(COURSE)), seconds or 1.0
 
 
 def _stage(load: Mapping[str, Any]) -> StageLoad:
-    place: Any = text_in(load["place"])
+    place: Any = built(str, load["place"])
     shares = {name: number_in(load[name], most=1.0) for name in ("utilisation", "starved", "blocked")}
     limit = math.inf if load["limit"] is None else number_in(load["limit"])
-    return StageLoad(text_in(load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares)
+    return StageLoad(
+        built(str, load["name"]), place, seconds=number_in(load["seconds"]), limit=limit, **shares
+    )
 
 
 def number_in(value: object, *, most: float = 1e18) -> float:
@@ -98,20 +100,6 @@ def number_in(value: object, *, most: float = 1e18) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a number of 0 to {most:g}")
     return float(value)
-
-
-def text_in(value: object) -> str:
-    """Return the text of a JSON value. Raises TypeError for another value."""
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is not text")
-    return value
-
-
-def list_in(value: object) -> list[Any]:
-    """Return the list of a JSON value, or its tuple. Raises TypeError for another value."""
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"{str(value)[:40]!r} is not a list")
-    return list(value)
 
 
 ENOUGH = 0.95  # of the greatest rate of a sweep; the smallest value that reaches it is its knee
@@ -146,9 +134,9 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
         return None
     runs = sorted(
         (number_in(run["value"]), number_in(run["images_per_second"]))
-        for run in list_in(sweep["runs"])[:MOST_RUNS]
+        for run in built(tuple[Any, ...], sweep["runs"])[:MOST_RUNS]
     )
-    option, most = text_in(sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
+    option, most = built(str, sweep["option"]).replace("_", " "), max(rate for _, rate in runs)
     knee, rate = next(run for run in runs if run[1] >= ENOUGH * most)
     text = f"{option} {knee:,.0f} reaches {rate:,.0f} images/s"
     less = f", {shown_share(rate / most)} of the most" if rate < most else ", the most"
@@ -164,7 +152,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
     if disk:
-        found = list_in(disk["random"])
+        found = built(tuple[Any, ...], disk["random"])
         patterns = {"the loader's pattern": disk["stream"]} | {
             f"random, {number_in(reads['queue_depth']):.0f} at once": reads
             for reads in found[:1] + found[1:][-1:]
@@ -183,7 +171,7 @@ def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part 
     if len(rows) < 2:
         return None
     chart = bars(rows, title="Encoded images read", axis="bytes per second", show=_rate)
-    return {"text": text_in(against["sentence"]) if against else "", "chart": chart}
+    return {"text": built(str, against["sentence"]) if against else "", "chart": chart}
 
 
 def _rate(value: float) -> str:
@@ -271,15 +259,17 @@ def timeline(trace: Any) -> Markup:
 
     Raises KeyError, TypeError, ValueError or AttributeError for values of another form.
     """
-    events = list_in(trace["traceEvents"])
+    events = built(tuple[Any, ...], trace["traceEvents"])
     names = {
-        event["tid"]: text_in(event["args"]["name"])
+        event["tid"]: built(str, event["args"]["name"])
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
     found = sorted(
         (
-            TracedSpan(int(each["tid"]), text_in(each["name"]), number_in(each["ts"]), number_in(each["dur"]))
+            TracedSpan(
+                int(each["tid"]), built(str, each["name"]), number_in(each["ts"]), number_in(each["dur"])
+            )
             for each in events
             if each["ph"] == "X" and each["cat"] in KINDS
         ),
