@@ -32,6 +32,7 @@ from shardprep.formats.runtime.workers import Child, ChildDied
 from shardprep.formats.sources.listing import official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,
+    ByteWindow,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -43,7 +44,7 @@ from shardprep.formats.sources.record_files import (
     usual_label,
 )
 from shardprep.formats.sources.source import Problems, SourceOptions
-from shardprep.formats.sources.tfrecord import MAX_VARINT, ByteWindow, varint
+from shardprep.formats.sources.tfrecord import MAX_VARINT, varint
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary")
@@ -127,7 +128,7 @@ def pages_of(archive: ArchiveFile, chunk: Any) -> tuple[int, int, int]:
     start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
-    window, at = ByteWindow(archive.read_at, archive.end), start
+    window, at = ByteWindow(archive.read_at, 0, archive.end), start
     size = largest = values = 0
     while values < chunk.num_values and at < start + chunk.total_compressed_size:
         header, at = _page_header(window, at)
@@ -146,8 +147,6 @@ def _page_header(window: ByteWindow, at: int) -> tuple[dict[int, Any], int]:
 
     def take(length: int) -> bytes:
         nonlocal at
-        if at + length > window.end:
-            raise ValueError("the file ends within the header of a page")
         at += length
         return window.take(at - length, at)
 

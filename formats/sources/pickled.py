@@ -14,10 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from shardprep.formats.runtime.files import ReadAt
+from shardprep.formats.sources.record_files import ByteWindow
 
 MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has 105 at most
-_PIECE = 512  # up to 200 bytes come before the elements of an array, and as many after them
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
 _MOST_DIMENSIONS = 64  # numpy 2's limit
@@ -26,7 +25,7 @@ _PLAIN_DTYPE = re.compile(r"[|<>][biufc](1|2|4|8|16)", re.ASCII)
 
 @dataclass(slots=True)
 class ByteRange:
-    """``length`` bytes at ``start`` of a value; if ``latin1``, stored as the UTF-8 of as many characters."""
+    """``length`` bytes at ``start`` of the file; if ``latin1``, stored as the UTF-8 of as many characters."""
 
     start: int
     length: int
@@ -35,7 +34,7 @@ class ByteRange:
 
 @dataclass(slots=True)
 class Text:
-    """Text: ``length`` bytes of UTF-8 at ``start`` of a value."""
+    """Text: ``length`` bytes of UTF-8 at ``start`` of the file."""
 
     start: int
     length: int
@@ -63,43 +62,19 @@ class Array:
             raise ValueError(f"it holds an array with a shape that does not fit its {self.data.length} bytes")
 
 
-class Value:
-    """The ``length`` bytes at ``offset`` of a file, read on demand in small pieces. Not thread-safe."""
+def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
+    """Return the bytes of a range."""
+    start, length = stretch.start, stretch.length
+    if not stretch.latin1:
+        return window.take(start, start + length)
+    return from_latin1(window.take(start, min(start + 2 * length, window.end)), length)
 
-    def __init__(self, read_at: ReadAt, offset: int, length: int) -> None:
-        self.offset, self.length = offset, length
-        self._read_at = read_at
-        self._start, self._piece = 0, b""
 
-    def read(self, start: int, length: int) -> bytes:
-        """Return exactly these bytes. Raises ValueError if there are not as many; OSError."""
-        at = start - self._start
-        if at < 0 or at + length > len(self._piece):
-            wanted = min(max(length, _PIECE), self.length - start)
-            if wanted < length:
-                raise ValueError("it is cut off")
-            at, self._start, self._piece = 0, start, self._read_at(wanted, self.offset + start)
-            if len(self._piece) < wanted:
-                raise ValueError("the file ends within it")
-        return self._piece[at : at + length]
-
-    def byte(self, start: int) -> int:
-        """Return one byte, for readers that go from one to the next."""
-        at = start - self._start
-        return self._piece[at] if 0 <= at < len(self._piece) else self.read(start, 1)[0]
-
-    def bytes_of(self, stretch: ByteRange) -> bytes:
-        """Return the bytes of a range."""
-        if not stretch.latin1:
-            return self.read(stretch.start, stretch.length)
-        stored = min(2 * stretch.length, self.length - stretch.start)
-        return from_latin1(self.read(stretch.start, stored), stretch.length)
-
-    def name(self, item: object) -> str:
-        """Return short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
-        if not isinstance(item, Text | ByteRange) or item.length > _LONGEST_NAME:
-            raise ValueError("it has something else where a name should be")
-        return self.read(item.start, item.length).decode("ascii")
+def name_of(window: ByteWindow, item: object) -> str:
+    """Return short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
+    if not isinstance(item, Text | ByteRange) or item.length > _LONGEST_NAME:
+        raise ValueError("it has something else where a name should be")
+    return window.take(item.start, item.start + item.length).decode("ascii")
 
 
 def from_latin1(stored: bytes, length: int) -> bytes:
@@ -132,27 +107,28 @@ def kind_of(item: object) -> str:
 class _Reader:
     """A place in a value, from which its bytes are read on."""
 
-    def __init__(self, value: Value) -> None:
-        self.at = 0
-        self._value = value
+    def __init__(self, window: ByteWindow) -> None:
+        self.at = window.start
+        self._window = window
 
     def skip(self, length: int) -> int:
         """Skip the next ``length`` bytes, and return their start."""
         start = self.at
-        if length > self._value.length - start:
+        if length > self._window.end - start:
             raise ValueError("it is cut off")
         self.at += length
         return start
 
     def take(self, length: int) -> bytes:
-        return self._value.read(self.skip(length), length)
+        start = self.skip(length)
+        return self._window.take(start, self.at)
 
     def number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
     def line(self) -> str:
         """Return the short text before the next end of a line, which is skipped."""
-        rest = self._value.read(self.at, min(_LONGEST_NAME, self._value.length - self.at))
+        rest = self._window.take(self.at, min(self.at + _LONGEST_NAME, self._window.end))
         text, end, _ = rest.partition(b"\n")
         if not end:
             raise ValueError("its pickle is damaged: a name does not end")
@@ -183,12 +159,12 @@ _MSGPACK: dict[int, tuple[str, Any]] = {
 """What each code begins, and its value or length, or how that is stored."""
 
 
-def unpack(value: Value) -> Any:
+def unpack(window: ByteWindow) -> Any:
     """Return the plain data of a value of MessagePack.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    reader, left = _Reader(value), MOST_PARTS
+    reader, left = _Reader(window), MOST_PARTS
 
     def item(depth: int) -> Any:
         nonlocal left
@@ -210,7 +186,7 @@ def unpack(value: Value) -> Any:
             case "map":
                 parts = {}
                 for _ in range(length):
-                    name = value.name(item(depth + 1))
+                    name = name_of(window, item(depth + 1))
                     parts[name] = item(depth + 1)
                 return _array(parts) if "nd" in parts else parts
         return length
@@ -220,11 +196,11 @@ def unpack(value: Value) -> Any:
             raise ValueError("it holds an array with other parts than numpy's")
         match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
             case list() as shape, ByteRange(length=0), ByteRange() as data:
-                return Array(value.name(parts["type"]), tuple(shape), data)
+                return Array(name_of(window, parts["type"]), tuple(shape), data)
         raise ValueError("it holds an array of more than plain numbers")
 
     plain = item(0)
-    if reader.at != value.length:
+    if reader.at != window.end:
         raise ValueError("it is damaged: something follows its end")
     return plain
 
@@ -267,18 +243,18 @@ def _global(name: str) -> GlobalName:
     return GlobalName(name)
 
 
-def _call(value: Value, function: object, arguments: object) -> Any:
+def _call(window: ByteWindow, function: object, arguments: object) -> Any:
     """Return the value that a global of numpy makes of the arguments. Raises ValueError for other calls."""
     name = GLOBALS[function.name] if isinstance(function, GlobalName) else kind_of(function)
     match name, arguments:
-        case "_codecs.encode", (Text() as text, codec) if value.name(codec) in ("latin1", "latin-1"):
+        case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as the text of as many characters
-            characters = value.read(text.start, text.length).decode()
+            characters = window.take(text.start, text.start + text.length).decode()
             return ByteRange(text.start, len(characters.encode("latin-1")), latin1=True)
         case "bytes", ():  # empty bytes as protocol 2 writes them
             return ByteRange(0, 0)
         case "numpy.dtype", (dtype, _, _):
-            return _Dtype(value.name(dtype))
+            return _Dtype(name_of(window, dtype))
         case "scalar", (_Dtype() as dtype, ByteRange() as data):
             return Array(str(dtype), (), data)
         case "_reconstruct", (GlobalName("numpy.ndarray"), (0,), _):  # its content is set later
@@ -288,11 +264,11 @@ def _call(value: Value, function: object, arguments: object) -> Any:
     raise ValueError(f"its pickle calls {name} with other arguments than plain data need")
 
 
-def _build(value: Value, item: object, state: object) -> None:
+def _build(window: ByteWindow, item: object, state: object) -> None:
     """Give a dtype its byte order, or an array its content. Raises ValueError for any other state."""
     match item, state:
-        case _Dtype(), (3, order, None, None, None, -1, -1, 0) if value.name(order) in _ORDERS:
-            item.order = value.name(order)
+        case _Dtype(), (3, order, None, None, None, -1, -1, 0) if name_of(window, order) in _ORDERS:
+            item.order = name_of(window, order)
         case Array(), (1, tuple() as shape, _Dtype() as dtype, _, ByteRange() as data):
             item.dtype, item.shape, item.data = str(dtype), shape, data
             item.check()
@@ -335,12 +311,12 @@ _OPCODES: dict[str, tuple[str, Any]] = {
 """What an opcode does with its argument, and its value, or how it or its length is stored."""
 
 
-def unpickle(value: Value) -> Any:
+def unpickle(window: ByteWindow) -> Any:
     """Return the plain data of a pickle.
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    reader, memo = _Reader(value), dict[int, Any]()
+    reader, memo = _Reader(window), dict[int, Any]()
     stack: list[Any] = []
 
     def popped(count: int) -> list[Any]:
@@ -394,24 +370,23 @@ def unpickle(value: Value) -> Any:
                 if not isinstance(stack[-1], dict) or len(items) % 2:
                     raise ValueError("its pickle is damaged: it sets what is no part of a dict")
                 for name, item in zip(items[::2], items[1::2], strict=True):
-                    stack[-1][value.name(name)] = item
+                    stack[-1][name_of(window, name)] = item
             case "c":
                 stack.append(_global(f"{reader.line()}.{reader.line()}"))
             case "\x93":
-                stack.append(_global(".".join(map(value.name, popped(2)))))
+                stack.append(_global(".".join(name_of(window, item) for item in popped(2))))
             case "R":
-                stack.append(_call(value, *popped(2)))
+                stack.append(_call(window, *popped(2)))
             case "b":
                 (state,) = popped(1)
-                _build(value, stack[-1], state)
+                _build(window, stack[-1], state)
             case _:
                 raise ValueError(f"its pickle asks for more than plain data (opcode 0x{ord(code):02x})")
 
     for _ in range(MOST_PARTS):
-        code = chr(value.byte(reader.at))
-        reader.at += 1
+        code = chr(reader.take(1)[0])
         if code == ".":
-            if len(stack) != 1 or reader.at != value.length:
+            if len(stack) != 1 or reader.at != window.end:
                 raise ValueError("its pickle is damaged: it ends before it is complete")
             return stack[0]
         try:
@@ -424,13 +399,13 @@ def unpickle(value: Value) -> Any:
 _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
 
 
-def decoded(value: Value) -> Any:
+def decoded(window: ByteWindow) -> Any:
     """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
-    head = value.read(0, min(8, value.length))
+    head = window.take(window.start, min(window.start + 8, window.end))
     if head.startswith(PICKLE_FIRST_BYTES):
-        return unpickle(value)
+        return unpickle(window)
     if head.startswith(MSGPACK_FIRST_BYTES):
-        return unpack(value)
+        return unpack(window)
     if _ARROW.fullmatch(head):
         raise ValueError(
             "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "

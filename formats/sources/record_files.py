@@ -25,7 +25,7 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
-from shardprep.formats.runtime.files import CHANGED, ArchiveFile, foreign_file
+from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
 from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
@@ -44,8 +44,44 @@ from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
 
+_PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
 MAX_LABEL = 99_999
 HEAD_BYTES = 64  # of an image, to know its kind
+
+
+class ByteWindow:
+    """The bytes of a file from ``start`` to ``end``, read in small pieces: those passed over are not read.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, read_at: ReadAt, start: int, end: int) -> None:
+        self.start, self.end = start, end
+        self._read_at = read_at
+        self._pieces: list[tuple[int, bytes]] = []
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Return the window on bytes in memory."""
+        return cls(lambda length, offset: data[offset : offset + length], 0, len(data))
+
+    @property
+    def length(self) -> int:
+        """The number of bytes."""
+        return self.end - self.start
+
+    def take(self, start: int, end: int) -> bytes:
+        """Return the bytes between two offsets of the file. Raises ValueError if there are not as many."""
+        for at, piece in self._pieces:
+            if at <= start and end <= at + len(piece):
+                return piece[start - at : end - at]
+        if end > self.end:
+            raise ValueError("it is cut off")
+        piece = self._read_at(min(max(end - start, _PIECE), self.end - start), start)
+        if len(piece) < end - start:
+            raise ValueError("the file ends within it")
+        self._pieces = [(start, piece), *self._pieces[: _PIECES - 1]]
+        return piece[: end - start]
 
 
 class RecordClasses:

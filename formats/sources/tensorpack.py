@@ -31,12 +31,13 @@ from shardprep.formats.sources.pickled import (
     Array,
     ByteRange,
     Text,
-    Value,
+    bytes_of,
     decoded,
     from_latin1,
     kind_of,
 )
 from shardprep.formats.sources.record_files import (
+    ByteWindow,
     RecordClasses,
     chosen,
     naming_source,
@@ -143,9 +144,9 @@ class _Contents:
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
-    def add(self, key: bytes, value: Value) -> None:
+    def add(self, key: bytes, value: ByteWindow) -> None:
         with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
-            is_pickle = value.read(0, min(1, value.length)) == b"\x80"
+            is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
             if self._are_pickles not in (None, is_pickle):
                 raise ValueError("it was not serialized as the first record was")
             self._are_pickles = is_pickle
@@ -158,17 +159,16 @@ class _Contents:
                 self._is_begun = True
             if self.form is not None:
                 label = self._item_label(read_item(value), self.form)
-                self._table.append(number, label, length=value.length, offset=value.offset)
+                self._table.append(number, label, length=value.length, offset=value.start)
                 return
             image, label = read_datapoint(value)
             if image.length:
                 if self._as_text not in (None, image.latin1):
                     raise ValueError("some images are stored as bytes and some as text")
                 self._as_text = image.latin1
-            offset = value.offset + image.start
-            self._table.append(number, self.classes.add(label), length=image.length, offset=offset)
+            self._table.append(number, self.classes.add(label), length=image.length, offset=image.start)
 
-    def _begin(self, first: Value) -> None:
+    def _begin(self, first: ByteWindow) -> None:
         """Take the first datapoint for an image with its label, or set the names and the form of all.
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
@@ -255,7 +255,7 @@ class Datapoint(NamedTuple):
     label: int
 
 
-def read_datapoint(value: Value) -> Datapoint:
+def read_datapoint(value: ByteWindow) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for an image")
@@ -277,7 +277,7 @@ def read_datapoint(value: Value) -> Datapoint:
     match label:
         case Array(dtype=dtype, shape=(), data=data) if dtype[1] in "iu":
             order: Literal["big", "little"] = "big" if dtype[0] == ">" else "little"
-            label = int.from_bytes(value.bytes_of(data), order, signed=dtype[1] == "i")
+            label = int.from_bytes(bytes_of(value, data), order, signed=dtype[1] == "i")
         case _ if type(label) is not int:
             raise ValueError(f"its label is {kind_of(label)}, not an integer")
     if not 0 <= label < MAX_LABELS:
@@ -292,18 +292,18 @@ def check_key(key: bytes) -> str:
     return key.decode()
 
 
-def read_keys(value: Value) -> npt.NDArray[np.int64]:
+def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
     """Return the numbers that ``__keys__`` lists, in its order: the only long digits in it.
 
     Raises ValueError for a number that is no key.
     """
     if value.length > _MOST_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
-    keys = (check_key(digits[0]) for digits in _DIGITS.finditer(value.read(0, value.length)))
+    keys = (check_key(digits[0]) for digits in _DIGITS.finditer(value.take(value.start, value.end)))
     return np.fromiter(map(int, keys), np.int64)
 
 
-def read_item(value: Value) -> Any:
+def read_item(value: ByteWindow) -> Any:
     """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
     if value.length > MOST_BYTES:
         raise ValueError(f"it has {value.length} bytes, too many for a value")
@@ -313,7 +313,7 @@ def read_item(value: Value) -> Any:
     return _contents(value, found)
 
 
-def _contents(value: Value, located: Any) -> Any:
+def _contents(value: ByteWindow, located: Any) -> Any:
     """Return the contents of located parts, bounded: a part may be there many times, and within itself."""
     parts, left = MOST_PARTS, 2 * value.length
 
@@ -322,7 +322,7 @@ def _contents(value: Value, located: Any) -> Any:
         left -= place.length
         if left < 0:
             raise ValueError("its components have more bytes than the whole record")
-        return value.bytes_of(place)
+        return bytes_of(value, place)
 
     def of(item: Any, depth: int) -> Any:
         nonlocal parts
@@ -424,7 +424,7 @@ class ItemReader(TarReader):
     def _parts(self, entry: np.void) -> Mapping[str, Any]:
         file, place = self.opened, int(entry["offset"])
         if self._last[0] != place:
-            value = Value(file.read_at, place, int(entry["length"]))
+            value = ByteWindow(file.read_at, place, place + int(entry["length"]))
             try:
                 self._last = place, self.form.parts(self.names.named(read_item(value)))
             except ValueError as error:
@@ -432,7 +432,7 @@ class ItemReader(TarReader):
         return self._last[1]
 
 
-def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, Value]]:
+def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
     """Yield the keys of an open file in their order, each with its value.
 
     Raises SourceDamaged if the file is truncated or damaged, and for named databases and duplicate keys.
@@ -463,7 +463,7 @@ def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, Value]]:
             if key <= last or size > file.end:
                 raise damaged("its keys are not in order, or its records share their bytes")
             last = key
-            yield key, Value(file.read_at, start, length)
+            yield key, ByteWindow(file.read_at, start, start + length)
     if count != pages.meta.entries:
         raise damaged(f"it has {count} records, but says that it has {pages.meta.entries}")
 

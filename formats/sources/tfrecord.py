@@ -18,12 +18,13 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES, TextCodec
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
     LABELS,
+    ByteWindow,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -40,33 +41,7 @@ from shardprep.formats.sources.source import Box, SourceOptions, boxes_by_key
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
-_PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
 _SIZES = {FIXED64: 8, FIXED32: 4}
-
-
-class ByteWindow:
-    """Bytes that are read in small pieces: those passed over are not read."""
-
-    def __init__(self, read_at: ReadAt, end: int) -> None:
-        self.end = end
-        self._read_at = read_at
-        self._pieces: list[tuple[int, bytes]] = []
-
-    def take(self, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets. Raises ValueError if the file ends before."""
-        for at, piece in self._pieces:
-            if at <= start and end <= at + len(piece):
-                return piece[start - at : end - at]
-        piece = self._read_at(min(max(end - start, _PIECE), self.end - start), start)
-        if len(piece) < end - start:
-            raise ValueError("the file ends within a record")
-        self._pieces = [(start, piece), *self._pieces[: _PIECES - 1]]
-        return piece[: end - start]
-
-
-def window_of(data: bytes) -> ByteWindow:
-    """Return a window on bytes in memory."""
-    return ByteWindow(lambda length, offset: data[offset : offset + length], len(data))
 
 
 class WireField(NamedTuple):
@@ -212,7 +187,7 @@ class Feature(NamedTuple):
             yield value
 
 
-NONE = Feature(ByteWindow(lambda length, offset: b"", 0), "", 0, 0)
+NONE = Feature(ByteWindow.of(b""), "", 0, 0)
 
 
 class Features(dict[str, Feature]):
@@ -222,10 +197,10 @@ class Features(dict[str, Feature]):
         raise ValueError(f"it lacks the feature {name!r}, which the first record has")
 
 
-def features(window: ByteWindow, start: int, end: int) -> Features:
-    """Return the features of the example between two offsets. Raises ValueError for anything else."""
+def features(window: ByteWindow) -> Features:
+    """Return the features of an example. Raises ValueError for anything else."""
     found = Features()
-    for example in _few(window, start, end):
+    for example in _few(window, window.start, window.end):
         if example.number != 1 or example.kind != LENGTH:
             raise ValueError("the record is not a tf.train.Example")
         for entry in parts(window, example.start, example.end):
@@ -361,7 +336,7 @@ def _dialect(files: SplitFiles, options: SourceOptions) -> Dialect:
                 frame = next(frames(file), None)
                 if frame is not None:
                     end = frame.data + frame.length
-                    found = features(ByteWindow(file.read_at, end), frame.data, end)
+                    found = features(ByteWindow(file.read_at, frame.data, end))
                     return dialect_of(found, options)
         except (SourceDamaged, ValueError):  # said with all other problems
             continue
@@ -501,7 +476,7 @@ class ExampleContents(RecordContents):
         for start, data, length in frames(file):
             place = f"{file.path}, byte {start}"
             with self.problems.collected("record"), foreign_file(place, "write the file again"):
-                found = features(ByteWindow(file.read_at, data + length), data, data + length)
+                found = features(ByteWindow(file.read_at, data, data + length))
                 boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
                 single = self._single_columns(found)
                 if self.append(self._name(found), self._label(found), length=length, offset=start):
@@ -611,7 +586,7 @@ class ExampleReader(FilesReader):
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
         data = read_frame(file, int(entry["offset"]), int(entry["length"]))
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            found = features(window_of(data), 0, len(data))
+            found = features(ByteWindow.of(data))
         columns = found.keys() - self.dialect.no_columns
         return found, {column_name(name): found[name] for name in columns}
 

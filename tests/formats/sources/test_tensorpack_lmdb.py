@@ -31,8 +31,9 @@ from shardprep.formats import (
 )
 from shardprep.formats.errors import DataError
 from shardprep.formats.sources import pickled as pickles, tensorpack as datapoint
-from shardprep.formats.sources.pickled import Array, ByteRange, Text, Value
+from shardprep.formats.sources.pickled import Array, ByteRange, Text, bytes_of
 from shardprep.formats.sources.recognise import recognise
+from shardprep.formats.sources.record_files import ByteWindow
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tensorpack import MAX_LABELS, Datapoint, read_datapoint, read_item
 from shardprep.loaders import Flow
@@ -160,13 +161,8 @@ WRITTEN_ELSEWHERE = {  # [np.asarray(bytearray(PNG), "u1"), np.int64(7)] by what
 }
 
 
-def value_of(data: bytes) -> Value:
-    return Value(lambda length, offset: data[offset : offset + length], 0, len(data))
-
-
 def datapoint_of(data: bytes) -> Datapoint:
-    value = value_of(data)
-    return read_datapoint(value)
+    return read_datapoint(ByteWindow.of(data))
 
 
 def test_without_a_split_it_is_train_and_with_one_that(source: Path) -> None:
@@ -294,7 +290,7 @@ def test_a_value_that_is_cut_off_anywhere_is_refused(serializer: str) -> None:
 
 def test_a_pickle_within_msgpack_and_what_is_too_large_for_an_image_are_refused() -> None:
     objects = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": pickle.dumps([1])}
-    large = Value(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
+    large = ByteWindow(lambda length, offset: NEWEST([JPEG, 1])[:length], 0, 1 << 30)
 
     with pytest.raises(ValueError, match="an array of more than plain numbers"):
         datapoint_of(packed([objects, 1]))
@@ -495,20 +491,20 @@ def test_a_list_of_keys_that_would_run_a_command_is_only_searched_for_keys(
 @given(keys=st.lists(st.integers(0, 10**18 - 1), max_size=3000), name=st.sampled_from(sorted(SERIALIZERS)))
 @settings(deadline=None, max_examples=30)
 def test_a_list_of_keys_has_the_numbers_that_were_put_in(keys: list[int], name: str) -> None:
-    value = value_of(SERIALIZERS[name](list(map(key_of, keys))))
+    value = ByteWindow.of(SERIALIZERS[name](list(map(key_of, keys))))
 
     assert datapoint.read_keys(value).tolist() == keys
 
 
-def plain(item: Any, value: Value) -> Any:
+def plain(item: Any, value: ByteWindow) -> Any:
     """Return the described data, with its bytes."""
     match item:
         case ByteRange():
-            return value.bytes_of(item)
+            return bytes_of(value, item)
         case Text():
-            return value.read(item.start, item.length).decode()
+            return value.take(item.start, item.start + item.length).decode()
         case Array():
-            return np.frombuffer(value.bytes_of(item.data), item.dtype).reshape(item.shape)
+            return np.frombuffer(bytes_of(value, item.data), item.dtype).reshape(item.shape)
         case list() | tuple():
             return type(item)(plain(part, value) for part in item)
         case dict():
@@ -532,7 +528,7 @@ plain_data = st.recursive(
 @given(item=plain_data, protocol=st.integers(2, 5))
 @settings(deadline=None)
 def test_plain_data_come_back_from_any_protocol(item: Any, protocol: int) -> None:
-    value = value_of(pickle.dumps(item, protocol))
+    value = ByteWindow.of(pickle.dumps(item, protocol))
 
     assert plain(pickles.unpickle(value), value) == item
 
@@ -540,7 +536,7 @@ def test_plain_data_come_back_from_any_protocol(item: Any, protocol: int) -> Non
 @given(item=st.lists(numbers.filter(lambda n: n != 2**63) | st.binary(max_size=300) | st.text(max_size=300)))
 @settings(deadline=None)
 def test_plain_data_come_back_from_msgpack(item: Any) -> None:
-    value = value_of(packed(item))
+    value = ByteWindow.of(packed(item))
 
     assert plain(pickles.unpack(value), value) == item
 
@@ -553,7 +549,7 @@ def test_plain_data_come_back_from_msgpack(item: Any) -> None:
 @settings(deadline=None)
 def test_arrays_of_plain_numbers_come_back(shape: list[int], dtype: str, protocol: int) -> None:
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    value = value_of(pickle.dumps(array, protocol))
+    value = ByteWindow.of(pickle.dumps(array, protocol))
 
     found = plain(pickles.unpickle(value), value)
 
@@ -567,7 +563,7 @@ def test_an_image_and_its_label_are_read_in_every_form(serializer: str, how: str
 
     image, label = datapoint_of(data)
 
-    assert (value_of(data).bytes_of(image), label) == (JPEG, 300)
+    assert (bytes_of(ByteWindow.of(data), image), label) == (JPEG, 300)
 
 
 @pytest.mark.parametrize("written", WRITTEN_ELSEWHERE.values(), ids=WRITTEN_ELSEWHERE)
@@ -576,7 +572,7 @@ def test_what_other_versions_wrote_is_read(written: str) -> None:
 
     image, label = datapoint_of(data)
 
-    assert (value_of(data).bytes_of(image), label) == (PNG, 7)
+    assert (bytes_of(ByteWindow.of(data), image), label) == (PNG, 7)
 
 
 def test_no_name_is_imported_or_called() -> None:
@@ -584,12 +580,11 @@ def test_no_name_is_imported_or_called() -> None:
         "import sys\n"
         "from shardprep.formats.sources import pickled\n"
         "known = set(sys.modules)\n"
-        "from shardprep.formats.sources.pickled import Value\n"
+        "from shardprep.formats.sources.record_files import ByteWindow\n"
         "for name in pickled.GLOBALS:\n"
         "    module, _, word = name.rpartition('.')\n"
         "    data = b'\\x80\\x02c' + f'{module}\\n{word}\\n'.encode() + b'.'\n"
-        "    value = Value(lambda length, offset: data[offset:offset + length], 0, len(data))\n"
-        "    assert type(pickled.unpickle(value)) is pickled.GlobalName\n"
+        "    assert type(pickled.unpickle(ByteWindow.of(data))) is pickled.GlobalName\n"
         "assert set(sys.modules) == known\n"
         "assert not {'pickle', '_pickle'} & {m for m in known if 'shardprep' in m}\n"
     )
@@ -769,13 +764,13 @@ def test_what_is_not_like_the_first_or_no_column_is_refused(
     ],
 )
 def test_a_small_file_takes_little_memory_and_ends(opcodes: bytes) -> None:
-    value = value_of(protocol_4(opcodes))
+    value = ByteWindow.of(protocol_4(opcodes))
     with pytest.raises(ValueError, match="it"):
         read_item(value)
 
 
 def test_bytes_that_are_there_many_times_are_bounded() -> None:
     data = NEWEST([block := bytes(1 << 16), *[block] * 900])
-    value = value_of(data)
+    value = ByteWindow.of(data)
     with pytest.raises(ValueError, match="more bytes than the whole record"):
         read_item(value)

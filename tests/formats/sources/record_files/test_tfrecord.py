@@ -16,7 +16,8 @@ from shardprep.formats import (
     convert,
 )
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tfrecord import features, integers, masked_crc, window_of
+from shardprep.formats.sources.record_files import ByteWindow
+from shardprep.formats.sources.tfrecord import features, integers, masked_crc
 from support.datasets import converted, flip
 from support.image_files import JPEG
 from support.record_sources import (
@@ -270,7 +271,4 @@ def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
     assert records(source.listing("train")) == records(same.listing("train"))
     assert list(source.boxes("train") or ()) == list(same.boxes("train") or ()) != []
     raw = next(iter(tf.data.TFRecordDataset(str(ours)))).numpy()
-    assert (
-        tf.train.Example.FromString(raw).features.feature.keys()
-        == features(window_of(raw), 0, len(raw)).keys()
-    )
+    assert tf.train.Example.FromString(raw).features.feature.keys() == features(ByteWindow.of(raw)).keys()
