@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-import google_crc32c
 import numpy as np
 
 from shardprep.formats.exports.format import SIDES, ExportRecord, ShardFormat
 from shardprep.formats.records.schema import Field
+from shardprep.formats.sources.tfrecord import HEAD, TAIL, masked_crc
 
 Feature = bytes
 """An encoded ``tf.train.Feature``."""
 
 # Keys of protocol buffers: the number of a field, and that a length follows.
 _FIRST, _SECOND, _THIRD = (number << 3 | 2 for number in (1, 2, 3))
-_MASK_DELTA = 0xA282EAD8
 
 
 def varint(number: int) -> bytes:
@@ -58,13 +56,8 @@ def example(features: Mapping[str, Feature]) -> bytes:
 
 def framed(message: bytes) -> bytes:
     """Return the record of a TFRecord file: length, message, and the masked CRC-32C of each."""
-    length = struct.pack("<Q", len(message))
-    return length + _masked(length) + message + _masked(message)
-
-
-def _masked(data: bytes) -> bytes:
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFF_FFFF)
+    length = len(message).to_bytes(8, "little")
+    return HEAD.pack(len(message), masked_crc(length)) + message + TAIL.pack(masked_crc(message))
 
 
 COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}

@@ -41,6 +41,7 @@ from shardprep.formats.sources.source import Box, SourceOptions, boxes_by_key
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VARINT = 10  # bytes
+MAX_VALUES = 1 << 20  # of one list, where numbers are not packed
 _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
@@ -53,10 +54,16 @@ class WireField(NamedTuple):
     end: int
 
 
-def parts(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
-    """Yield the fields of the message between two offsets. Raises ValueError for damaged ones."""
-    at = start
+def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> Iterator[WireField]:
+    """Yield the fields of the message between two offsets.
+
+    Raises ValueError for damaged ones, and for more than ``most``: millions of empty ones take minutes.
+    """
+    at, count = start, 0
     while at < end:
+        count += 1
+        if count > most:
+            raise ValueError(f"the record is not a tf.train.Example: a message has more than {most} fields")
         head = window.take(at, min(at + 2 * MAX_VARINT, end))
         tag, used = varint(head, 0)
         number, kind = tag >> 3, tag & 7
@@ -106,7 +113,6 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
 BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
 MAX_FEATURES = 256
 MAX_NAME_BYTES = 256
-MAX_VALUES = 1 << 20  # of one list, where numbers are not packed
 _KINDS = {1: BYTES, 2: FLOATS, 3: INTEGERS}
 
 
@@ -179,11 +185,9 @@ class Feature(NamedTuple):
 
     def _values(self) -> Iterator[WireField]:
         """Yield the parts of a list: numbers are packed into one of them, or each has its own."""
-        for count, value in enumerate(parts(self.window, self.start, self.end)):
-            if value.number != 1 or count == MAX_VALUES:
-                raise ValueError(
-                    f"a list has a field that it should not have, or more than {MAX_VALUES} of them"
-                )
+        for value in parts(self.window, self.start, self.end):
+            if value.number != 1:
+                raise ValueError("a list has a field that it should not have")
             yield value
 
 
@@ -200,10 +204,10 @@ class Features(dict[str, Feature]):
 def features(window: ByteWindow) -> Features:
     """Return the features of an example. Raises ValueError for anything else."""
     found = Features()
-    for example in _few(window, window.start, window.end):
+    for example in parts(window, window.start, window.end, MAX_FEATURES):
         if example.number != 1 or example.kind != LENGTH:
             raise ValueError("the record is not a tf.train.Example")
-        for entry in parts(window, example.start, example.end):
+        for entry in parts(window, example.start, example.end, MAX_FEATURES):
             name, feature = _named(window, entry)
             if name in found or len(found) == MAX_FEATURES:
                 raise ValueError(f"the feature {name!r} occurs twice, or there are more than {MAX_FEATURES}")
@@ -215,28 +219,20 @@ def _named(window: ByteWindow, entry: WireField) -> tuple[str, Feature]:
     if entry.number != 1 or entry.kind != LENGTH:
         raise ValueError("the record is not a tf.train.Example")
     name, feature = "", Feature(window, "", entry.end, entry.end)
-    for part in _few(window, entry.start, entry.end):
+    for part in parts(window, entry.start, entry.end, MAX_FEATURES):
         if part.kind != LENGTH or part.number not in (1, 2):
             raise ValueError("a feature has something other than a name and a value")
-        if part.number == 2:
-            feature = Feature(window, "", part.end, part.end)
-            for of_kind in _few(window, part.start, part.end):
-                if of_kind.kind != LENGTH or of_kind.number not in _KINDS or feature.kind:
-                    raise ValueError("a feature is not one list of bytes, floats or integers")
-                feature = Feature(window, _KINDS[of_kind.number], of_kind.start, of_kind.end)
-        elif part.end - part.start > MAX_NAME_BYTES:
-            raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
-        else:
+        if part.number == 1:
+            if part.end - part.start > MAX_NAME_BYTES:
+                raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
             name = window.take(part.start, part.end).decode()
+            continue
+        feature = Feature(window, "", part.end, part.end)
+        for of_kind in parts(window, part.start, part.end, MAX_FEATURES):
+            if of_kind.kind != LENGTH or of_kind.number not in _KINDS or feature.kind:
+                raise ValueError("a feature is not one list of bytes, floats or integers")
+            feature = Feature(window, _KINDS[of_kind.number], of_kind.start, of_kind.end)
     return name, feature
-
-
-def _few(window: ByteWindow, start: int, end: int) -> Iterator[WireField]:
-    """Yield the fields of a message that has few of them: millions of empty ones take minutes."""
-    for count, field in enumerate(parts(window, start, end)):
-        if count == MAX_FEATURES:
-            raise ValueError(f"the record is not a tf.train.Example: a message has more than {count} fields")
-        yield field
 
 
 HEAD = struct.Struct("<QI")  # length, masked CRC-32C of its 8 bytes
