@@ -411,75 +411,6 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
     return ParquetRows(files, options)
 
 
-METADATA_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True)
-class ParquetRows(RecordSource):
-    """Rows of Parquet files.
-
-    A record's key is the path of its image, where each row has one and no two the same; else the file and the
-    number of its row.
-    """
-
-    LAYOUT = "parquet"
-
-    def contents(self, split: str) -> RowContents:
-        problems = Problems()
-        layout = self._layout(split, problems)
-        contents = RowContents(self.files.top, layout)
-        with problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
-            for label, class_name in enumerate(layout.classes):
-                contents.classes.add(label, class_name)
-        contents.problems.merge(problems)
-        contents.is_readable = not problems
-        return contents
-
-    def _layout(self, split: str, problems: Problems) -> ParquetLayout:
-        """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
-        schema, first, nullable = None, "", set[str]()
-        with Child() as child:
-            for name in self.files.of_split[split]:
-                path = self.files.top / name
-                with problems.collected():
-                    try:
-                        nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
-                    except ChildDied as error:  # damaged metadata make pyarrow abort the process
-                        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
-                        raise SourceDamaged(message, path=path) from error
-                    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
-                        if schema is None:
-                            schema, first = file.schema_arrow, name
-                        elif not schema.equals(file.schema_arrow, check_metadata=True):
-                            raise SourceDamaged(
-                                f"has different columns from {first}; put them into two folders", path=path
-                            )
-        if schema is None:
-            return ParquetLayout("", False, "", (), {})
-        path = self.files.top / first
-        with (
-            naming_source(path),
-            ArchiveFile(path) as archive,
-            arrow_reads(path),
-            closing(RowGroups(archive)) as groups,
-        ):
-            return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
-
-
-def _with_nulls(path: Path) -> list[str]:
-    """Return the columns with nulls."""
-    found: dict[str, None] = {}
-    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
-        file.metadata.to_dict()  # all that is read of it later
-        for group in range(file.metadata.num_row_groups):
-            for number in range(file.metadata.num_columns):
-                chunk = file.metadata.row_group(group).column(number)
-                statistics = chunk.statistics if chunk.is_stats_set else None
-                if statistics is not None and statistics.has_null_count and statistics.null_count:
-                    found[chunk.path_in_schema] = None
-    return list(found)
-
-
 @dataclass(frozen=True)
 class ParquetLayout:
     """The columns with image and label, "" for none; the names of its classes; the columns beside them.
@@ -597,81 +528,8 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     return Field(column_name(name), of_column)
 
 
-class RowContents(RecordContents):
-    """The rows so far, with their sizes."""
-
-    is_readable = True
-
-    def __init__(self, top: Path, layout: ParquetLayout) -> None:
-        super().__init__(top)
-        self._layout = layout
-        self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
-
-    def columns(self) -> tuple[Schema, bool]:
-        return Schema(self._layout.fields.values()), bool(self._layout.image)
-
-    def reader(self) -> RowReader:
-        return RowReader(self.top, self.schema, self._layout)
-
-    def read(self, file: ArchiveFile) -> None:
-        """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
-        if not self.is_readable:
-            return
-        with arrow_reads(file.path), closing(RowGroups(file)) as groups:
-            rows = groups.starts[-1]
-            self._rows, self._file_bytes = self._rows + rows, self._file_bytes + file.end
-            if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
-                few = f"claims {rows:,} rows in {file.end:,} bytes, less than a byte for each"
-                raise SourceDamaged(few, path=file.path)
-            for group, first in enumerate(groups.starts[:-1]):
-                names = (self._layout.image, self._layout.label, *self._layout.fields)
-                columns = groups.read(group, [*filter(None, names)])
-                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
-
-    def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
-        import pyarrow.compute
-
-        layout, rows = self._layout, len(next(iter(columns.values()), ()))
-        labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
-        paths: Iterable[str | None] = repeat(None, rows)
-        sizes, have_bytes = np.zeros(rows, np.int64), [True] * rows
-        if layout.image:
-            images: Any = columns[layout.image]
-            if layout.in_struct:
-                paths = objects_of(pyarrow.compute.struct_field(images, "path"))
-                images = pyarrow.compute.struct_field(images, "bytes")
-            sizes, have_bytes = sizes_of(images), images.is_valid().to_pylist()
-        share = max(0, encoded - int(sizes.sum())) // max(1, rows)  # of the bytes of all other columns
-        lengths = sizes + min(share, _MOST_BYTES)
-        counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
-        self._bytes += int(counted.sum())
-        self._encoded_bytes += int(lengths.sum())
-        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
-        lengths = counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
-        every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
-        for row, (label, has_bytes, image, length) in enumerate(every, first):
-            place = f"{path}, row {row}"
-            with self.problems.collected("row"), foreign_file(place, "write the file again"):
-                if not has_bytes:
-                    raise no_bytes(image)
-                stem = (image or "").rpartition(".")[0]
-                key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
-                if isinstance(label, str | bytes):
-                    label = self.classes.add_text(label)
-                elif label is None:
-                    label = UNLABELLED
-                elif layout.classes and label >= len(layout.classes):
-                    raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
-                else:
-                    label = self.classes.add(label)
-                self.append(key, label, length=length, offset=row)
-
-
-@dataclass
 class RowReader(FilesReader):
     """Reader of the rows of Parquet files. An entry's offset is the number of its row."""
-
-    layout: ParquetLayout
 
     def open_in(self, archive: ArchiveFile, context: ExitStack) -> RowGroups:
         with arrow_reads(archive.path):
@@ -712,3 +570,140 @@ class RowReader(FilesReader):
                 kept.popitem(last=False)
         kept.move_to_end(place)
         return kept[place], number - file.starts[group]
+
+
+class RowContents(RecordContents):
+    """The rows so far, with their sizes."""
+
+    READER = RowReader
+    is_readable = True
+
+    def __init__(self, top: Path, layout: ParquetLayout) -> None:
+        super().__init__(top, layout)
+        self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
+
+    def columns(self) -> tuple[Schema, bool]:
+        return Schema(self.layout.fields.values()), bool(self.layout.image)
+
+    def read(self, file: ArchiveFile) -> None:
+        """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
+        if not self.is_readable:
+            return
+        with arrow_reads(file.path), closing(RowGroups(file)) as groups:
+            rows = groups.starts[-1]
+            self._rows, self._file_bytes = self._rows + rows, self._file_bytes + file.end
+            if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
+                few = f"claims {rows:,} rows in {file.end:,} bytes, less than a byte for each"
+                raise SourceDamaged(few, path=file.path)
+            for group, first in enumerate(groups.starts[:-1]):
+                names = (self.layout.image, self.layout.label, *self.layout.fields)
+                columns = groups.read(group, [*filter(None, names)])
+                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
+
+    def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
+        import pyarrow.compute
+
+        layout, rows = self.layout, len(next(iter(columns.values()), ()))
+        labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
+        paths: Iterable[str | None] = repeat(None, rows)
+        sizes, have_bytes = np.zeros(rows, np.int64), [True] * rows
+        if layout.image:
+            images: Any = columns[layout.image]
+            if layout.in_struct:
+                paths = objects_of(pyarrow.compute.struct_field(images, "path"))
+                images = pyarrow.compute.struct_field(images, "bytes")
+            sizes, have_bytes = sizes_of(images), images.is_valid().to_pylist()
+        share = max(0, encoded - int(sizes.sum())) // max(1, rows)  # of the bytes of all other columns
+        lengths = sizes + min(share, _MOST_BYTES)
+        counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
+        self._bytes += int(counted.sum())
+        self._encoded_bytes += int(lengths.sum())
+        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
+        lengths = counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
+        every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
+        for row, (label, has_bytes, image, length) in enumerate(every, first):
+            place = f"{path}, row {row}"
+            with self.problems.collected("row"), foreign_file(place, "write the file again"):
+                if not has_bytes:
+                    raise no_bytes(image)
+                stem = (image or "").rpartition(".")[0]
+                key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
+                if isinstance(label, str | bytes):
+                    label = self.classes.add_text(label)
+                elif label is None:
+                    label = UNLABELLED
+                elif layout.classes and label >= len(layout.classes):
+                    raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
+                else:
+                    label = self.classes.add(label)
+                self.append(key, label, length=length, offset=row)
+
+
+METADATA_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class ParquetRows(RecordSource):
+    """Rows of Parquet files.
+
+    A record's key is the path of its image, where each row has one and no two the same; else the file and the
+    number of its row.
+    """
+
+    LAYOUT = "parquet"
+    CONTENTS = RowContents
+
+    def contents(self, split: str) -> RowContents:
+        problems = Problems()
+        layout = self._layout(split, problems)
+        contents = RowContents(self.files.top, layout)
+        with problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
+            for label, class_name in enumerate(layout.classes):
+                contents.classes.add(label, class_name)
+        contents.problems.merge(problems)
+        contents.is_readable = not problems
+        return contents
+
+    def _layout(self, split: str, problems: Problems) -> ParquetLayout:
+        """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
+        schema, first, nullable = None, "", set[str]()
+        with Child() as child:
+            for name in self.files.of_split[split]:
+                path = self.files.top / name
+                with problems.collected():
+                    try:
+                        nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
+                    except ChildDied as error:  # damaged metadata make pyarrow abort the process
+                        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
+                        raise SourceDamaged(message, path=path) from error
+                    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+                        if schema is None:
+                            schema, first = file.schema_arrow, name
+                        elif not schema.equals(file.schema_arrow, check_metadata=True):
+                            raise SourceDamaged(
+                                f"has different columns from {first}; put them into two folders", path=path
+                            )
+        if schema is None:
+            return ParquetLayout("", False, "", (), {})
+        path = self.files.top / first
+        with (
+            naming_source(path),
+            ArchiveFile(path) as archive,
+            arrow_reads(path),
+            closing(RowGroups(archive)) as groups,
+        ):
+            return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
+
+
+def _with_nulls(path: Path) -> list[str]:
+    """Return the columns with nulls."""
+    found: dict[str, None] = {}
+    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+        file.metadata.to_dict()  # all that is read of it later
+        for group in range(file.metadata.num_row_groups):
+            for number in range(file.metadata.num_columns):
+                chunk = file.metadata.row_group(group).column(number)
+                statistics = chunk.statistics if chunk.is_stats_set else None
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    found[chunk.path_in_schema] = None
+    return list(found)

@@ -199,6 +199,7 @@ class FilesReader(OpeningReader[OpenFiles]):
 
     top: Path
     schema: Schema
+    layout: Any
 
     @contextmanager
     def opening(self) -> Iterator[OpenFiles]:
@@ -384,16 +385,21 @@ def _of_split(
 
 @dataclass(frozen=True)
 class RecordSource(Source):
-    """Records in files; a label is the same in all splits, and so are the classes."""
+    """Records in files; a label is the same in all splits, and so are the classes.
+
+    ``layout`` says how the format's ``CONTENTS`` read a record, and which of its parts are image and label.
+    """
 
     TAKES = ("image_column", "label_column")
+    CONTENTS: ClassVar[type[RecordContents]]
 
     files: SplitFiles
     source_options: SourceOptions
+    layout: Any = None
 
-    @abstractmethod
     def contents(self, split: str) -> RecordContents:
         """Return what the contents of a split's files are read into."""
+        return self.CONTENTS(self.files.top, self.layout)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -460,6 +466,7 @@ class RecordContents(ABC):
     number if they ``may_number``; else these are problems, as are records over the limits.
     """
 
+    READER: ClassVar[type[FilesReader]]
     may_number: ClassVar[bool] = True
     entries: Entries
     schema = Schema()
@@ -467,8 +474,9 @@ class RecordContents(ABC):
     notes: tuple[str, ...] = ()
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries; None for no boxes
 
-    def __init__(self, top: Path) -> None:
-        self.top, self.problems, self.classes = top, Problems(), RecordClasses()
+    def __init__(self, top: Path, layout: Any) -> None:
+        self.top, self.layout = top, layout
+        self.problems, self.classes = Problems(), RecordClasses()
         self._place = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 
@@ -480,9 +488,9 @@ class RecordContents(ABC):
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether records have images. Raises UsageError for what is no column."""
 
-    @abstractmethod
     def reader(self) -> ByteReader:
         """Return the reader of the records."""
+        return self.READER(self.top, self.schema, self.layout)
 
     def scan(self, names: Iterable[str]) -> Self:
         """Read all files; those that cannot be listed are among the problems."""

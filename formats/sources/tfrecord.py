@@ -340,38 +340,6 @@ def _dialect(files: SplitFiles, options: SourceOptions) -> Dialect:
 
 
 @dataclass(frozen=True)
-class TfRecord(RecordSource):
-    """TFRecord files of tf.train.Example.
-
-    A record's key is the name of its image's file without extension, where each has one and no two the same;
-    else that of the TFRecord file with the record's number.
-    """
-
-    LAYOUT = "tfrecord"
-
-    dialect: Dialect
-
-    @property
-    def description(self) -> str:
-        return super().description + (", labels from 1 stored from 0" if self.dialect.first_label else "")
-
-    def contents(self, split: str) -> ExampleContents:
-        contents = ExampleContents(self.files.top, self.dialect)
-        path = self.files.top / f"{self.dialect.label.replace('/', '-')}.labels.txt"
-        if path.is_file():  # as TensorFlow Datasets writes it beside the files
-            with contents.problems.collected(), foreign_file(path, "correct the list"):
-                for label, name in enumerate(text_lines(read_small_file(path), path)):
-                    contents.classes.add(label, name)
-        return contents
-
-    def boxes(self, split: str) -> Iterator[Box] | None:
-        found = self.scanned[split]
-        if found.boxes is None:
-            return None
-        return boxes_by_key(found.boxes, found.entries["key"], self.classes.space())
-
-
-@dataclass(frozen=True)
 class Dialect:
     """The features that have the image, its label, the class's name and the file's name; "" for none.
 
@@ -444,6 +412,42 @@ def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float,
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
+def _only(values: Sequence[T]) -> T:
+    (value,) = values
+    return value
+
+
+_READ: Mapping[str, Callable[[Feature], Any]] = {
+    "bytes": lambda feature: _only(feature.byte_values()),
+    "json": lambda feature: list(map(TextCodec().decode, feature.byte_values())),
+    "int": lambda feature: _only(feature.integers().tolist()),
+    "float": lambda feature: _only(feature.floats().tolist()),
+    "int64[*]": Feature.integers,
+    "float32[*]": Feature.floats,
+}
+
+
+class ExampleReader(FilesReader):
+    """Reader of the examples in TFRecord files. An entry's offset is that of its frame."""
+
+    def read(self, entry: np.void) -> bytes:
+        if not self.layout.image:
+            return b""
+        example: Example = self.record(entry)
+        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+            return _only(example[0].get(self.layout.image, NONE).byte_values())
+
+    def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
+        data = read_frame(file, int(entry["offset"]), int(entry["length"]))
+        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
+            found = features(ByteWindow.of(data))
+        columns = found.keys() - self.layout.no_columns
+        return found, {column_name(name): found[name] for name in columns}
+
+    def value(self, column: Field, record: Example, entry: np.void) -> Any:
+        return _READ[column.kind](record[1].get(column.name, NONE))
+
+
 @dataclass
 class _Column:
     """The values of a feature in the records so far; ``records`` of them have exactly one.
@@ -461,9 +465,10 @@ class _Column:
 class ExampleContents(RecordContents):
     """The records so far, their labels, boxes and columns."""
 
-    def __init__(self, top: Path, dialect: Dialect) -> None:
-        super().__init__(top)
-        self._dialect = dialect
+    READER = ExampleReader
+
+    def __init__(self, top: Path, layout: Dialect) -> None:
+        super().__init__(top, layout)
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
@@ -473,7 +478,7 @@ class ExampleContents(RecordContents):
             place = f"{file.path}, byte {start}"
             with self.problems.collected("record"), foreign_file(place, "write the file again"):
                 found = features(ByteWindow(file.read_at, data, data + length))
-                boxes = boxes_of(found, self._dialect.first_label) if self._dialect.boxes else []
+                boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
                 single = self._single_columns(found)
                 if self.append(self._name(found), self._label(found), length=length, offset=start):
                     for column in single:
@@ -485,15 +490,15 @@ class ExampleContents(RecordContents):
     def _name(self, found: Features) -> str:
         """Return the name of the image's file without its extension; "" for none."""
         name = ""
-        if self._dialect.file_name in found:
+        if self.layout.file_name in found:
             with suppress(ValueError):
-                name = _text_in(found[self._dialect.file_name])
+                name = _text_in(found[self.layout.file_name])
         stem = name.rpartition("/")[2].rpartition(".")[0]
         return name[: name.rindex(".")] if stem else name
 
     def _label(self, found: Features) -> int:
         """Return the record's label, counted from 0."""
-        dialect = self._dialect
+        dialect = self.layout
         if not dialect.label:
             return UNLABELLED
         feature = found[dialect.label]
@@ -519,11 +524,11 @@ class ExampleContents(RecordContents):
 
     def _single_columns(self, found: Features) -> list[_Column]:
         """Return the columns of which the record has exactly one value. Raises ValueError for odd records."""
-        image = self._dialect.image
+        image = self.layout.image
         if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         single = []
-        for name in sorted(found.keys() - self._dialect.no_columns):
+        for name in sorted(found.keys() - self.layout.no_columns):
             column, feature = self._columns.setdefault(name, _Column(self._records)), found[name]
             if feature.start == feature.end:
                 column.if_empty = column.if_empty or feature.kind
@@ -541,9 +546,9 @@ class ExampleContents(RecordContents):
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns: one value where all records have exactly one, and lists otherwise."""
-        if self._dialect.boxes and self._records:
+        if self.layout.boxes and self._records:
             self.boxes = self._boxes.finish()
-        if not self._dialect.label and not self._dialect.may_be_text:
+        if not self.layout.label and not self.layout.may_be_text:
             late = [name for name in usual(self._columns, LABELS) if self._columns[name].before]
             self.notes = tuple(
                 f"the feature {name} is a column, and not the label, because the first record lacks it"
@@ -553,10 +558,7 @@ class ExampleContents(RecordContents):
         for name, column in sorted(self._columns.items()):
             kinds = _SINGLE if column.records == self._records else _LISTS
             fields.append(Field(column_name(name), kinds[column.kind or column.if_empty or BYTES]))
-        return Schema(fields), bool(self._dialect.image)
-
-    def reader(self) -> ExampleReader:
-        return ExampleReader(self.top, self.schema, self._dialect)
+        return Schema(fields), bool(self.layout.image)
 
 
 def _text_in(feature: Feature) -> str:
@@ -566,40 +568,32 @@ def _text_in(feature: Feature) -> str:
     return values[0].decode() if values else ""
 
 
-@dataclass
-class ExampleReader(FilesReader):
-    """Reader of the examples in TFRecord files. An entry's offset is that of its frame."""
+@dataclass(frozen=True)
+class TfRecord(RecordSource):
+    """TFRecord files of tf.train.Example.
 
-    dialect: Dialect
+    A record's key is the name of its image's file without extension, where each has one and no two the same;
+    else that of the TFRecord file with the record's number.
+    """
 
-    def read(self, entry: np.void) -> bytes:
-        if not self.dialect.image:
-            return b""
-        example: Example = self.record(entry)
-        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            return _only(example[0].get(self.dialect.image, NONE).byte_values())
+    LAYOUT = "tfrecord"
+    CONTENTS = ExampleContents
 
-    def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
-        data = read_frame(file, int(entry["offset"]), int(entry["length"]))
-        with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            found = features(ByteWindow.of(data))
-        columns = found.keys() - self.dialect.no_columns
-        return found, {column_name(name): found[name] for name in columns}
+    @property
+    def description(self) -> str:
+        return super().description + (", labels from 1 stored from 0" if self.layout.first_label else "")
 
-    def value(self, column: Field, record: Example, entry: np.void) -> Any:
-        return _READ[column.kind](record[1].get(column.name, NONE))
+    def contents(self, split: str) -> RecordContents:
+        contents = super().contents(split)
+        path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
+        if path.is_file():  # as TensorFlow Datasets writes it beside the files
+            with contents.problems.collected(), foreign_file(path, "correct the list"):
+                for label, name in enumerate(text_lines(read_small_file(path), path)):
+                    contents.classes.add(label, name)
+        return contents
 
-
-def _only(values: Sequence[T]) -> T:
-    (value,) = values
-    return value
-
-
-_READ: Mapping[str, Callable[[Feature], Any]] = {
-    "bytes": lambda feature: _only(feature.byte_values()),
-    "json": lambda feature: list(map(TextCodec().decode, feature.byte_values())),
-    "int": lambda feature: _only(feature.integers().tolist()),
-    "float": lambda feature: _only(feature.floats().tolist()),
-    "int64[*]": Feature.integers,
-    "float32[*]": Feature.floats,
-}
+    def boxes(self, split: str) -> Iterator[Box] | None:
+        found = self.scanned[split]
+        if found.boxes is None:
+            return None
+        return boxes_by_key(found.boxes, found.entries["key"], self.classes.space())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +77,9 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
                     is_one = len(sample.parts) > 1
                     return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
         except SourceDamaged:
-            return WebDataset(files, options)  # where the damage is will be said with all other problems
+            return WebDataset(
+                files, options, SampleParts()
+            )  # where the damage is will be said with all other problems
     return None
 
 
@@ -112,22 +114,6 @@ def _stem(part: str, extensions: Collection[str]) -> str:
     """Return ``image`` for ``image.png``."""
     stem, _, last = part.rpartition(".")
     return stem if stem and last in extensions else part
-
-
-@dataclass(frozen=True)
-class WebDataset(RecordSource):
-    """Shards of WebDataset; a record's key is its sample's stem.
-
-    The image is the first member with an extension of IMAGE_EXTENSIONS, in their order; ``cls`` is the label,
-    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it.
-    """
-
-    LAYOUT = "webdataset"
-
-    parts: SampleParts = field(default_factory=SampleParts)
-
-    def contents(self, split: str) -> ShardContents:
-        return ShardContents(self.files.top, self.parts)
 
 
 class ShardSample(NamedTuple):
@@ -171,6 +157,48 @@ def _damaged(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged
     return SourceDamaged(reason, path=f"{archive.path}, byte {member.offset}", key=member.name)
 
 
+def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
+    """Return the text of a small member, None if it is not there. Raises ValueError."""
+    member = sample.parts.get(part)
+    if member is None:
+        return None
+    if member.size > MAX_SMALL:
+        raise ValueError(f"its .{part} has {member.size} bytes, more than {MAX_SMALL}")
+    return archive.read_at(member.size, member.offset).decode()
+
+
+OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
+"""A sample in its open file, and its members by the names of columns."""
+
+
+class SampleReader(FilesReader):
+    """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
+
+    def read(self, entry: np.void) -> bytes:
+        archive, sample, _ = self.record(entry)
+        image = self.layout.image_of(sample)
+        return b"" if image is None else self._bytes(archive, sample.parts[image], entry)
+
+    def record_in(self, file: ArchiveFile, entry: np.void) -> OpenSample:
+        sample = next(samples(file, int(entry["offset"])), None)
+        if sample is None or sample.length != entry["length"]:
+            raise self.changed(entry)
+        columns = sample.parts.keys() - {self.layout.image_of(sample), *self.layout.no_columns(sample.parts)}
+        return file, sample, {column_name(part): sample.parts[part] for part in columns}
+
+    def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
+        archive, _, members = record
+        if column.name not in members:
+            raise self.changed(entry)
+        return column.codec.decode(self._bytes(archive, members[column.name], entry))
+
+    def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
+        data = archive.read_at(member.size, member.offset)
+        if len(data) < member.size:
+            raise self.changed(entry)
+        return data
+
+
 class _Place(NamedTuple):
     """Where a sample with certain parts is first, and how many have them."""
 
@@ -182,11 +210,11 @@ class _Place(NamedTuple):
 class ShardContents(RecordContents):
     """The samples so far, and the sets of parts that they have."""
 
+    READER = SampleReader
     may_number = False
 
-    def __init__(self, top: Path, of: SampleParts) -> None:
-        super().__init__(top)
-        self._of = of
+    def __init__(self, top: Path, layout: SampleParts) -> None:
+        super().__init__(top, layout)
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
 
@@ -197,7 +225,7 @@ class ShardContents(RecordContents):
                 with foreign_file(place, "correct the shard", key=sample.stem):
                     label = self._label(sample, file)
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)
-                image = self._of.image_of(sample)
+                image = self.layout.image_of(sample)
                 parts = frozenset(sample.parts.keys() - {image})
                 first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
                 self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
@@ -208,11 +236,11 @@ class ShardContents(RecordContents):
                     )
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
-        part, text = self._of.label, text_in(sample, self._of.label, archive)
+        part, text = self.layout.label, text_in(sample, self.layout.label, archive)
         if text is None:
             return UNLABELLED
         match = _NUMBER.fullmatch(text)
-        if match is None and self._of.may_be_text:
+        if match is None and self.layout.may_be_text:
             return self.classes.add_text(text.strip())
         if match is None:
             advice = f"--label-column {part} takes it for the name of a class"
@@ -233,56 +261,20 @@ class ShardContents(RecordContents):
                 )
                 self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
         fields = []
-        for part in sorted(self._parts - self._of.no_columns(self._parts)):
+        for part in sorted(self._parts - self.layout.no_columns(self._parts)):
             last = part.rpartition(".")[2]  # as WebDataset's own decoders
             kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
             fields.append(Field(column_name(part), kind))
         return Schema(fields), has_images
 
-    def reader(self) -> SampleReader:
-        return SampleReader(self.top, self.schema, self._of)
 
+@dataclass(frozen=True)
+class WebDataset(RecordSource):
+    """Shards of WebDataset; a record's key is its sample's stem.
 
-def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
-    """Return the text of a small member, None if it is not there. Raises ValueError."""
-    member = sample.parts.get(part)
-    if member is None:
-        return None
-    if member.size > MAX_SMALL:
-        raise ValueError(f"its .{part} has {member.size} bytes, more than {MAX_SMALL}")
-    return archive.read_at(member.size, member.offset).decode()
+    The image is the first member with an extension of IMAGE_EXTENSIONS, in their order; ``cls`` is the label,
+    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it.
+    """
 
-
-OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
-"""A sample in its open file, and its members by the names of columns."""
-
-
-@dataclass
-class SampleReader(FilesReader):
-    """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
-
-    parts: SampleParts
-
-    def read(self, entry: np.void) -> bytes:
-        archive, sample, _ = self.record(entry)
-        image = self.parts.image_of(sample)
-        return b"" if image is None else self._bytes(archive, sample.parts[image], entry)
-
-    def record_in(self, file: ArchiveFile, entry: np.void) -> OpenSample:
-        sample = next(samples(file, int(entry["offset"])), None)
-        if sample is None or sample.length != entry["length"]:
-            raise self.changed(entry)
-        columns = sample.parts.keys() - {self.parts.image_of(sample), *self.parts.no_columns(sample.parts)}
-        return file, sample, {column_name(part): sample.parts[part] for part in columns}
-
-    def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
-        archive, _, members = record
-        if column.name not in members:
-            raise self.changed(entry)
-        return column.codec.decode(self._bytes(archive, members[column.name], entry))
-
-    def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
-        data = archive.read_at(member.size, member.offset)
-        if len(data) < member.size:
-            raise self.changed(entry)
-        return data
+    LAYOUT = "webdataset"
+    CONTENTS = ShardContents
