@@ -226,14 +226,12 @@ class RowGroups(Owned):
         """Return some columns of a row group. Raises SourceDamaged if they are too large, ValueError."""
         import pyarrow  # optional, and slow to import, here and below
 
-        size, steps = 0, dict.fromkeys(names, 0)
+        size, steps, found = 0, dict[str, int](), dict[str, Any]()
         for name in names:
             steps[name], size = self._rows_at_once(group, name, size)
-        whole = [name for name, step in steps.items() if not step]
-        table = self._file.read_row_group(group, columns=whole, use_threads=False)
-        found = {name: table.column(name) for name in whole}
-        for name in names:
-            if step := steps[name]:
+        rows = self.starts[group + 1] - self.starts[group]
+        for name, step in steps.items():
+            if step:
                 arrays = []
                 for batch in self._file.iter_batches(
                     step, row_groups=[group], columns=[name], use_threads=False
@@ -241,11 +239,12 @@ class RowGroups(Owned):
                     arrays.append(batch.column(0))
                     size = self._bounded(group, size + batch.nbytes)
                 found[name] = pyarrow.chunked_array(arrays, self._file.schema_arrow.field(name).type)
-        rows = self.starts[group + 1] - self.starts[group]
-        for column in found.values():
-            if len(column) != rows:
-                raise ValueError(f"the row group {group} has {len(column)} rows, but says {rows}")
-        return {name: found[name] for name in names}
+            else:
+                table = self._file.read_row_group(group, columns=[name], use_threads=False)
+                found[name] = table.column(name)
+            if len(found[name]) != rows:
+                raise ValueError(f"the row group {group} has {len(found[name])} rows, but says {rows}")
+        return found
 
     def _rows_at_once(self, group: int, name: str, size: int = 0) -> tuple[int, int]:
         """Return how many rows of a column may be read at once, 0 for all; and the size with the known."""
@@ -359,38 +358,32 @@ def sizes_of(column: Any) -> Sizes:
 
 
 def _sizes(array: Any) -> Sizes:
-    import pyarrow
     import pyarrow.compute
 
     types, kind = pyarrow.types, array.type
-    texts = (types.is_binary, types.is_string, types.is_large_binary, types.is_large_string)
     if types.is_dictionary(kind):
         sizes = np.append(_sizes(array.dictionary), np.int64(0))  # and that of a null
         return np.asarray(sizes[_numbers(array.indices.fill_null(len(sizes) - 1))], np.int64)
-    if any(is_text(kind) for is_text in texts):
+    if str(kind) in (*_TEXT, *_BINARY):
         return _numbers(pyarrow.compute.binary_length(array))
     if types.is_struct(kind):
         parts = [_sizes(array.field(number)) for number in range(kind.num_fields)]
         return np.asarray(sum(parts, np.zeros(len(array), np.int64)), np.int64)
-    if types.is_fixed_size_list(kind):
-        size = kind.list_size
-        values = array.values.slice(array.offset * size, len(array) * size)
-        return np.asarray(_sizes(values).reshape(len(array), size).sum(axis=1), np.int64)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
-        offsets = _numbers(array.offsets)
-        return _between(array.values, offsets[:-1], offsets[1:])
-    if hasattr(array, "sizes"):  # a list view
-        starts = _numbers(array.offsets)
-        return _between(array.values, starts, starts + _numbers(array.sizes))
     if hasattr(array, "storage"):
         return _sizes(array.storage)
-    return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
-
-
-def _between(array: Any, starts: Sizes, ends: Sizes) -> Sizes:
-    """Return the bytes of all values from each start to its end."""
-    every = np.cumsum(_sizes(array) + _ELEMENT_BYTES, dtype=np.int64)
-    before = np.concatenate([np.zeros(1, np.int64), every])
+    element_bytes = _ELEMENT_BYTES
+    if types.is_fixed_size_list(kind):
+        element_bytes = 0
+        starts = (np.arange(len(array)) + array.offset) * kind.list_size
+        ends = starts + kind.list_size
+    elif hasattr(array, "sizes"):  # a list view
+        starts = _numbers(array.offsets)
+        ends = starts + _numbers(array.sizes)
+    elif hasattr(array, "values"):  # a list or map
+        starts, ends = _numbers(array.offsets)[:-1], _numbers(array.offsets)[1:]
+    else:
+        return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
+    before = np.append(np.int64(0), np.cumsum(_sizes(array.values) + element_bytes, dtype=np.int64))
     return np.asarray(before[ends] - before[starts], np.int64)
 
 
