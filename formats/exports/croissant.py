@@ -55,7 +55,6 @@ class Croissant(Parquet):
         return [published(DESCRIPTION, records, places, lambda file: file.write(data))]
 
     def described(self, units: Sequence[FileEntry]) -> dict[str, Any]:
-        """Return the description of the export in these files."""
         source, records = self.source, sum(unit.records for unit in units)
         files = [
             _part(

@@ -228,7 +228,6 @@ class _Export:
         return sum(extent.payload_bytes + extent.records * beside for extent in left)
 
     def finished(self, runner: JobRunner, threads: int) -> Exported:
-        """Compare a finished export, or build what is missing."""
         marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
@@ -286,7 +285,6 @@ class _Export:
         }
 
     def _marker(self) -> _Marker | None:
-        """Return the marker of a finished export. Raises PlanMismatch if it is of another one; DataError."""
         found = _Marker.read(self.output)
         if found is not None and (differing := differences(found.plan, self._guard)):
             raise PlanMismatch(
@@ -317,7 +315,6 @@ class _Export:
         return intact
 
     def _names(self, unit: PlannedShard) -> tuple[str, ...]:
-        """Return the format's names of a unit's records."""
         return tuple(self.format.names(self.index[unit.first : unit.last]))
 
 

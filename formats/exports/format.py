@@ -47,7 +47,6 @@ class ExportRecord(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of the kind of the image, such as JPEG."""
         return kind_of(int(self.row["flags"]))
 
 

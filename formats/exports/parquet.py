@@ -107,7 +107,6 @@ def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
 
 
 def list_of(item: Arrow) -> Arrow:
-    """Return the column of lists of such values."""
     return Arrow(arrow().list_(item.kind), {"feature": item.feature, "_type": "Sequence"})
 
 

@@ -34,7 +34,6 @@ def _field(key: int, data: bytes) -> bytes:
 
 
 def bytes_feature(*values: bytes) -> Feature:
-    """Return a feature of bytes."""
     return _field(_FIRST, b"".join(_field(_FIRST, value) for value in values))
 
 
@@ -44,7 +43,6 @@ def float_feature(values: Iterable[float]) -> Feature:
 
 
 def int_feature(values: Iterable[int]) -> Feature:
-    """Return a feature of integers of 64 bits."""
     return _field(_THIRD, _field(_FIRST, b"".join(varint(value & 0xFFFF_FFFF_FFFF_FFFF) for value in values)))
 
 

@@ -116,28 +116,25 @@ class RecordReader(OpeningReader[Dataset]):
 _OTHER_STREAM = 1 << 64  # the stored order is drawn by the seed alone
 
 
-def held_out(source: Source, fraction: float, seed: int) -> HeldOutVal:
-    """Return the source with a fraction of its images in val. Raises UsageError unless it has train only."""
-    if source.splits != ("train",):
-        raise UsageError(
-            f"a val fraction needs a source with only train, and this one has {', '.join(source.splits)}; "
-            "leave out --val-fraction, or give the folder of train"
-        )
-    return HeldOutVal(source, fraction, seed)
-
-
 @dataclass(frozen=True)
 class HeldOutVal(Source):
     """The images of a source of train, each either in train or in val.
 
     Of each class of n images, n times ``fraction`` are in val, rounded up or down, so that all of val is that
     fraction, too; the last image of a class stays in train. Which ones is drawn by ``seed`` from the images'
-    keys, and does not depend on the order of the listing.
+    keys, and does not depend on the order of the listing. Raises UsageError for a source of more than train.
     """
 
     source: Source
     fraction: float
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.source.splits != ("train",):
+            raise UsageError(
+                f"a val fraction needs a source with only train, and this one has "
+                f"{', '.join(self.source.splits)}; leave out --val-fraction, or give the folder of train"
+            )
 
     @property
     def splits(self) -> tuple[str, ...]:

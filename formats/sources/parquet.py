@@ -210,7 +210,6 @@ class RowGroups(Owned):
         self._file = opened(archive, metadata=metadata, read_dictionary=sorted(texts))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def first(self, name: str) -> Any:

@@ -63,7 +63,6 @@ class Array:
 
 
 def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
-    """Return the bytes of a range."""
     start, length = stretch.start, stretch.length
     if not stretch.latin1:
         return window.take(start, start + length)
@@ -112,7 +111,6 @@ class _Reader:
         self._window = window
 
     def skip(self, length: int) -> int:
-        """Skip the next ``length`` bytes, and return their start."""
         start = self.at
         if length > self._window.end - start:
             raise ValueError("it is cut off")

@@ -12,7 +12,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
 from shardprep.formats.sources.coco import coco_folder
-from shardprep.formats.sources.converted import converted_dataset, held_out
+from shardprep.formats.sources.converted import HeldOutVal, converted_dataset
 from shardprep.formats.sources.ilsvrc import (
     IlsvrcSource,
     Tree,
@@ -120,7 +120,7 @@ def recognise(
     else:
         raise UsageError("does not exist", path=path)
     _refuse_others(options, source)
-    return source if options.val_fraction is None else held_out(source, options.val_fraction, seed)
+    return source if options.val_fraction is None else HeldOutVal(source, options.val_fraction, seed)
 
 
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:

@@ -67,7 +67,6 @@ class ByteWindow:
 
     @property
     def length(self) -> int:
-        """The number of bytes."""
         return self.end - self.start
 
     def take(self, start: int, end: int) -> bytes:
@@ -144,7 +143,6 @@ class RecordClasses:
         return labels[[*map(self.texts.label_of, split.texts), UNLABELLED]]
 
     def space(self) -> LabelSpace:
-        """Return the space of all labels."""
         if len(self.texts):
             return self.texts.numbered()[0]
         official = list(official_words())
@@ -249,7 +247,6 @@ class FilesReader(OpeningReader[OpenFiles]):
         return f"{self.path_of(entry)}, byte {entry['offset']}"
 
     def path_of(self, entry: np.void) -> Path:
-        """Return the path of the file that the entry lies in."""
         return self.top / str(entry["path"], "utf-8")
 
     def file_of(self, entry: np.void) -> Any:
@@ -444,7 +441,6 @@ class RecordSource(Source):
 
     @cached_property
     def scanned(self) -> dict[str, RecordContents]:
-        """The contents of each split's files."""
         return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
 
     @cached_property
@@ -489,7 +485,6 @@ class RecordContents(ABC):
         """Return the columns, and whether records have images. Raises UsageError for what is no column."""
 
     def reader(self) -> ByteReader:
-        """Return the reader of the records."""
         return self.READER(self.top, self.schema, self.layout)
 
     def scan(self, names: Iterable[str]) -> Self:
@@ -554,33 +549,14 @@ def key_of(name: str) -> bytes:
 
 
 # Names in lower case, with ``_`` for all that is no letter and no digit
-IMAGES = (
-    *(
-        "image",
-        "img",
-        "image_encoded",
-        "encoded_image",
-        "image_raw",
-        "raw_image",
-        "image_bytes",
-        "image_data",
-    ),
-    *("image_buffer", "encoded", "jpg", "jpeg", "png", "webp", "jpg_bytes", "jpeg_bytes", "png_bytes"),
-    *("webp_bytes", "picture", "photo"),
+IMAGES = re.findall(
+    r"\w+",
+    "image img image_encoded encoded_image image_raw raw_image image_bytes image_data image_buffer encoded jpg jpeg "
+    "png webp jpg_bytes jpeg_bytes png_bytes webp_bytes picture photo",
 )
-LABELS = (
-    *(
-        "label",
-        "labels",
-        "image_class_label",
-        "class",
-        "cls",
-        "class_id",
-        "class_label",
-        "label_id",
-        "target",
-    ),
-    *("category", "category_id"),
+LABELS = re.findall(
+    r"\w+",
+    "label labels image_class_label class cls class_id class_label label_id target category category_id",
 )
 _NO_LETTERS = re.compile(r"[^a-z0-9]+")
 

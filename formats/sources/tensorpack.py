@@ -223,7 +223,6 @@ class _Contents:
         return entries
 
     def reader(self, identity: Identity) -> TarReader:
-        """Return the reader of the entries."""
         if self.form is not None:
             return ItemReader(self._path, identity, self.names, self.form, self.schema)
         return (TextReader if self._as_text else TarReader)(self._path, identity)
@@ -387,7 +386,6 @@ class ItemNames:
 
 
 def _alike(part: Any) -> Any:
-    """Return a value of the same kind that takes no room."""
     if isinstance(part, np.ndarray):
         return np.broadcast_to(np.zeros((), part.dtype), part.shape)
     return type(part)() if isinstance(part, bytes | str | list | dict) else part
