@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.tables import index_dtype
-from support.column_datasets import every_kind, write_columns
+from support.column_datasets import EVERY_KIND, every_kind, write_columns, write_samples
 from support.datasets import converted, prep_here, tree, writable
 from support.exports import mds_array, mds_samples, tfrecord_features, webdataset_samples
 from support.image_files import JPEG
@@ -151,106 +152,154 @@ def test_the_command_says_what_it_wrote(intact: Path, tmp_path: Path) -> None:
     assert '"train-000000.tar"' in machine.stdout
 
 
+ARRAYS = {
+    "flag": np.array(True), "z": np.array([1 + 2j, 3], np.complex64), "empty": np.zeros((0, 3), np.int16),
+    "big": np.array([2**64 - 1], np.uint64), "deep": np.arange(12, dtype=np.float64).reshape(2, 3, 2),
+}  # fmt: skip
+KINDS = {
+    "flag": "bool[]",
+    "z": "complex64[2]",
+    "empty": "int16[*,3]",
+    "big": "uint64[*]",
+    "deep": "float64[2,*,2]",
+}
+FIELDS = [*EVERY_KIND, *Schema(KINDS)]
+
+
 @pytest.fixture(scope="module")
-def with_columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("columns") / "train"
-    write_columns(folder)
-    return folder
+def with_columns(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset with columns of every kind for each format; folders hold no bytes."""
+    made, folder = {}, tmp_path_factory.mktemp("columns")
+    samples = [every_kind(number) | ARRAYS | {"image": JPEG} for number in range(12)]
+    for name, without in (("all", ()), ("folders", ("mask", "sound"))):
+        fields = [field for field in FIELDS if field.name not in without]
+        write_samples(folder / name / "train", samples, Schema(fields))
+        made[name] = folder / name / "train"
+    return {to: made.get(to, made["all"]) for to in FORMATS}
 
 
-def wanted(with_columns: Path) -> list[dict[str, Any]]:
-    """The values of each record, in order; arrays and labels as lists."""
-    with open_dataset(with_columns) as opened:
-        numbers = [int(record.key[1:]) for record in opened]
-    lists = ("boxes", "vector")
-    return [
-        {name: value.tolist() if name in lists else value for name, value in every_kind(number).items()}
-        for number in numbers
-    ]
+def plain(value: Any) -> Any:
+    """An array as lists, with two numbers for a complex one; any other value as it is."""
+    if isinstance(value, np.ndarray):
+        return (np.stack([value.real, value.imag], -1) if value.dtype.kind == "c" else value).tolist()
+    return value
 
 
-def test_webdataset_has_each_column_as_a_file(with_columns: Path, tmp_path: Path) -> None:
-    export(with_columns, tmp_path, to="webdataset", workers=0)
-
-    names = {
-        "mask": "mask.jpg", "sound": "sound.bin", "caption": "caption.txt", "about": "about.json", "age": "age.index",
-        "score": "score.json", "colour": "colour.cls", "tags": "tags.json", "boxes": "boxes.npy", "vector": "vector.npy",
-    }  # fmt: skip
-    read = {"json": json.loads, "cls": int, "index": int, "txt": bytes.decode}
-    for sample, values in zip(webdataset_samples(tmp_path), wanted(with_columns), strict=True):
-        assert sample["jpg"] == JPEG
-        for column, name in names.items():
-            end = name.rpartition(".")[2]
-            if end == "npy":
-                found = np.load(io.BytesIO(sample[name]))
-                assert found.dtype == every_kind(1)[column].dtype
-                assert found.tolist() == values[column]
-            else:
-                assert read.get(end, bytes)(sample[name]) == values[column], name
+def in_webdataset(folder: Path) -> Iterator[dict[str, Any]]:
+    read = {"json": json.loads, "cls": int, "index": int, "txt": bytes.decode, "npy": npy}
+    for sample in webdataset_samples(folder):
+        names = [name.rpartition(".") for name in sample if "." in name]
+        assert {end for _, _, end in names} <= {"jpg", "bin", *read}
+        yield {name: read.get(end, bytes)(sample[f"{name}.{end}"]) for name, _, end in names}
 
 
-def test_parquet_has_each_column_with_its_type(with_columns: Path, tmp_path: Path) -> None:
+def npy(data: bytes) -> np.ndarray:
+    return np.load(io.BytesIO(data))
+
+
+def in_parquet(folder: Path) -> Iterator[dict[str, Any]]:
     pq = pytest.importorskip("pyarrow.parquet")
-    export(with_columns, tmp_path, to="parquet", workers=0)
+    for row in pq.read_table(folder / "train-00000-of-00001.parquet").to_pylist():
+        yield row | {"about": json.loads(row["about"]), "mask": row["mask"]["bytes"]}
 
-    table = pq.read_table(tmp_path / "train-00000-of-00001.parquet")
 
-    for row, values in zip(table.to_pylist(), wanted(with_columns), strict=True):
-        assert row["image"]["bytes"] == row["mask"]["bytes"] == JPEG
-        assert json.loads(row.pop("about")) == values.pop("about")
-        del values["mask"]
-        assert {name: row[name] for name in values} == values
+def in_mds(folder: Path) -> Iterator[dict[str, Any]]:
+    read: dict[str, Callable[[bytes], Any]] = {
+        "bytes": bytes, "str": bytes.decode, "json": json.loads, "jpeg": bytes,
+        "int": lambda data: int.from_bytes(data, "little", signed=True),
+    }  # fmt: skip
+
+    def value_of(encoding: str, data: bytes) -> Any:
+        if encoding in read:
+            return read[encoding](data)
+        kind, *shape = encoding.removeprefix("ndarray:").split(":")
+        if "ndarray" in encoding and not shape:
+            return mds_array(data, kind)
+        sides = [int(side) for side in "".join(shape).split(",") if side]
+        return np.frombuffer(data, kind).reshape(sides)
+
+    for sample in mds_samples(folder):
+        yield {name: value_of(*encoded) for name, encoded in sample.items()}
+
+
+def in_tfrecord(folder: Path) -> Iterator[dict[str, Any]]:
+    raw = {"z": "<f4", "big": "<u8", "deep": "<f8"}
+    texts = {"caption": bytes.decode, "about": json.loads}
+    for features in tfrecord_features(folder):
+        found: dict[str, Any] = {}
+        for name in (field.name for field in FIELDS):
+            (value,) = (
+                list(getattr(features[name], kind).value) for kind in LISTS if features[name].HasField(kind)
+            )
+            if f"{name}/shape" in features:
+                shape = list(features[f"{name}/shape"].int64_list.value)
+                array = np.frombuffer(value[0], raw[name]) if name in raw else np.array(value)
+                found[name] = array.reshape(*shape, 2) if name == "z" else array.reshape(shape)
+            else:
+                found[name] = value if name == "tags" else texts.get(name, lambda one: one)(value[0])
+        yield found
+
+
+LISTS = ("bytes_list", "float_list", "int64_list")
+
+
+def in_folders(folder: Path) -> Iterator[dict[str, Any]]:
+    return map(json.loads, (folder / "metadata.jsonl").read_text().splitlines())
+
+
+COLUMNS_IN = {
+    "webdataset": in_webdataset, "tfrecord": in_tfrecord, "mds": in_mds, "parquet": in_parquet,
+    "croissant": in_parquet, "folders": in_folders,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[pytest.mark.slow] * (to == "tfrecord")) for to in FORMATS]
+)
+def test_columns_of_every_kind_are_read_back(with_columns: dict[str, Path], to: str, tmp_path: Path) -> None:
+    export(with_columns[to], tmp_path, to=to, workers=0)
+
+    found = list(COLUMNS_IN[to](tmp_path))
+
+    with open_dataset(with_columns[to]) as opened:
+        numbers, names = [int(record.key[1:]) for record in opened], opened.schema.names
+    for values, number in zip(found, numbers, strict=True):
+        wanted = every_kind(number) | ARRAYS
+        if to == "tfrecord":
+            wanted["score"] = np.float32(wanted["score"])
+        assert {name: plain(values[name]) for name in names} == {name: plain(wanted[name]) for name in names}
+
+
+def test_arrays_of_webdataset_keep_their_dtypes_and_columns_of_mds_and_parquet_have_types(
+    with_columns: dict[str, Path], tmp_path: Path
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    for to in ("webdataset", "parquet", "mds"):
+        export(with_columns[to], tmp_path / to, to=to, workers=0)
+
+    sample = next(in_webdataset(tmp_path / "webdataset"))
+    table = pq.read_table(tmp_path / "parquet/train-00000-of-00001.parquet")
+    encodings = {name: encoding for name, (encoding, _) in next(mds_samples(tmp_path / "mds")).items()}
+
+    assert all(sample[name].dtype == array.dtype for name, array in ARRAYS.items())
     features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
     assert features["colour"] == {"_type": "ClassLabel", "names": ["blue", "red"]}
     assert features["boxes"]["feature"]["feature"] == {"_type": "Value", "dtype": "float32"}
     assert list(features) == table.column_names
-
-
-def test_mds_has_each_column_with_its_encoding(with_columns: Path, tmp_path: Path) -> None:
-    export(with_columns, tmp_path, to="mds", workers=0)
-
-    encodings = {
+    assert encodings == {
+        "image": "jpeg", "key": "str", "label": "int",
         "mask": "bytes", "sound": "bytes", "caption": "str", "about": "json", "age": "int", "score": "float64",
         "colour": "int", "tags": "ndarray:int32", "boxes": "ndarray:float32", "vector": "ndarray:float16:3",
+        "flag": "uint8", "z": "ndarray:float32:2,2", "empty": "ndarray:int16", "big": "ndarray:uint64",
+        "deep": "ndarray:float64",
     }  # fmt: skip
-    read = {
-        "bytes": bytes, "str": bytes.decode, "json": json.loads,
-        "int": lambda data: int.from_bytes(data, "little", signed=True),
-        "float64": lambda data: float(np.frombuffer(data, "<f8")[0]),
-        "ndarray:int32": lambda data: mds_array(data, "<i4").tolist(),
-        "ndarray:float32": lambda data: mds_array(data, "<f4").tolist(),
-        "ndarray:float16:3": lambda data: np.frombuffer(data, "<f2").tolist(),
-    }  # fmt: skip
-    for sample, values in zip(mds_samples(tmp_path), wanted(with_columns), strict=True):
-        assert {name: sample[name][0] for name in encodings} == encodings
-        assert {name: read[encoding](sample[name][1]) for name, encoding in encodings.items()} == values
 
 
-@pytest.mark.slow
-def test_tfrecord_has_each_column_as_features(with_columns: Path, tmp_path: Path) -> None:
-    export(with_columns, tmp_path, to="tfrecord", workers=0)
-
-    for features, values in zip(tfrecord_features(tmp_path), wanted(with_columns), strict=True):
-        assert list(features["mask"].bytes_list.value) == [JPEG]
-        assert list(features["sound"].bytes_list.value) == [values["sound"]]
-        assert features["caption"].bytes_list.value[0].decode() == values["caption"]
-        assert json.loads(features["about"].bytes_list.value[0]) == values["about"]
-        assert [features[n].int64_list.value[0] for n in ("age", "colour")] == [
-            values["age"],
-            values["colour"],
-        ]
-        assert list(features["score"].float_list.value) == [np.float32(values["score"])]
-        assert list(features["tags"].int64_list.value) == values["tags"]
-        shape = list(features["boxes/shape"].int64_list.value)
-        assert np.reshape(features["boxes"].float_list.value, shape).tolist() == values["boxes"]
-        assert list(features["vector"].float_list.value) == values["vector"]
-
-
-def test_folders_refuse_columns_of_bytes_by_name(with_columns: Path, tmp_path: Path) -> None:
+def test_folders_refuse_columns_of_bytes_by_name(with_columns: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"column mask of kind image cannot be exported to folders: .* export to"
     ):
-        export(with_columns, tmp_path / "out", to="folders", workers=0)
+        export(with_columns["mds"], tmp_path / "out", to="folders", workers=0)
 
     assert not (tmp_path / "out").exists()
 
@@ -266,84 +315,6 @@ def test_records_without_images_are_exported(to: str, tmp_path: Path) -> None:
         assert [*next(mds_samples(tmp_path / "out"))] == ["age", "key", "label"]
     with pytest.raises(UsageError, match="no images"):
         export(tmp_path / "with_columns", tmp_path / "folders", to="folders", workers=0)
-
-
-ARRAYS = {
-    "flag": np.array(True), "z": np.array([1 + 2j, 3], np.complex64), "empty": np.zeros((0, 3), np.int16),
-    "big": np.array([2**64 - 1], np.uint64), "deep": np.arange(12, dtype=np.float64).reshape(2, 3, 2),
-}  # fmt: skip
-KINDS = {
-    "flag": "bool[]",
-    "z": "complex64[2]",
-    "empty": "int16[*,3]",
-    "big": "uint64[*]",
-    "deep": "float64[2,*,2]",
-}
-AS_LISTS = {name: array.tolist() for name, array in ARRAYS.items()} | {"z": [[1.0, 2.0], [3.0, 0.0]]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to", FORMATS)
-def test_arrays_of_every_sort_are_exported(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("support.column_datasets.every_kind", lambda number: {n: ARRAYS[n] for n in KINDS})
-    write_columns(tmp_path / "with_columns", schema=Schema(KINDS))
-
-    export(tmp_path / "with_columns", tmp_path / "out", to=to, workers=0)
-
-    reader = {
-        "webdataset": arrays_in_tar,
-        "mds": arrays_in_mds,
-        "tfrecord": arrays_in_tfrecord,
-        "folders": arrays_in_folders,
-    }.get(to, arrays_in_parquet)
-    found = reader(tmp_path / "out")
-    assert found == (AS_LISTS | {"flag": int(True)} if to in ("mds", "tfrecord") else AS_LISTS)
-
-
-def arrays_in_tar(folder: Path) -> dict[str, Any]:
-    sample = webdataset_samples(folder)[0]
-    found = {name: np.load(io.BytesIO(sample[f"{name}.npy"])) for name in KINDS}
-    return {
-        name: [[v.real, v.imag] for v in array.tolist()] if name == "z" else array.tolist()
-        for name, array in found.items()
-    }
-
-
-def arrays_in_mds(folder: Path) -> dict[str, Any]:
-    sample = next(mds_samples(folder))
-    assert (sample["flag"][0], sample["z"][0]) == ("uint8", "ndarray:float32:2,2")
-    return {
-        "flag": sample["flag"][1][0],
-        "z": np.frombuffer(sample["z"][1], "<f4").reshape(2, 2).tolist(),
-        "empty": mds_array(sample["empty"][1], "<i2").tolist(),
-        "big": mds_array(sample["big"][1], "<u8").tolist(),
-        "deep": mds_array(sample["deep"][1], "<f8").tolist(),
-    }
-
-
-def arrays_in_tfrecord(folder: Path) -> dict[str, Any]:
-    features = next(tfrecord_features(folder))
-    raw = {name: features[name].bytes_list.value for name in KINDS}
-    shapes = {name: list(features[f"{name}/shape"].int64_list.value) for name in KINDS}
-    assert list(features["empty"].int64_list.value) == []
-    return {
-        "flag": features["flag"].int64_list.value[0],
-        "z": np.frombuffer(raw["z"][0], "<f4").reshape(2, 2).tolist(),
-        "empty": np.zeros(shapes["empty"]).tolist(),
-        "big": np.frombuffer(raw["big"][0], "<u8").tolist(),
-        "deep": np.frombuffer(raw["deep"][0], "<f8").reshape(shapes["deep"]).tolist(),
-    }
-
-
-def arrays_in_parquet(folder: Path) -> dict[str, Any]:
-    pq = pytest.importorskip("pyarrow.parquet")
-    row = pq.read_table(folder / "train-00000-of-00001.parquet").to_pylist()[0]
-    return {name: row[name] for name in KINDS}
-
-
-def arrays_in_folders(folder: Path) -> dict[str, Any]:
-    line = json.loads((folder / "metadata.jsonl").read_text().splitlines()[0])
-    return {name: line[name] for name in KINDS}
 
 
 LETTERS = st.sampled_from(
