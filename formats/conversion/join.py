@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 from shardprep.formats.conversion.finish import build_column
 from shardprep.formats.conversion.joined_values import JoinedColumn, Keys, of_array, of_dataset, of_table
@@ -24,10 +22,14 @@ from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCount
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, finished_shards, noting_kept
-from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, remove_unlisted_columns
+from shardprep.formats.shards.columns import (
+    ColumnEntry,
+    DatasetColumns,
+    remove_unlisted_columns,
+    unlisted_columns,
+)
 from shardprep.formats.shards.container import Extent
 from shardprep.formats.shards.dataset import refuse_folder_of_splits
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import checked_index
 
@@ -194,158 +196,120 @@ def join(
             "has its images in an archive; make shards of it with prep convert, and join to those", path=path
         )
     keys = checked_index(path, manifest)["key"]
-    work = _Join(path, manifest, requested(columns, manifest, keys), keys)
-    if not work.to_build and not (path / WORK_FOLDER_NAME).exists():
+    wanted = requested(columns, manifest, keys)
+    added = _new(wanted, manifest, path)
+    files = {entry.field.name: entry.files for entry in manifest.column_entries}
+    damaged = [file for one in wanted for file in files.get(one.field.name, ()) if not file.is_in(path)]
+    to_build = [
+        one
+        for one in wanted
+        if one.field.name not in files or any(file in damaged for file in files[one.field.name])
+    ]
+    if not to_build and not (path / WORK_FOLDER_NAME).exists():
         return Joined(path, manifest, (), ())
-    check_room({path: work.bytes_to_write})
+    check_room({path: _bytes_to_write(path, manifest, to_build)})
+
+    def kept() -> str:
+        done = len(finished_shards(path, JOINED_SUFFIX))
+        return f"{done} of {len(manifest.shards)} shards are done" if done else ""
+
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process in the meantime; try again", path=path)
-        with noting_kept(work.kept):
-            joined = work.result(work_folder, JobRunner(workers, progress=progress))
+        with noting_kept(kept):
+            entries = _built(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
+            if added:
+                manifest = _with_columns(manifest, added, entries)
+                publish_bytes(path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
         work_folder.remove()
-    rebuilt = tuple(file.name for file in work.damaged)
-    return Joined(path, joined, tuple(one.field.name for one in work.added), rebuilt)
+    rebuilt = tuple(file.name for file in damaged)
+    return Joined(path, manifest, tuple(one.field.name for one in added), rebuilt)
 
 
-@dataclass(frozen=True)
-class _Join:
-    """The columns of a join to a dataset with these ``keys``, and those of them that exist already."""
+def _new(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
+    """Return the columns that the dataset lacks. Raises UsageError for one that it has with other values."""
+    known, schema = manifest.source.get(JOINED, []), manifest.schema
+    new = [one for one in columns if one.field.name not in schema]
+    for one in columns:
+        name = one.field.name
+        if name in schema and (one.custody not in known or schema[name] != one.field):
+            raise UsageError(f"has a column {name} with different values; choose another name", path=path)
+    Schema([*schema, *(one.field for one in new)])
+    return new
 
-    path: Path
-    manifest: Manifest
-    columns: Sequence[JoinedColumn]
-    keys: Keys
 
-    @cached_property
-    def added(self) -> list[JoinedColumn]:
-        """The columns that are new. Raises UsageError for one that exists with other values."""
-        known, schema = self.manifest.source.get(JOINED, []), self.manifest.schema
-        new = [one for one in self.columns if one.field.name not in schema]
-        for one in self.columns:
-            name = one.field.name
-            if name in schema and (one.custody not in known or schema[name] != one.field):
-                raise UsageError(
-                    f"has a column {name} with different values; choose another name", path=self.path
-                )
-        Schema([*schema, *(one.field for one in new)])
-        return new
+def _bytes_to_write(path: Path, manifest: Manifest, columns: Sequence[JoinedColumn]) -> int:
+    """Return about how many bytes the columns take that are not there yet.
 
-    @cached_property
-    def damaged(self) -> list[FileEntry]:
-        """The damaged files of columns that were joined before."""
-        files = [file for one in self.columns for file in self._files_of(one)]
-        return [file for file in files if not file.is_in(self.path)]
+    Values in a table are in the work folder, too, until the end. What a join left that was not finished is
+    kept, or removed first.
+    """
+    sizes = [one.values.size() * (2 if one.field.is_fixed else 1) for one in columns]
+    listed = {file.name for file in manifest.files}
+    left = [*unlisted_columns(path, listed), *(path / WORK_FOLDER_NAME).glob("*.rows")]
+    needed = sum(sizes) + ROW_BYTES * manifest.records * len(sizes)
+    return max(0, needed - sum(file.stat().st_size for file in left))
 
-    @cached_property
-    def to_build(self) -> list[JoinedColumn]:
-        """The columns that are new, or damaged."""
-        new = {one.field for one in self.added}
-        return [
-            one
-            for one in self.columns
-            if one.field in new or any(file in self.damaged for file in self._files_of(one))
-        ]
 
-    def _files_of(self, one: JoinedColumn) -> tuple[FileEntry, ...]:
-        """Return the files of a column that was joined before, none for a new one."""
-        columns, name = self.manifest.columns, one.field.name
-        return columns[name].files if columns and name in self.manifest.schema else ()
+def _built(
+    work_folder: WorkFolder,
+    manifest: Manifest,
+    keys: Keys,
+    columns: Sequence[JoinedColumn],
+    runner: JobRunner,
+) -> list[ColumnEntry]:
+    """Begin the join, or go on with it, and return the columns with their files published.
 
-    @cached_property
-    def _guard(self) -> dict[str, Any]:
-        """Values that must be equal when a join is resumed."""
-        return {
-            "joined to": self.manifest.root,
-            "columns": [one.field.to_json() for one in self.to_build],
-            JOINED: [dict(one.custody) for one in self.to_build],
-        }
+    Files of another join that was not finished are removed. Raises PlanMismatch for a table that differs from
+    that in the manifest.
+    """
+    output, custody = work_folder.output, [dict(one.custody) for one in columns]
+    fields = [one.field.to_json() for one in columns]
+    guard = {"joined to": manifest.root, "columns": fields, JOINED: custody}
+    plan, listed = sha256_of(guard), {file.name: file for file in manifest.column_files}
+    try:
+        work_folder.claim(guard)
+    except PlanMismatch:
+        remove_unlisted_columns(output, {file.name for file in manifest.files})
+        work_folder.clear()
+        work_folder.claim(guard)
+    if not columns:
+        return []
+    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
+    shards = [
+        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
+        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
+    ]
+    jobs = (
+        JoinJob(
+            output=output.absolute(),
+            run=work_folder.run.absolute(),
+            shard=shard,
+            container=manifest.container,
+            keys=keys[shard.first : shard.last],
+            columns=tuple(replace(one, values=one.values.only(shard.first, shard.last)) for one in columns),
+            plan=plan,
+            expected_sha256={name: file.sha256 for name, file in listed.items()},
+        )
+        for shard in shards
+    )
+    built, entries = runner.run("join", jobs, work_folder.run, shards), []
+    for one, parts in zip(columns, zip(*built, strict=True), strict=True):
+        entry = build_column(work_folder, one.field, parts, offsets=manifest.offsets)
+        path = output / entry.table.name
+        if listed.get(path.name, entry.table) != entry.table:
+            raise PlanMismatch("was joined with different values", path=path)
+        publish(work_folder.run / path.name, path)
+        entries.append(entry)
+    return entries
 
-    @property
-    def bytes_to_write(self) -> int:
-        """About how many bytes the columns take that are not there yet.
 
-        Values in a table are in the work folder, too, until the end. What a join left that was not finished
-        is kept, or removed first.
-        """
-        sizes = [one.values.size() * (2 if one.field.is_fixed else 1) for one in self.to_build]
-        listed = {file.name for file in self.manifest.files}
-        left = [path for path in self.path.glob("column-*") if path.name not in listed]
-        left += (self.path / WORK_FOLDER_NAME).glob("*.rows")
-        needed = sum(sizes) + ROW_BYTES * len(self.keys) * len(sizes)
-        return max(0, needed - sum(path.stat().st_size for path in left))
-
-    def kept(self) -> str:
-        """Return how many shards the next run keeps; empty if none."""
-        done = len(finished_shards(self.path, JOINED_SUFFIX))
-        return f"{done} of {len(self.manifest.shards)} shards are done" if done else ""
-
-    def result(self, work_folder: WorkFolder, runner: JobRunner) -> Manifest:
-        """Build the columns, and publish the manifest with the new ones; return it."""
-        self._claim(work_folder)
-        if not self.to_build:
-            return self.manifest
-        shards = self._shards()
-        built = runner.run("join", self._jobs(shards, work_folder), work_folder.run, shards)
-        entries = self._tables(built, work_folder)
-        if not self.added:
-            return self.manifest
-        manifest = self._manifest(entries)
-        publish_bytes(self.path / MANIFEST_NAME, manifest.to_bytes(), work_folder.run)
-        return manifest
-
-    def _claim(self, work_folder: WorkFolder) -> None:
-        """Begin the join, or go on with it; files of another one that was not finished are removed."""
-        try:
-            work_folder.claim(self._guard)
-        except PlanMismatch:
-            remove_unlisted_columns(self.path, {file.name for file in self.manifest.files})
-            work_folder.clear()
-            work_folder.claim(self._guard)
-
-    def _shards(self) -> list[PlannedShard]:
-        """Return the dataset's shards, each with its records."""
-        bounds = pairwise(accumulate((shard.records for shard in self.manifest.shards), initial=0))
-        return [
-            PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
-            for number, (shard, (first, last)) in enumerate(zip(self.manifest.shards, bounds, strict=True))
-        ]
-
-    def _jobs(self, shards: Iterable[PlannedShard], work_folder: WorkFolder) -> Iterator[JoinJob]:
-        expected = {file.name: file.sha256 for file in self.manifest.column_files}
-        plan = sha256_of(self._guard)
-        for shard in shards:
-            columns = tuple(
-                replace(one, values=one.values.only(shard.first, shard.last)) for one in self.to_build
-            )
-            yield JoinJob(
-                output=self.path.absolute(),
-                run=work_folder.run.absolute(),
-                shard=shard,
-                container=self.manifest.container,
-                keys=self.keys[shard.first : shard.last],
-                columns=columns,
-                plan=plan,
-                expected_sha256=expected,
-            )
-
-    def _tables(self, built: Sequence[Built], work_folder: WorkFolder) -> list[ColumnEntry]:
-        """Publish the columns' tables. Raises PlanMismatch for one that differs from that in the manifest."""
-        listed = {file.name: file for file in self.manifest.column_files}
-        entries = []
-        for one, parts in zip(self.to_build, zip(*built, strict=True), strict=True):
-            entry = build_column(work_folder, one.field, parts, offsets=self.manifest.offsets)
-            path = self.path / entry.table.name
-            if listed.get(path.name, entry.table) != entry.table:
-                raise PlanMismatch("was joined with different values", path=path)
-            publish(work_folder.run / path.name, path)
-            entries.append(entry)
-        return entries
-
-    def _manifest(self, entries: Sequence[ColumnEntry]) -> Manifest:
-        old, added = self.manifest, [one.field for one in self.added]
-        new = [entry for entry in entries if entry.field in added]
-        columns = DatasetColumns((*old.column_entries, *new), old.records_root, old.has_images)
-        custody = [dict(one.custody) for one in self.added]
-        source = old.source | {JOINED: [*old.source.get(JOINED, []), *custody]}
-        return replace(old, columns=columns, content_root=columns.content_root, source=source)
+def _with_columns(
+    manifest: Manifest, added: Sequence[JoinedColumn], entries: Sequence[ColumnEntry]
+) -> Manifest:
+    """Return the manifest with the entries of the added columns."""
+    fields, custody = [one.field for one in added], [dict(one.custody) for one in added]
+    new = [entry for entry in entries if entry.field in fields]
+    columns = DatasetColumns((*manifest.column_entries, *new), manifest.records_root, manifest.has_images)
+    source = manifest.source | {JOINED: [*manifest.source.get(JOINED, []), *custody]}
+    return replace(manifest, columns=columns, content_root=columns.content_root, source=source)
