@@ -47,9 +47,6 @@ class FetchedDataset:
     complete: bool
 
 
-WORK = "a fetch"
-
-
 @dataclass(frozen=True)
 class LocalCopy:
     """A remote dataset and the folder for it; ``shards`` are the numbers of those to fetch, None for all."""
@@ -61,11 +58,6 @@ class LocalCopy:
     @property
     def manifest(self) -> Manifest:
         return self.remote.manifest
-
-    @property
-    def guard(self) -> dict[str, Any]:
-        """Values that an unfinished copy must have been begun with."""
-        return {"dataset": self.manifest.root}
 
     @property
     def url(self) -> str:
@@ -81,8 +73,8 @@ class LocalCopy:
             raise UsageError("no shard is requested", path=self.url)
         refuse_busy(self.output)
         if not (self.output / MANIFEST_NAME).exists():
-            check_output(self.output, work=WORK)
-            refuse_other_plan(self.output, self.guard, work="fetch")
+            check_output(self.output, work="a fetch")
+            refuse_other_plan(self.output, self._guard, work="fetch")
         elif read_small(self.output / MANIFEST_NAME, MAX_MANIFEST_BYTES) != self.remote.data:
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
@@ -91,37 +83,42 @@ class LocalCopy:
             )
 
     @property
-    def wanted(self) -> tuple[FileEntry, ...]:
-        """The files to fetch: tables first; all where the others are there, since they end the copy."""
-        chosen = self._chosen()
-        names = {file.name for file in chosen}
-        others = [file for file in self.manifest.files if file.name not in names]
-        return chosen if any(self._is_missing(file) for file in others) else (*chosen, *others)
+    def _guard(self) -> dict[str, Any]:
+        """Values that an unfinished copy must have been begun with."""
+        return {"dataset": self.manifest.root}
 
-    def _chosen(self) -> tuple[FileEntry, ...]:
-        manifest = self.manifest
+    @property
+    def wanted(self) -> list[FileEntry]:
+        """The files to fetch: tables first; all where the others are there, since they end the copy."""
+        manifest, columns = self.manifest, self.manifest.column_entries
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
-        columns = manifest.column_entries
-        tables = [*manifest.tables, *(column.table for column in columns)]
         sharded = [manifest.shards, *(column.shards for column in columns if column.shards)]
-        return (*tables, *(shards[number] for number in numbers for shards in sharded))
+        chosen = [*manifest.tables, *(column.table for column in columns)]
+        chosen += [shards[number] for number in numbers for shards in sharded]
+        names = {file.name for file in chosen}
+        others = [file for file in manifest.files if file.name not in names]
+        return chosen if any(map(self._is_missing, others)) else [*chosen, *others]
 
     def _is_missing(self, file: FileEntry) -> bool:
         return _size_of(self.output / file.name) != file.size
 
     def bytes_to_write(self) -> int:
         """Return about how many bytes are still to be written."""
-        missing = filter(self._is_missing, self.wanted)
-        return sum(max(0, file.size - max(0, _size_of(self.part_of(file)))) for file in missing)
-
-    def part_of(self, file: FileEntry) -> Path:
-        """Return the path of an incomplete file, which is named by the digest of the complete one."""
-        return self.output / WORK_FOLDER_NAME / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part"
+        missing = self.downloads(filter(self._is_missing, self.wanted))
+        return sum(max(0, each.entry.size - max(0, _size_of(each.part))) for each in missing)
 
     def downloads(self, files: Iterable[FileEntry]) -> list[Download]:
-        """Return the downloads of these files."""
-        folder = self.remote.folder
-        return [Download(folder, file, self.output / file.name, self.part_of(file)) for file in files]
+        """Return the downloads of these files; an incomplete one is named by the complete one's digest."""
+        folder, parts = self.remote.folder, self.output / WORK_FOLDER_NAME
+        return [
+            Download(
+                folder,
+                file,
+                self.output / file.name,
+                parts / f"{file.sha256.removeprefix('sha256:')}-{file.name}.part",
+            )
+            for file in files
+        ]
 
     def kept(self) -> str:
         """Return how many files are there, of how many; empty if none is."""
@@ -131,7 +128,7 @@ class LocalCopy:
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and right."""
         with noting_kept(self.kept), WorkFolder(self.output) as work_folder:
-            work_folder.claim(self.guard, work="fetch")
+            work_folder.claim(self._guard, work="fetch")
             if kept := self.kept():
                 transfers.progress.note(f"{self.output}: {kept} already; checking them")
             downloads = self.downloads(self.wanted)

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
@@ -65,39 +66,6 @@ JSON_FILES = (MANIFEST_NAME, "upload.json")
 MOST_BYTES = 1 << 16
 
 
-class Fingerprint:
-    """The SHA-256 of a file, and the ETags that stores give to these bytes, from its parts in order.
-
-    S3, and most stores with its interface, give the MD5 of the file, or of a file that came in parts the MD5
-    of the MD5s of these and their number. Others, and buckets with keys of KMS, give something else.
-    """
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._sha256 = hashlib.sha256()
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._md5_of_parts = hashlib.md5(usedforsecurity=False)
-        self._parts = 0
-
-    def add(self, part: bytes) -> None:
-        """Add the next part."""
-        self.size += len(part)
-        self._parts += 1
-        self._sha256.update(part)
-        self._md5.update(part)
-        self._md5_of_parts.update(hashlib.md5(part, usedforsecurity=False).digest())
-
-    @property
-    def sha256(self) -> str:
-        """The digest of all parts."""
-        return f"sha256:{self._sha256.hexdigest()}"
-
-    @property
-    def e_tags(self) -> tuple[str, str]:
-        """The ETags that show these bytes: of the file as a whole, and in these parts."""
-        return self._md5.hexdigest(), f"{self._md5_of_parts.hexdigest()}-{self._parts}"
-
-
 @dataclass(frozen=True)
 class PublishedDataset:
     """One published dataset.
@@ -116,6 +84,8 @@ class PublishedDataset:
     kept: tuple[str, ...]
     already_complete: bool
 
+
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 AT_ONCE = 4
 RETRIES = 10
@@ -164,14 +134,32 @@ def publish(
     local = _datasets(user_path(folder))
     with LoopThread(threads=at_once) as loop:
         transfers = TransferRun(loop, at_once, shown(progress))
-        works = []
-        for split, (source, manifest) in local.items():
+        places = {}
+        for split, (_, manifest) in local.items():
             remote = RemoteFolder(place.child(split) if split else place, policy, writable=True)
-            there = StorePlace(remote, canonical_json({"dataset": manifest.root}))
-            works.append(_Publisher(there, source, manifest, transfers))
-        for work in works:
-            work.begin()
-        return [work.published() for work in works]
+            there = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
+            if not loop.run(there.holds(manifest)):
+                loop.run(there.begin([file.name for file in manifest.files]))
+        return [_published(*local[split], there, transfers) for split, there in places.items()]
+
+
+def _published(
+    folder: Path, manifest: Manifest, place: StorePlace, transfers: TransferRun
+) -> PublishedDataset:
+    """Upload what is missing of the dataset in a folder, and publish the manifest."""
+    run = transfers.loop.run
+    already = run(place.holds(manifest))
+    files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # these last
+    uploads = [Upload(place.remote, file, folder / file.name) for file in files]
+    transfers.run("publish", manifest, uploads)
+    if already:
+        run(place.drop_leftover())
+    else:
+        proven = {each.entry.name: each.stored for each in uploads if each.stored}
+        run(place.finish(manifest.to_bytes(), proven))
+    uploaded = tuple(each.entry.name for each in uploads if not each.is_kept)
+    kept = tuple(each.entry.name for each in uploads if each.is_kept)
+    return PublishedDataset(place.remote.place.url, manifest, uploaded, kept, already)
 
 
 def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
@@ -210,6 +198,13 @@ class StorePlace:
             error.path, error.shard = self.remote.place.url, MANIFEST_NAME
             raise
 
+    async def holds(self, manifest: Manifest) -> bool:
+        """Whether the dataset has its manifest there. Raises PlanMismatch for another one."""
+        found = await self.published()
+        if found is not None and found.root != manifest.root:
+            raise self._taken()
+        return found is not None
+
     async def begin(self, names: Collection[str]) -> None:
         """Claim the place, or go on. ``names`` are those of files that may lie there already.
 
@@ -224,7 +219,7 @@ class StorePlace:
                     path=self.remote.place.url,
                 )
         if not await created(self.remote, CLAIM_NAME, self.claim):
-            await self._check_claim()
+            await self._is_claimed(needed=True)
         if await self.published() is not None:  # another process has finished since: the caller looks again
             await self.drop_claim()
 
@@ -240,7 +235,7 @@ class StorePlace:
                 return
             raise
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
-            raise self.taken()
+            raise self._taken()
         await self.drop_claim()
 
     async def drop_claim(self) -> None:
@@ -267,32 +262,26 @@ class StorePlace:
                     shard=file.name,
                 )
 
-    def taken(self) -> PlanMismatch:
-        """Return the error for a place with another dataset."""
+    def _taken(self) -> PlanMismatch:
         return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
 
-    async def _is_claimed(self) -> bool:
-        """Whether this work was begun there before. Raises PlanMismatch for other work; RemoteFailed."""
+    async def _is_claimed(self, *, needed: bool = False) -> bool:
+        """Whether this work was begun there before.
+
+        Raises PlanMismatch for other work, and with ``needed`` also for none; RemoteFailed.
+        """
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
-        if found not in (None, self.claim):
-            raise self._claimed()
+        if found != self.claim and (needed or found is not None):
+            raise PlanMismatch(
+                f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
+                "beside it there, or choose another URL",
+                path=self.remote.place.url,
+            )
         return found is not None
-
-    async def _check_claim(self) -> None:
-        """Raise PlanMismatch if the place is not claimed for this work any more; RemoteFailed."""
-        if not await self._is_claimed():
-            raise self._claimed()
-
-    def _claimed(self) -> PlanMismatch:
-        return PlanMismatch(
-            f"another dataset is being uploaded there: finish it, or remove {CLAIM_NAME} and the files "
-            "beside it there, or choose another URL",
-            path=self.remote.place.url,
-        )
 
     async def _check(self, proven: Mapping[str, StoredFile]) -> None:
         """Raise RemoteFailed unless all that was proven is still there; PlanMismatch without the claim."""
-        await self._check_claim()
+        await self._is_claimed(needed=True)
         files = await self.remote.files()
         for name, stored in proven.items():
             if files.get(name) != stored and await self.remote.about(name) != stored:
@@ -342,15 +331,15 @@ class Upload:
         that is not the one in the manifest, RemoteDamaged if the stored one is never right, RemoteFailed,
         OSError.
         """
-        local = await self._local_fingerprint()
-        self.is_kept = await self._is_right(local)
+        e_tags = await self._local_e_tags()
+        self.is_kept = await self._is_right(e_tags)
         for tried in range(TRIES):
             if self.stored is not None:
                 break
             await asyncio.sleep(WAIT_S * tried)
             self.done = 0
             await self.remote.write(self.entry.name, self._sent(), self.entry.size)
-            await self._is_right(local)
+            await self._is_right(e_tags)
         if self.stored is None:
             raise RemoteDamaged(
                 f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
@@ -360,14 +349,27 @@ class Upload:
             )
         self.done, self.is_done = self.entry.size, True
 
-    async def _local_fingerprint(self) -> Fingerprint:
-        found = Fingerprint()
+    async def _local_e_tags(self) -> tuple[str, str]:
+        """Hash the local file, and return the ETags that show its bytes: of the whole, and of its parts.
+
+        S3, and most stores with its interface, give the MD5 of the file, or of a file that came in parts the
+        MD5 of the MD5s of these and their number. Others, and buckets with keys of KMS, give something else.
+        """
+        sha256, md5, md5_of_parts = hashlib.sha256(), _md5(), _md5()
+        size = count = 0
+
+        def add(part: bytes) -> None:
+            sha256.update(part)
+            md5.update(part)
+            md5_of_parts.update(_md5(part).digest())
+
         async with aclosing(self._parts()) as parts:
             async for part in parts:
-                await in_thread(found.add, part)
-        if (found.size, found.sha256) != (self.entry.size, self.entry.sha256):
+                await in_thread(add, part)
+                size, count = size + len(part), count + 1
+        if (size, f"sha256:{sha256.hexdigest()}") != (self.entry.size, self.entry.sha256):
             raise ShardDamaged("is not the file that was published; prep repair rebuilds it", path=self.path)
-        return found
+        return md5.hexdigest(), f"{md5_of_parts.hexdigest()}-{count}"
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
         """Yield the local file; the digest would show a changed length."""
@@ -383,12 +385,12 @@ class Upload:
                 yield part
                 self.done += len(part)
 
-    async def _is_right(self, local: Fingerprint) -> bool:
+    async def _is_right(self, e_tags: tuple[str, str]) -> bool:
         """Whether the store has the file; ``stored`` is set if it has."""
         found = await self.remote.about(self.entry.name)
         if found is None or found.size != self.entry.size:
             return False
-        if found.e_tag not in local.e_tags and await self._sha256_there() != self.entry.sha256:
+        if found.e_tag not in e_tags and await self._sha256_there() != self.entry.sha256:
             return False
         self.stored = found
         return True
@@ -403,41 +405,3 @@ class Upload:
         except (AnswerBroken, RemoteMissing):
             return ""
         return f"sha256:{digest.hexdigest()}"
-
-
-@dataclass(frozen=True)
-class _Publisher:
-    """The publishing of the dataset in ``folder``."""
-
-    place: StorePlace
-    folder: Path
-    manifest: Manifest
-    transfers: TransferRun
-
-    def begin(self) -> None:
-        """Claim the place, unless the dataset is published there."""
-        if not self._is_published():
-            self.transfers.loop.run(self.place.begin([file.name for file in self.manifest.files]))
-
-    def published(self) -> PublishedDataset:
-        """Upload what is missing, and publish the manifest."""
-        place, run = self.place, self.transfers.loop.run
-        already = self._is_published()
-        files = sorted(self.manifest.files, key=lambda file: file in self.manifest.tables)  # these last
-        uploads = [Upload(place.remote, file, self.folder / file.name) for file in files]
-        self.transfers.run("publish", self.manifest, uploads)
-        if already:
-            run(place.drop_leftover())
-        else:
-            proven = {each.entry.name: each.stored for each in uploads if each.stored}
-            run(place.finish(self.manifest.to_bytes(), proven))
-        uploaded = tuple(each.entry.name for each in uploads if not each.is_kept)
-        kept = tuple(each.entry.name for each in uploads if each.is_kept)
-        return PublishedDataset(place.remote.place.url, self.manifest, uploaded, kept, already)
-
-    def _is_published(self) -> bool:
-        """Whether this dataset has its manifest there. Raises PlanMismatch for another one."""
-        found = self.transfers.loop.run(self.place.published())
-        if found is not None and found.root != self.manifest.root:
-            raise self.place.taken()
-        return found is not None

@@ -6,16 +6,17 @@ The damaged files, and only these, are made again, with the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.finish import build_column, build_tables, index_of, publish_tables
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
-from shardprep.formats.conversion.prepare import Boxes, boxes_of, check_room
-from shardprep.formats.conversion.shard import BuiltShard, shard_jobs
+from shardprep.formats.conversion.prepare import boxes_of, check_room
+from shardprep.formats.conversion.shard import shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner
@@ -30,7 +31,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_cached,
     remove_leftover,
 )
-from shardprep.formats.shards.columns import ColumnEntry, remove_unlisted_columns
+from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.manifest import Manifest, read_manifest
@@ -87,31 +88,27 @@ def repair(
             raise UsageError("is the URL of a copy; --root is only for a list of images", path=url)
         place = Location.parse(url)
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
-    manifest, report = _found_damaged(path, runner)
+    verified = partial(verify_folder, path, workers=workers, executor=executor, progress=runner.progress)
+    refuse_cached(path)
+    manifest, report = read_manifest(path), verified()
+    _refuse_irreparable(report, path)
     damaged = {finding.file for finding in report.findings} & {file.name for file in manifest.files}
-    if place is None and manifest.columns:
-        damaged -= {file.name for name in manifest.joined for file in manifest.columns[name].files}
+    if place is None:
+        joined = [column for column in manifest.column_entries if column.field.name in manifest.joined]
+        damaged -= {file.name for column in joined for file in column.files}
     if not damaged:
         return report
-    work = _Repair(path, manifest, damaged, runner)
     if place is None:
-        work.rebuild(user_path(source), root)
+        _rebuild(path, manifest, damaged, user_path(source), root, runner)
     else:
-        work.fetch(place)
-    again = _verified(path, runner)
+        _fetch(path, manifest, damaged, place, runner.progress)
+    again = verified()
     again.rebuilt = tuple(sorted(damaged))
     return again
 
 
-def _verified(path: Path, runner: JobRunner) -> Report:
-    return verify_folder(path, workers=runner.workers, executor=runner.executor, progress=runner.progress)
-
-
-def _found_damaged(path: Path, runner: JobRunner) -> tuple[Manifest, Report]:
-    """Verify a dataset that is to be repaired. Raises what repairing raises."""
-    refuse_cached(path)
-    manifest = read_manifest(path)
-    report = _verified(path, runner)
+def _refuse_irreparable(report: Report, path: Path) -> None:
+    """Raise what repairing raises; remove what a finished conversion left in an intact dataset."""
     if report.unchecked:
         raise OperationError(f"could not check {report.unchecked[0]}", path=path)
     for finding in report.findings:
@@ -123,105 +120,90 @@ def _found_damaged(path: Path, runner: JobRunner) -> tuple[Manifest, Report]:
     if not report.findings and not (path / WORK_FOLDER_NAME / PLAN_NAME).exists():  # no join is unfinished
         with suppress(OutputBusy):
             remove_leftover(path)
-    return manifest, report
 
 
-@dataclass(frozen=True)
-class _Repair:
-    """The repair of the ``damaged`` files of a dataset."""
+@contextmanager
+def _working(path: Path, manifest: Manifest, kept: Callable[[], str]) -> Iterator[WorkFolder]:
+    with WorkFolder(path) as work_folder:
+        with noting_kept(kept):
+            yield work_folder
+        remove_unlisted_columns(path, {file.name for file in manifest.files})
+        work_folder.remove()
 
-    path: Path
-    manifest: Manifest
-    damaged: Collection[str]
-    runner: JobRunner
 
-    @contextmanager
-    def _work(self, kept: Callable[[], str]) -> Iterator[WorkFolder]:
-        with WorkFolder(self.path) as work_folder:
-            with noting_kept(kept):
-                yield work_folder
-            remove_unlisted_columns(self.path, {file.name for file in self.manifest.files})
-            work_folder.remove()
-
-    def fetch(self, place: Location) -> None:
-        """Fetch the files from the copy of the dataset at a place. Raises PlanMismatch without one."""
-        with LoopThread(threads=AT_ONCE) as loop:
-            found = loop.run(find_datasets(place, PATIENT)).values()
-            root = self.manifest.root
-            remote = next((remote for remote in found if remote.manifest.root == root), None)
-            if remote is None:
-                raise PlanMismatch(f"has no copy of this dataset, whose root is {root}", path=place.url)
-            files = [file for file in self.manifest.files if file.name in self.damaged]
-            downloads = LocalCopy(remote, self.path, None).downloads(files)
-
-            def kept() -> str:
-                done = sum(each.is_done for each in downloads)
-                return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
-
-            check_room({self.path: sum(file.size for file in files)})
-            with self._work(kept):
-                TransferRun(loop, AT_ONCE, self.runner.progress).run("repair", self.manifest, downloads)
-
-    def rebuild(self, source: Path, root: str | os.PathLike[str] | None) -> None:
-        """Rebuild the files from the source of the dataset."""
-        split, seed = self.manifest.split, self.manifest.plan["seed"]
-        recognised = recognise(source, split=split, options=_options_of(self.manifest, root), seed=seed)
-        listing = recognised.listing(split)
-        planned = _planned_again(listing, self.manifest, self.path)
-        boxes = boxes_of(recognised, listing)
-        files = [self.manifest.shards, *(column.shards for column in self._columns)]
-        needed = {number for some in files for number, shard in enumerate(some) if shard.name in self.damaged}
-        if any(table.name in self.damaged for table in self._tables):  # the rows come from all shards
-            needed = {shard.number for shard in planned.shards}
-        shards = tuple(shard for shard in planned.shards if shard.number in needed)
-        names = {shard.name for shard in shards}
+def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, progress: Progress) -> None:
+    """Fetch the damaged files from the copy of the dataset at a place. Raises PlanMismatch without one."""
+    with LoopThread(threads=AT_ONCE) as loop:
+        found = loop.run(find_datasets(place, PATIENT)).values()
+        remote = next((remote for remote in found if remote.manifest.root == manifest.root), None)
+        if remote is None:
+            raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
+        files = [file for file in manifest.files if file.name in damaged]
+        downloads = LocalCopy(remote, path, None).downloads(files)
 
         def kept() -> str:
-            done = len(names & finished_shards(self.path))
-            return f"{done} of {len(names)} shards are rebuilt" if done else ""
+            done = sum(each.is_done for each in downloads)
+            return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
 
-        with self._work(kept) as work_folder:
-            jobs = shard_jobs(
-                planned,
-                shards,
-                work_folder,
-                expected={file.name: file.sha256 for file in self.manifest.files},
-                wanted=frozenset(self.damaged),
-                home=versions_for(planned.options) if self.runner.executor else None,
-            )
-            built = self.runner.run("repair", jobs, work_folder.run, shards)
-            self._rebuild_tables(work_folder, planned, built, boxes)
+        check_room({path: sum(file.size for file in files)})
+        with _working(path, manifest, kept):
+            TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
 
-    def _rebuild_tables(
-        self, work_folder: WorkFolder, planned: Plan, built: list[BuiltShard], boxes: Boxes | None
-    ) -> None:
-        """Rebuild the damaged tables; each must match the manifest before it is published."""
+
+def _rebuild(
+    path: Path,
+    manifest: Manifest,
+    damaged: set[str],
+    source: Path,
+    root: str | os.PathLike[str] | None,
+    runner: JobRunner,
+) -> None:
+    """Rebuild the damaged files from the source of the dataset.
+
+    Raises PlanMismatch for a table that differs from that in the manifest; then none is published.
+    """
+    split, offsets = manifest.split, manifest.offsets
+    options, seed = _options_of(manifest, root), manifest.plan["seed"]
+    recognised = recognise(source, split=split, options=options, seed=seed)
+    listing = recognised.listing(split)
+    planned = _planned_again(listing, manifest, path)
+    boxes = boxes_of(recognised, listing)
+    tables = [table for table in manifest.tables if table.name in damaged]
+    columns = [column for column in manifest.column_entries if column.table.name in damaged]
+    files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
+    needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
+    if tables or columns:  # their rows come from all shards
+        needed = {shard.number for shard in planned.shards}
+    shards = tuple(shard for shard in planned.shards if shard.number in needed)
+    names = {shard.name for shard in shards}
+
+    def kept() -> str:
+        done = len(names & finished_shards(path))
+        return f"{done} of {len(names)} shards are rebuilt" if done else ""
+
+    with _working(path, manifest, kept) as work_folder:
+        jobs = shard_jobs(
+            planned,
+            shards,
+            work_folder,
+            expected={file.name: file.sha256 for file in manifest.files},
+            wanted=frozenset(damaged),
+            home=versions_for(planned.options) if runner.executor else None,
+        )
+        built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
-        offsets = self.manifest.offsets
-        if any(table.name in self.damaged for table in self.manifest.tables):
+        if tables:
             index = index_of(work_folder, planned, built, offsets=offsets)
             made += build_tables(work_folder, index, built, boxes)
-        names = planned.listing.schema.names
-        for column in self._columns:
-            if column.table.name in self.damaged:
-                parts = [shard.columns[names.index(column.field.name)] for shard in built]
-                made.append(build_column(work_folder, column.field, parts, offsets=offsets).table)
-        wanted = [table for table in self._tables if table.name in self.damaged]
+        for column in columns:
+            number = listing.schema.names.index(column.field.name)
+            parts = [shard.columns[number] for shard in built]
+            made.append(build_column(work_folder, column.field, parts, offsets=offsets).table)
+        wanted = [*tables, *(column.table for column in columns)]
         for table in wanted:
             if table not in made:
-                raise PlanMismatch(
-                    "was made from another source: its bytes differ", path=self.path / table.name
-                )
+                raise PlanMismatch("was made from another source: its bytes differ", path=path / table.name)
         publish_tables(work_folder, [table.name for table in wanted])
-
-    @property
-    def _columns(self) -> tuple[ColumnEntry, ...]:
-        return self.manifest.column_entries
-
-    @property
-    def _tables(self) -> tuple[FileEntry, ...]:
-        """The dataset's tables, and those of its columns."""
-        return (*self.manifest.tables, *(column.table for column in self._columns))
 
 
 def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
