@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.conversion.plan import Plan
-from shardprep.formats.conversion.prepare import Boxes, PreparedSplit
+from shardprep.formats.conversion.prepare import PreparedSplit
 from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, SkippedImage, built_row, row_dtype
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
@@ -26,6 +26,7 @@ from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import (
+    BOX_DTYPE,
     ColumnEntry,
     DatasetColumns,
     column_row,
@@ -140,17 +141,29 @@ def _provenance(listing: Listing) -> dict[str, Any]:
 
 
 def build_tables(
-    work_folder: WorkFolder, index: Rows, built: Sequence[BuiltShard], boxes: Boxes | None
+    work_folder: WorkFolder, index: Rows, built: Sequence[BuiltShard], boxes: Rows | None
 ) -> tuple[FileEntry, ...]:
     """Write the index and, if there are any, boxes and quarantine list into the run's folder."""
     tables = [_made(work_folder, INDEX_NAME, len(index), _table(index))]
     if boxes is not None:
-        rows = boxes.placed(index)
+        rows = _placed(boxes, index)
         tables.append(_made(work_folder, BOXES_NAME, len(rows), _table(rows)))
     skipped = [{"key": s.key, "where": s.where, "reason": s.reason} for b in built for s in b.skipped]
     if skipped:
         tables.append(_made(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
     return tuple(tables)
+
+
+def _placed(boxes: Rows, index: Rows) -> Rows:
+    """Return the boxes in the order of the index, without those of images that are not in it."""
+    by_key = np.argsort(index["key"], kind="stable")
+    sorted_keys = index["key"][by_key]
+    at = np.minimum(np.searchsorted(sorted_keys, boxes["key"]), len(sorted_keys) - 1)
+    is_known = sorted_keys[at] == boxes["key"]
+    rows = boxes[list(BOX_DTYPE.names or ())][is_known].astype(BOX_DTYPE)
+    rows["record"] = by_key[at][is_known]
+    in_order: Rows = rows[np.argsort(rows["record"], kind="stable")]
+    return in_order
 
 
 def _table(rows: Rows) -> Iterator[bytes]:

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
@@ -40,12 +38,12 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
+from shardprep.formats.shards.columns import BOX_DTYPE
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_dtype
-from shardprep.formats.sources.listing import StoredEntries
+from shardprep.formats.sources.listing import GrowingTable, StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
 from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
@@ -134,7 +132,6 @@ def _check_writable(folder: Path) -> None:
     raise OSError(number, os.strerror(number), str(folder))
 
 
-BOXES_AT_ONCE = 1 << 15
 MOST_NAMED = 5  # classes in one line
 IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's digest covers
 
@@ -157,50 +154,19 @@ class ConvertOptions:
     allow_network_fs: bool = False
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """All boxes of a split with their images' keys, 45 bytes each."""
-
-    keys: npt.NDArray[np.bytes_]
-    rows: npt.NDArray[np.void]
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the boxes."""
-        digest = hashlib.sha256(self.keys.tobytes())
-        digest.update(self.rows.tobytes())
-        return digest.hexdigest()
-
-    def placed(self, index: Rows) -> npt.NDArray[np.void]:
-        """Return the rows in the order of the index, without the boxes of images that are not in it."""
-        by_key = np.argsort(index["key"], kind="stable")
-        sorted_keys = index["key"][by_key]
-        at = np.minimum(np.searchsorted(sorted_keys, self.keys), len(sorted_keys) - 1)
-        rows = self.rows.copy()
-        rows["record"] = by_key[at]
-        known = rows[sorted_keys[at] == self.keys]
-        in_order: npt.NDArray[np.void] = known[np.argsort(known["record"], kind="stable")]
-        return in_order
-
-
-def boxes_of(source: Source, listing: Listing) -> Boxes | None:
-    """Read all boxes of a split; None if it has none.
+def boxes_of(source: Source, listing: Listing) -> Rows | None:
+    """Read all boxes of a split, each a row of the boxes' table with its image's key; None if it has none.
 
     Reading errors come before the first shard is built, not after the last.
     """
     boxes = source.boxes(listing.split)
     if boxes is None:
         return None
-    label_of = listing.labels.label_of
-    keys, rows = [np.zeros(0, "S1")], [np.zeros(0, BOX_DTYPE)]
-    while some := list(islice(boxes, BOXES_AT_ONCE)):
-        keys.append(np.array([box.key.encode() for box in some]))
-        found = np.zeros(len(some), BOX_DTYPE)
-        found["label"] = [label_of.get(box.name, UNLABELLED) for box in some]
-        for side in SIDES:
-            found[side] = [getattr(box, side) for box in some]
-        rows.append(found)
-    return Boxes(np.concatenate(keys), np.concatenate(rows))
+    label_of, table = listing.labels.label_of, GrowingTable(np.dtype([("key", "S1"), *BOX_DTYPE.descr]))
+    for box in boxes:
+        sides = box.x_min, box.y_min, box.x_max, box.y_max
+        table.append((box.key.encode(), 0, label_of.get(box.name, UNLABELLED), *sides))
+    return table.finish()
 
 
 @dataclass(frozen=True)
@@ -212,7 +178,7 @@ class PreparedSplit:
 
     output: Path
     planned: Plan
-    boxes: Boxes | None
+    boxes: Rows | None
     shards: Sequence[PlannedShard]
 
     @property
@@ -307,7 +273,7 @@ class PreparedSplit:
             "split": self.listing.split,
             "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
             "images": planned.work_digest,
-            "boxes": self.boxes.digest if self.boxes else None,
+            "boxes": None if self.boxes is None else hashlib.sha256(self.boxes.tobytes()).hexdigest(),
             "writer": ", ".join(f"{name} {value}" for name, value in writer.items()),
         }
 

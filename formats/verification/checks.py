@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, CorruptRecord, ManifestDamaged, ShardDamaged
 from shardprep.formats.images.crop_ready import marked
-from shardprep.formats.images.decode import check_decodes
+from shardprep.formats.images.decode import check_decodes, crashes_decoder
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import NO_IMAGE, ImageFlag
 from shardprep.formats.records.codecs import BadValue
@@ -34,6 +34,7 @@ from shardprep.formats.records.record import (
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
+from shardprep.formats.runtime.workers import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
 from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_small, table_header
@@ -204,6 +205,51 @@ def changes_in(archive: Path, region: Region) -> list[Finding]:
     """Return the finding for a region of an archive that differs from what was indexed, if it does."""
     is_same = hash_region(archive, region) == region.sha256
     return [] if is_same else [Finding(ARCHIVE_NAME, changed_in(archive, region))]
+
+
+def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
+    """Return the findings of a check in one of the ``children``, with the images that crash the decoder.
+
+    A process is used again only if it found nothing: a damaged file may leave a library in disorder. Raises
+    ChildDied if reading the records crashes, ChildLost if a process is killed or takes longer, and
+    OperationError if the system allows no further process.
+    """
+
+    def result(call: Callable[..., CheckResult], *given: range) -> CheckResult:
+        return children.call_within(timeout_s, lambda found: found.is_empty, call, *given)
+
+    def decoded(ordinals: range) -> CheckResult:
+        """Decode these images in one process; if it crashes, each half of them in another one."""
+        try:
+            return result(check.decoded, ordinals)
+        except ChildDied as error:
+            if len(ordinals) == 1:
+                key = children.call_within(timeout_s, lambda key: False, check.key_of, ordinals[0])
+                return CheckResult([Finding(check.entry.name, crashes_decoder(error.signal), key)])
+        half = len(ordinals) // 2
+        return merged(decoded(ordinals[:half]), decoded(ordinals[half:]))
+
+    try:
+        return result(check.found)
+    except ChildDied:
+        if not check.decode:
+            raise
+    found = result(replace(check, decode=False).found)
+    crashed = decoded(range(check.entry.records))
+    if not crashed.findings:
+        problem = "the decoder crashed on its images together, but on none of them alone"
+        crashed.notes.append(Finding(check.entry.name, problem))
+    return merged(found, crashed)
+
+
+def merged(first: CheckResult, second: CheckResult) -> CheckResult:
+    """Return the findings of both, with the digests of the first."""
+    return CheckResult(
+        first.findings + second.findings,
+        first.unchecked + second.unchecked,
+        first.notes + second.notes,
+        first.digests,
+    )
 
 
 @contextmanager

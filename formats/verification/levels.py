@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UsageError
+from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
 from shardprep.formats.records.record import content_root
-from shardprep.formats.runtime.executors import AT_ONCE, ExecutorCall, ExecutorFailed, OtherMachine
-from shardprep.formats.runtime.files import hash_descriptor, user_path
+from shardprep.formats.runtime.executors import (
+    AT_ONCE,
+    ExecutorCall,
+    ExecutorFailed,
+    OtherMachine,
+    other_machine,
+    refuse_other_versions,
+)
+from shardprep.formats.runtime.files import OPEN_FLAGS, Identity, hash_descriptor, user_path
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -47,10 +56,10 @@ from shardprep.formats.verification.checks import (
     FileCheck,
     changes_in,
     check_quarantine,
+    checked,
     false_claims,
 )
 from shardprep.formats.verification.report import CheckResult, Finding, Report, reading
-from shardprep.formats.verification.running import SeenDataset, checked
 
 LEVELS = ("quick", "full", "records", "decode")
 
@@ -58,6 +67,7 @@ LEVELS = ("quick", "full", "records", "decode")
 SHARD_TIMEOUT_S = 600.0
 SLOWEST_BYTES_PER_SECOND = 1e6
 
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 MISSING = "is missing"
 UNFINISHED = "belongs to an unfinished join; the same prep join continues it, another one removes it"
 
@@ -115,6 +125,87 @@ class DatasetFiles:
         for name in sorted(path.name for path in self.folder.iterdir()):
             if name not in known:
                 report.findings.append(Finding(name, "does not belong to the dataset"))
+
+
+@dataclass(frozen=True)
+class SeenDataset:
+    """The dataset of that ``root`` at ``path``, seen by a machine with these ``versions``. Picklable.
+
+    ``archive_bytes`` is the size of the archive that the images are in, None if they are in none or this
+    machine does not see it as it was.
+    """
+
+    path: Path
+    root: str
+    versions: Mapping[str, str]
+    archive_bytes: int | None
+
+    @classmethod
+    def here(cls, path: Path, manifest: Manifest, *, decode: bool) -> Self:
+        """Return the dataset as this machine sees it."""
+        path = path.absolute()
+        archive_bytes: int | None = None
+        with suppress(OSError):
+            if manifest.archive and not manifest.archive.issue(path):
+                archive_bytes = manifest.archive.size
+        return cls(path, manifest.root, _versions(decode=decode), archive_bytes)
+
+    def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
+        """Make a call that reads the file ``name``.
+
+        Raises OtherMachine, before that, unless this machine sees the same dataset and file, and has the same
+        versions. Raises what the call raises.
+        """
+        refuse_other_versions(self.versions, _versions(decode="OpenCV" in self.versions), "verification")
+        if issue := self._issue(name):
+            text = f"does not see the dataset ({issue}); mount it there at the same path"
+            raise other_machine(text, self.path)
+        return call()
+
+    def _issue(self, name: str) -> str:
+        """Say what this machine does not see; empty if it sees all that a check of the file reads."""
+        try:
+            root, sizes = _known(self.path, Identity.of(_status(self.path / MANIFEST_NAME)))
+            if root != self.root:
+                return "its root differs"
+            try:
+                file = _status(self.path / name, os.O_NOFOLLOW)
+            except OSError as error:
+                return "" if error.errno in UNREADABLE else str(error)  # the call reports what is unreadable
+            if not stat.S_ISREG(file.st_mode) or file.st_size != sizes[name]:
+                return f"{name} has another size"
+            archive = self.path / ARCHIVE_NAME
+            if self.archive_bytes is not None and _status(archive).st_size != self.archive_bytes:
+                return f"{ARCHIVE_NAME} has another size"
+        except (OSError, ManifestDamaged, UnknownVersion) as error:
+            return str(error)
+        return ""
+
+
+def _versions(*, decode: bool) -> dict[str, str]:
+    """Return the versions of this machine that decide the findings."""
+    found = {"shardprep": version("shardprep")}
+    if decode:
+        from shardprep.formats.images.opencv import cv2  # start-up time: OpenCV
+
+        found["OpenCV"] = cv2.__version__
+    return found
+
+
+def _status(path: Path, flags: int = 0) -> os.stat_result:
+    """Return the status of a file, which is opened so that NFS asks the server for it."""
+    descriptor = os.open(path, OPEN_FLAGS | flags)
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@lru_cache(maxsize=4)
+def _known(path: Path, manifest: Identity) -> tuple[str, dict[str, int]]:
+    """Return the root, and the size of each file, of the dataset there; a worker checks many files of it."""
+    found = read_manifest(path)
+    return found.root, {file.name: file.size for file in found.files}
 
 
 def verify_folder(
@@ -334,14 +425,17 @@ class _Verification:
         made: dict[int, CheckResult | Exception] = {}
         places, done_records, done_bytes = iter(range(len(files))), 0, 0
 
-        def sent(place: int, seen: SeenDataset) -> ExecutorCall[CheckResult]:
-            name = files[place].name
-            return ExecutorCall(partial(seen.called, name, calls[place]), seen.path, name)
+        sent = []
+        if self.elsewhere is not None:
+            executor, seen = self.elsewhere
+            sent = [
+                ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name)
+                for file, call in zip(files, calls, strict=True)
+            ]
 
         def submit(place: int) -> Future[Any]:
-            if self.elsewhere is not None:
-                executor, seen = self.elsewhere
-                return sent(place, seen).submitted(executor)
+            if sent:
+                return sent[place].submitted(executor)
             with starting_thread():
                 return threads.submit(calls[place])
 
@@ -350,9 +444,8 @@ class _Verification:
                 at_once = count if self.elsewhere is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
                     for place, future in filter(None, finished):
-                        seen = self.elsewhere and self.elsewhere[1]
                         try:
-                            made[place] = sent(place, seen).value_of(future) if seen else future.result()
+                            made[place] = sent[place].value_of(future) if sent else future.result()
                         except (ExecutorFailed, OtherMachine):
                             raise
                         except Exception as error:

@@ -13,7 +13,7 @@ import pytest
 
 from shardprep.formats import repair, verify
 from shardprep.formats.runtime.executors import OtherMachine
-from shardprep.formats.verification import running as seen_dataset
+from shardprep.formats.verification import levels
 from shardprep.formats.verification.levels import LEVELS
 from support.datasets import converted, flip, tree
 from support.engines import Engine, elsewhere, finish
@@ -87,7 +87,7 @@ def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
     with pytest.MonkeyPatch.context() as patch:
 
         def change() -> None:
-            patch.setattr(seen_dataset, "version", lambda package: "99")
+            patch.setattr(levels, "version", lambda package: "99")
 
         refused(dataset, change, patch.undo, "has shardprep 99, but the verification was begun with")
         with pytest.raises(OtherMachine, match="shardprep 99"):
