@@ -46,7 +46,8 @@ from shardprep.formats.sources.trees import (
 
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
-PARTS = ("categories", "images", "annotations")
+PARTS = {"categories": "name", "images": "file_name", "annotations": "image_id"}
+"""The lists of a file of instances, and a name that each of their objects has."""
 COLUMNS = (
     *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
     ("segmentation", "json"),
@@ -143,13 +144,13 @@ class CocoFolder(Source):
         classes = Field("objects", "labels", tuple(found.categories.values()))
         schema = Schema([*(Field(*column) for column in COLUMNS), classes])
         images = TreeReader(one.images, options.follow_symlinks, IMAGE_COLUMNS)
-        ids, places = tuple(found.categories), (found.images, found.offsets)
+        ids = tuple(found.categories)
         return Listing(
             split,
             self.LAYOUT,
             found.entries,
             LabelSpace.of(()),
-            CocoReader(images, one.instances, found.identity, schema, ids, *places),
+            CocoReader(images, one.instances, found.identity, schema, ids, found.images, found.places),
             archives=(archive_of(one.instances),),
             problems=found.problems,
             ignored=dict(found.ignored),
@@ -168,10 +169,10 @@ def has_instances(path: Path) -> bool:
     """Whether the first object in a file is one of COCO's."""
     with ArchiveFile(path) as file:
         try:
-            one = next(iter(JsonObjects(file, PARTS)))
+            part, _, value = next(objects_in(JsonText(file)))
         except (ValueError, RecursionError, StopIteration):
             return False
-    return {"images": "file_name", "annotations": "image_id", "categories": "name"}[one.part] in one.value
+    return PARTS[part] in value
 
 
 def refuse_coco_file(path: Path) -> None:
@@ -220,27 +221,28 @@ def _name_of(instances: Path) -> str:
 class CocoInstances:
     """The images and annotations of a split; what cannot be used is among the problems.
 
-    ``categories`` has the names by their ids, in ascending order of these, ``entries`` a row per image, with
-    the offset of its object; ``offsets`` are those of the annotations, and ``images`` the offset of the image
-    of each, ascending. ``ignored`` counts the files that are left out. Raises SourceDamaged, with the place,
-    where the file is not what COCO's are.
+    ``categories`` has the names by their ids, in ascending order of these, and ``entries`` a row per image,
+    with the offset of its object. ``places`` are the offsets and sizes of the annotations, and ``images`` the
+    offset of the image of each, ascending. ``ignored`` counts the files that are left out. Raises
+    SourceDamaged, with the place, where the file is not what COCO's are.
     """
 
     def __init__(self, split: CocoSplit, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
         self.categories: dict[int, str] = {}
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
-        self._path, self._folder = split
-        self._table = EntryTable(self._path, self.problems, [("image_length", "<i8")])
+        self._path = split.instances
+        self._walk = FolderWalk(split.images, follow_symlinks, self.problems)
+        more = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4")]
+        self._table = EntryTable(self._path, self.problems, more)
         self._ids = array("q")
         self._annotations = tuple(array("q") for _ in range(4))  # offset, size, image, category
-        walk = FolderWalk(self._folder, follow_symlinks, self.problems)
         with ArchiveFile(self._path) as file:
-            objects = JsonObjects(file, PARTS)
-            with self._at(objects):
-                for one in objects:
-                    with self.problems.collected(one.part), self._at(objects):
-                        self._add(one, objects.offset - one.offset, walk)
+            text = JsonText(file)
+            with self._at(text):
+                for part, offset, value in objects_in(text):
+                    with self.problems.collected(part), self._at(text):
+                        self._add(part, value, offset, text.offset - offset)
             self.identity = file.identity
         names, used = Counter(self.categories.values()), set(self._annotations[3])
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
@@ -248,62 +250,62 @@ class CocoInstances:
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
             raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
         self.entries = self._table.finish()
-        self._place_annotations()
+        self.images, self.places = self._placed()
         advice = f"is in no object of {self._path.name}; remove it, or add one"
-        self.ignored = add_unlisted(walk, "", self.entries["path"], advice)
+        self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
 
-    def _at(self, objects: JsonObjects) -> AbstractContextManager[None]:
-        return foreign_file(self._path, "copy it again", place=lambda: f"before byte {objects.offset}: ")
+    def _at(self, text: JsonText) -> AbstractContextManager[None]:
+        return foreign_file(self._path, "copy it again", place=lambda: f"before byte {text.offset}: ")
 
-    def _add(self, one: CocoObject, size: int, walk: FolderWalk) -> None:
-        number = _id_in(one.value, "id")
-        if one.part == "images":
-            sides_in(one.value)
-            name = one.value.get("file_name")
+    def _add(self, part: str, value: dict[str, Any], offset: int, size: int) -> None:
+        number = _id_in(value, "id")
+        if part == "images":
+            sides = sides_in(value)
+            name = value.get("file_name")
             if not isinstance(name, str):
                 raise ValueError(f"the image {number} has no file_name")
-            place = place_below(name, [self._folder])
-            file = walk.find(place)
+            place = place_below(name, [self._walk.top])
+            file = self._walk.find(place)
             if file is None:
-                raise SourceIncomplete("is missing; add it", path=self._folder / place)
-            key, size = record_key("", place), file.size
-            if self._table.append(key, UNLABELLED, length=size, offset=one.offset, file=file, more=(size,)):
+                raise SourceIncomplete("is missing; add it", path=self._walk.top / place)
+            more, key = (file.size, *sides), record_key("", place)
+            if self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more):
                 self._ids.append(number)
-        elif one.part == "annotations":
-            box_in(one.value)
-            image, category = _id_in(one.value, "image_id"), _id_in(one.value, "category_id")
-            for column, value in zip(self._annotations, (one.offset, size, image, category), strict=True):
-                column.append(value)
+        elif part == "annotations":
+            box_in(value)
+            row = offset, size, _id_in(value, "image_id"), _id_in(value, "category_id")
+            for column, each in zip(self._annotations, row, strict=True):
+                column.append(each)
         else:
-            name = one.value.get("name")
+            name = value.get("name")
             if not isinstance(name, str) or not name or number in self.categories:
                 raise ValueError(f"the category {number} has no name, or occurs twice")
             self.categories[number] = name
-            if one.value.get("supercategory") == "none":  # as Roboflow writes the first one
+            if value.get("supercategory") == "none":  # as Roboflow writes the first one
                 self._heads.add(number)
 
-    def _place_annotations(self) -> None:
-        """Set the places of the annotations, by image, and count their bytes as the images'."""
+    def _placed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the offset of the image of each annotation, ascending, and their own offsets and sizes.
+
+        These bytes are counted as the images'.
+        """
         offsets, sizes, images, categories = (np.array(column, np.int64) for column in self._annotations)
         ids = np.array(self._ids, np.int64)
         by_id = np.argsort(ids, kind="stable")
-        if len(ids) > 1 and (np.diff(ids[by_id]) == 0).any():
+        if (np.diff(ids[by_id]) == 0).any():
             self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
-        at = np.minimum(np.searchsorted(ids[by_id], images), max(len(ids) - 1, 0))
-        known = ids[by_id][at] == images if len(ids) else np.zeros(len(images), np.bool_)
-        known_categories = np.isin(categories, [*self.categories])
-        checks = ((known, "an image"), (known_categories, "a category"))
+        known = np.isin(images, ids)
+        checks = ((known, "an image"), (np.isin(categories, [*self.categories]), "a category"))
         for is_known, what in () if self.problems else checks:
             for at_byte in offsets[~is_known].tolist():
                 missing = f"refers to {what} that does not exist; copy it again"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
-        record = by_id[at[known]]
+        record = by_id[np.searchsorted(ids, images[known], sorter=by_id)]
         self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
         order = np.argsort(of_image, kind="stable")
-        self.images: npt.NDArray[np.int64] = of_image[order]
-        self.offsets: npt.NDArray[np.int64] = offsets[known][order]
+        return of_image[order], np.stack([offsets[known], sizes[known]], axis=1)[order]
 
 
 def _id_in(value: dict[str, Any], name: str) -> int:
@@ -317,8 +319,8 @@ def _id_in(value: dict[str, Any], name: str) -> int:
 class CocoReader(ImagesAndFile):
     """Reader of images below a folder, and of their annotations in the file at ``path``, each in its place.
 
-    ``categories`` are the ids, in the order of the classes. ``annotations`` are the offsets of annotations,
-    and ``image_of`` those of the image of each, ascending; an entry's offset is that of its image's object.
+    ``categories`` are the ids, in the order of the classes. ``annotations`` are the offsets and sizes of
+    annotations, and ``image_of`` has the entry's offset of each, ascending.
     """
 
     schema: Schema
@@ -331,16 +333,17 @@ class CocoReader(ImagesAndFile):
         return replace(self, image_of=self.image_of[wanted], annotations=self.annotations[wanted])
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        objects, offset = JsonObjects(self.opened[1], ()), int(entry["offset"])
+        file, offset = self.opened[1], int(entry["offset"])
         first, last = np.searchsorted(self.image_of, [offset, offset + 1])
-        with foreign_file(self.path, "start again", place=lambda: f"byte {offset}: "):
-            image = objects.at(offset)
-            found = [objects.at(place) for place in sorted(self.annotations[first:last].tolist())]
+        sides = (int(entry["width"]), int(entry["height"]))
+        with foreign_file(self.path, "start again", place=lambda: f"the image at byte {offset}: "):
+            places = sorted(self.annotations[first:last].tolist())
+            found = [_DECODER.decode(file.read_at(size, at).decode()) for at, size in places]
             labels = [self.categories.index(one["category_id"]) for one in found]
             boxes = np.array([box_in(one) for one in found], np.float64).reshape(-1, 4)  # in pixels
             corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
             values = (
-                np.clip(corners / (sides_in(image) * 2), 0, 1).astype(np.float32),
+                np.clip(corners / (sides * 2), 0, 1).astype(np.float32),
                 np.array(labels, np.int32),
                 np.array([bool(one.get("iscrowd")) for one in found], np.bool_),
                 [one.get("segmentation") for one in found],
@@ -349,65 +352,57 @@ class CocoReader(ImagesAndFile):
         return tuple(field.codec.encode(value) for field, value in zip(self.schema, values, strict=True))
 
 
-class CocoObject(NamedTuple):
-    """An object of one of the lists: the name of the list, the object's offset in the file, and its value."""
+class JsonText:
+    """The text of a JSON file, of which one value, at most MAX_OBJECT_BYTES, is in memory at a time.
 
-    part: str
-    offset: int
-    value: dict[str, Any]
-
-
-class JsonObjects:
-    """The objects in the lists at the top of a JSON file, with their places.
-
-    One object, at most MAX_OBJECT_BYTES, is in memory at a time. Raises ValueError for anything else than an
-    object of lists of objects; other parts of it are passed over.
+    All methods raise ValueError for anything else than they expect.
     """
 
-    def __init__(self, file: ArchiveFile, parts: tuple[str, ...]) -> None:
-        self._file, self._parts = file, parts
-        self._text = ""  # a character for each byte from ``_start``, so that places are those in the file
+    def __init__(self, file: ArchiveFile) -> None:
+        self._file = file
         self._start = self._at = 0
-
-    def __iter__(self) -> Iterator[CocoObject]:
-        for _ in self._items("{", "}"):
-            name = self._value()
-            self._expect(":")
-            if name not in self._parts:
-                self._value()
-                continue
-            for offset in self._items("[", "]"):
-                yield CocoObject(name, offset, self._object())
-        if self._next():
-            raise ValueError("has more after its end; keep one JSON object in it")
-
-    def _items(self, begin: str, end: str) -> Iterator[int]:
-        """Yield the offset of each item between the marks; the caller reads it."""
-        self._expect(begin)
-        while self._next() != end:
-            yield self.offset
-            if self._next() != end:
-                self._expect(",")
-        self._expect(end)
-
-    def at(self, offset: int) -> dict[str, Any]:
-        """Return the object at its place. Raises ValueError if there is none."""
-        self._start, self._at, self._text = offset, 0, ""
-        return self._object()
+        self._text = ""  # a character for each byte from ``_start``, so that places are those in the file
 
     @property
     def offset(self) -> int:
         """The place in the file of the next byte to read."""
         return self._start + self._at
 
-    def _object(self) -> dict[str, Any]:
-        if self._next() != "{":
-            raise ValueError("expected a JSON object")
-        return cast(dict[str, Any], self._value())
+    def next(self) -> str:
+        """Return the next character that is no space, and go there; empty at the end."""
+        while True:
+            space = _SPACE.match(self._text, self._at)
+            self._at = space.end() if space else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._is_all:
+                return ""
+            self._read()
 
-    def _value(self) -> Any:
+    def expect(self, mark: str) -> None:
+        """Go behind the mark, which is next."""
+        if self.next() != mark:
+            raise ValueError(f"expected {mark!r}, not {self.next()!r}")
+        self._at += 1
+
+    def items(self, begin: str, end: str) -> Iterator[int]:
+        """Yield the offset of each item between the marks; the caller reads it."""
+        self.expect(begin)
+        while self.next() != end:
+            yield self.offset
+            if self.next() != end:
+                self.expect(",")
+        self.expect(end)
+
+    def object(self) -> dict[str, Any]:
+        """Return the object that is next."""
+        if self.next() != "{":
+            raise ValueError("expected a JSON object")
+        return cast(dict[str, Any], self.value())
+
+    def value(self) -> Any:
         """Return the value that is next, of any type."""
-        self._next()
+        self.next()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
@@ -422,22 +417,6 @@ class JsonObjects:
         raw, self._at = self._text[self._at : end], end
         return value if raw.isascii() else _DECODER.decode(raw.encode("latin-1").decode())
 
-    def _expect(self, mark: str) -> None:
-        if self._next() != mark:
-            raise ValueError(f"expected {mark!r}, not {self._next()!r}")
-        self._at += 1
-
-    def _next(self) -> str:
-        """Return the next character that is no space, and go there; empty at the end."""
-        while True:
-            space = _SPACE.match(self._text, self._at)
-            self._at = space.end() if space else self._at
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if self._is_all:
-                return ""
-            self._read()
-
     @property
     def _is_all(self) -> bool:
         return self._start + len(self._text) >= self._file.end
@@ -449,6 +428,20 @@ class JsonObjects:
         if not piece:
             raise ValueError("ends too early; copy it again")
         self._start, self._at, self._text = self._start + self._at, 0, left + piece.decode("latin-1")
+
+
+def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield the name of the list, the offset and the value of each object in COCO's lists."""
+    for _ in text.items("{", "}"):
+        name = text.value()
+        text.expect(":")
+        if name not in PARTS:
+            text.value()
+            continue
+        for offset in text.items("[", "]"):
+            yield name, offset, text.object()
+    if text.next():
+        raise ValueError("has more after its end; keep one JSON object in it")
 
 
 def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,136 +199,135 @@ class PairedFolders(Source):
         return f"{super().description}, with {', '.join(self.source_options.pairs)}"
 
     def listed(self, split: str, known: Entries | None) -> Listing:
-        labels, problems, matched = self._found
-        one, follow = matched[split], self.source_options.follow_symlinks
-        places = [(one.folders.images, IMAGE_COLUMNS)]
-        places += zip(one.folders.partners.values(), map(pair_columns, count()), strict=False)
+        labels, problems, of_split = self._found
+        folders, follow = self.of_split[split], self.source_options.follow_symlinks
+        entries, ignored = of_split[split]
+        readers = [TreeReader(folders.images, follow, IMAGE_COLUMNS)]
+        for number, folder in enumerate(folders.partners.values()):
+            readers.append(TreeReader(folder, follow, pair_columns(number)))
         return Listing(
             split,
             self.LAYOUT,
-            one.entries,
+            entries,
             labels,
-            PairedReader(tuple(TreeReader(folder, follow, columns) for folder, columns in places)),
+            PairedReader(tuple(readers)),
             problems=problems,
-            ignored=dict(one.ignored),
+            ignored=dict(ignored),
             notes=other_folders_note(self.root, self.folders),
             options=self.source_options.kept("follow_symlinks", "pairs"),
             schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
         )
 
     @cached_property
-    def _found(self) -> tuple[LabelSpace, Problems, dict[str, _Matched]]:
-        problems, numbers = Problems(), ListedClasses()
-        matched = {
-            split: _Matched(folders, numbers, problems, follow=self.source_options.follow_symlinks)
-            for split, folders in self.of_split.items()
-        }
-        labels, label_of = numbers.numbered()
-        looked_at = (
-            {self.root.parent} if any(one.images == self.root for one in self.of_split.values()) else set()
-        )
-        for one in matched.values():
-            one.entries["label"] = label_of[one.entries["label"]]
-            if one.folders.images.parent not in looked_at:
-                self._look_beside(one)
-                looked_at.add(one.folders.images.parent)
-        return labels, problems, matched
+    def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
+        """The classes, the problems, and the entries of each split with the files that were left out."""
+        problems, classes, looked_at = Problems(), ListedClasses(), set[Path]()
+        found = {}
+        for split, folders in self.of_split.items():
+            walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
+            found[split] = _paired(folders, walk, classes), walk.ignored
+            if folders.images == self.root:
+                looked_at.add(self.root.parent)
+        labels, label_of = classes.numbered()
+        for split, (entries, ignored) in found.items():
+            entries["label"] = label_of[entries["label"]]
+            images = self.of_split[split].images
+            if images.parent not in looked_at:
+                looked_at.add(images.parent)
+                self._look_beside(images, problems, ignored)
+        return labels, problems, found
 
-    def _look_beside(self, one: _Matched) -> None:
+    def _look_beside(self, images: Path, problems: Problems, ignored: Counter[str]) -> None:
         """Count the images beside a split's folder, and refuse other folders in one of splits alone."""
-        images, used = one.folders.images, self.folders
         is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
         for each in sorted(images.parent.iterdir()):
             if not each.is_dir():
                 if each.name.lower().endswith(IMAGE_SUFFIXES):
-                    one.ignored[OUTSIDE] += 1
+                    ignored[OUTSIDE] += 1
             elif is_of_splits and holds_images(each):
                 no_split = "has images, but is not a split; rename it to train, val or test, or move it away"
-                if not any(folder.is_relative_to(each.resolve()) for folder in used):
-                    one.refuse(each, no_split)
+                if not any(folder.is_relative_to(each.resolve()) for folder in self.folders):
+                    problems.add(SourceDamaged(no_split, path=each))
 
 
-class _Matched:
-    """The images of one split with their partners; ``ignored`` counts the images that were left out."""
-
-    def __init__(
-        self, folders: PairedSplit, labels: ListedClasses, problems: Problems, *, follow: bool
-    ) -> None:
-        self.folders, self._problems, self._follow = folders, problems, follow
-        self.ignored: Counter[str] = Counter()
-        left = {name: self._by_stem(folder) for name, folder in folders.partners.items()}
-        top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
-        inside = [folder.relative_to(top) for folder in resolved if folder.is_relative_to(top)]
-        if Path() in inside:
-            raise UsageError(
-                "holds the images themselves; name another folder with --pair", path=folders.images
+def _paired(folders: PairedSplit, walk: FolderWalk, classes: ListedClasses) -> Entries:
+    """Return the images of one split with their partners; problems are added to those of the walk."""
+    left = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
+    top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
+    inside = tuple(
+        f"{folder.relative_to(top).as_posix()}/" for folder in resolved if folder.is_relative_to(top)
+    )
+    if "./" in inside:
+        raise UsageError("holds the images themselves; name another folder with --pair", path=folders.images)
+    columns = [("image_length", "<i8")]
+    for number in range(len(left)):
+        columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
+    table, alone = EntryTable(folders.images, walk.problems, columns), []
+    for file in _images_below(walk):
+        if file.path.startswith(inside):
+            continue
+        stem = _stem(file.path)
+        found = {name: files.pop(stem, None) for name, files in left.items()}
+        partners = [partner for partner in found.values() if partner is not None]
+        alone += [(name, stem, file) for name, partner in found.items() if partner is None]
+        if len(partners) == len(found):
+            table.append(
+                record_key(file.path.partition("/")[0], file.path),
+                classes.of_folder(file.path),
+                length=file.size + sum(partner.size for partner in partners),
+                file=file,
+                more=(file.size, *(part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))),
             )
-        columns = [("image_length", "<i8")]
-        for number in range(len(left)):
-            columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
-        table, missing = EntryTable(folders.images, problems, columns), []
-        for file in self._images(folders.images):
-            if file.path.startswith(tuple(f"{folder.as_posix()}/" for folder in inside)):
-                continue
-            stem = _stem(file.path)
-            found = {name: files.pop(stem, None) for name, files in left.items()}
-            partners = [partner for partner in found.values() if partner is not None]
-            missing += [(name, stem, file) for name, partner in found.items() if partner is None]
-            if len(partners) == len(found):
-                more = (part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))
-                table.append(
-                    record_key(file.path.partition("/")[0], file.path),
-                    labels.of_folder(file.path),
-                    length=file.size + sum(partner.size for partner in partners),
-                    file=file,
-                    more=(file.size, *more),
-                )
-        if missing:
-            self._refuse_alone(missing, left)
-        for name, files in left.items():
-            surplus = f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
-            for file in files.values():
-                self.refuse(folders.partners[name] / file.path, surplus)
-        self.entries = table.finish()
+    if alone:
+        _refuse_alone(folders, walk.problems, alone, left)
+    for name, files in left.items():
+        surplus = (
+            f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
+        )
+        for file in files.values():
+            walk.problems.add(SourceDamaged(surplus, path=folders.partners[name] / file.path))
+    return table.finish()
 
-    def refuse(self, path: Path, wrong: str, kind: str = "") -> None:
-        """Add a problem with a file or folder."""
-        self._problems.add(SourceDamaged(wrong, path=path), kind)
 
-    def _by_stem(self, folder: Path) -> dict[str, FoundFile]:
-        found: dict[str, FoundFile] = {}
-        for file in self._images(folder):
-            if (first := found.setdefault(_stem(file.path), file)) is not file:
-                self.refuse(folder / file.path, _TWICE.format(first.path), "twice")
-            elif file.size > MAX_IMAGE_BYTES:
-                most = f"but an image has at most {MAX_IMAGE_BYTES}; remove it"
-                self.refuse(folder / file.path, f"has {file.size} bytes, {most}", "too large")
-        return found
+def _images_below(walk: FolderWalk) -> Iterator[FoundFile]:
+    return (file for file in walk.files_below() if not walk.is_left_out(file))
 
-    def _images(self, folder: Path) -> Iterator[FoundFile]:
-        walk = FolderWalk(folder, self._follow, self._problems, self.ignored)
-        return (file for file in walk.files_below() if not walk.is_left_out(file))
 
-    def _refuse_alone(
-        self, missing: Iterable[tuple[str, str, FoundFile]], left: Mapping[str, dict[str, FoundFile]]
-    ) -> None:
-        """Refuse images without a partner; name a similar one, which then does not count as left over."""
-        alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
-        of_stem: dict[str, list[str]] = {}
-        for path in _files_below(self.folders.images):
-            if path.lower().endswith(IMAGE_SUFFIXES):
-                of_stem.setdefault(_stem(path), []).append(path)
-        for name, stem, file in missing:
-            if others := [path for path in of_stem.get(stem, []) if path != file.path]:
-                self.refuse(self.folders.images / file.path, _TWICE.format(others[0]), "twice")
-                continue
-            wanted = _folded(stem)
-            near = alike[name][bisect_left(alike[name], (wanted, "")) :][:1]
-            is_near = near and re.fullmatch(rf"{re.escape(wanted)}([\W_].*)?", near[0][0])
-            meant = left[name].pop(near[0][1], None) if is_near else None
-            advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
-            lacking = f"has no {name} in {self.folders.partners[name]}; {advice}"
-            self.refuse(self.folders.images / file.path, lacking, f"no {name}")
+def _by_stem(walk: FolderWalk) -> dict[str, FoundFile]:
+    found: dict[str, FoundFile] = {}
+    for file in _images_below(walk):
+        if (first := found.setdefault(_stem(file.path), file)) is not file:
+            walk.problems.add(SourceDamaged(_TWICE.format(first.path), path=walk.top / file.path), "twice")
+        elif file.size > MAX_IMAGE_BYTES:
+            large = f"has {file.size} bytes, but an image has at most {MAX_IMAGE_BYTES}; remove it"
+            walk.problems.add(SourceDamaged(large, path=walk.top / file.path), "too large")
+    return found
+
+
+def _refuse_alone(
+    folders: PairedSplit,
+    problems: Problems,
+    alone: Iterable[tuple[str, str, FoundFile]],
+    left: Mapping[str, dict[str, FoundFile]],
+) -> None:
+    """Refuse images without a partner; name a similar one, which then does not count as left over."""
+    alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
+    of_stem: dict[str, list[str]] = {}
+    for path in _files_below(folders.images):
+        if path.lower().endswith(IMAGE_SUFFIXES):
+            of_stem.setdefault(_stem(path), []).append(path)
+    for name, stem, file in alone:
+        if others := [path for path in of_stem.get(stem, []) if path != file.path]:
+            twice = SourceDamaged(_TWICE.format(others[0]), path=folders.images / file.path)
+            problems.add(twice, "twice")
+            continue
+        wanted = _folded(stem)
+        near = alike[name][bisect_left(alike[name], (wanted, "")) :][:1]
+        is_near = near and re.fullmatch(rf"{re.escape(wanted)}([\W_].*)?", near[0][0])
+        meant = left[name].pop(near[0][1], None) if is_near else None
+        advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
+        lacking = f"has no {name} in {folders.partners[name]}; {advice}"
+        problems.add(SourceDamaged(lacking, path=folders.images / file.path), f"no {name}")
 
 
 def _stem(path: str) -> str:

@@ -120,15 +120,17 @@ class Problems:
         """The number of cases of all kinds."""
         return sum(problem.count for problem in self)
 
-    def add(self, error: ShardprepError | OSError, kind: str = "") -> None:
-        """Add a case. Cases of one ``kind`` are counted together; by default these have one message."""
+    def add(self, error: ShardprepError | OSError, kind: str = "", count: int = 1) -> None:
+        """Add cases. Those of one ``kind`` are counted together; by default these have one message."""
         alike = error.message if isinstance(error, ShardprepError) else error.strerror
-        self._count(kind or alike or type(error).__name__, Problem(error))
+        kind = kind or alike or type(error).__name__
+        known = self._of_kind.get(kind, Problem(error, 0))
+        self._of_kind[kind] = replace(known, count=known.count + count)
 
     def merge(self, others: Problems) -> None:
         """Add all cases of ``others``."""
         for kind, problem in others._of_kind.items():
-            self._count(kind, problem)
+            self.add(problem.first, kind, problem.count)
 
     @contextmanager
     def collected(self, kind: str = "") -> Iterator[None]:
@@ -144,10 +146,6 @@ class Problems:
             return
         first, *others = self
         raise first.error("".join(f"; also: {other}" for other in others))
-
-    def _count(self, kind: str, problem: Problem) -> None:
-        known = self._of_kind.get(kind)
-        self._of_kind[kind] = replace(known, count=known.count + problem.count) if known else problem
 
 
 Entries = npt.NDArray[np.void]

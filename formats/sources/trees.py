@@ -89,15 +89,15 @@ class FolderWalk:
     With ``follow_symlinks`` a link is taken for what it points to, inside ``top`` or not; only a link to
     nothing, and one to a folder that it lies in, are problems.
 
-    All methods raise OSError. Without ``follow_symlinks`` they raise SourceDamaged if ``top``, or a folder on
-    the way, is a link, even if it becomes one during the walk.
+    All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top``, or a folder on the
+    way, is a link, even if it becomes one during the walk.
     """
 
     top: Path
     follow_symlinks: bool = False
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
-    _sound: set[str] = field(default_factory=set, repr=False, compare=False)  # folders behind no link
+    _sound: set[str] = field(default_factory=set, init=False, repr=False)  # folders behind no link
 
     def folders(self, place: str = "") -> list[str]:
         """Return the folders' names in the folder ``place``; files, odd ones included, are passed over."""
