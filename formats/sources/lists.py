@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -213,10 +213,8 @@ class ListedImages:
                         raise row
         return table
 
-    @contextmanager
-    def _at(self, path: Path, line: Callable[[], int]) -> Iterator[None]:
-        with foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: "):
-            yield
+    def _at(self, path: Path, line: Callable[[], int]) -> AbstractContextManager[None]:
+        return foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
@@ -393,10 +391,14 @@ class LabelledList(ListedSource):
                     f"NAME:KIND={table.splits}"
                 )
             split = named
-        given = self.source_options.root  # an absolute path may begin with it, as it is and without links
-        roots = [self.root] if given is None else [self.root, user_path(given).absolute()]
-        place = place_below(path.strip(), roots)
+        place = place_below(path.strip(), self._roots)
         return split, place, place
+
+    @cached_property
+    def _roots(self) -> list[Path]:
+        """The names of the root that an absolute path may begin with: without links, and as it was given."""
+        given = self.source_options.root
+        return [self.root] if given is None else [self.root, user_path(given).absolute()]
 
 
 def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str | None]:

@@ -128,18 +128,18 @@ class FolderWalk:
 
     def find(self, place: str) -> FoundFile | None:
         """Return the file at a place, None if it is missing. Raises SourceDamaged if it is no file."""
-        path, folder = self.top / place, place.rpartition("/")[0]
+        folder, path = place.rpartition("/")[0], f"{self.top}/{place}"
         try:
             if not self.follow_symlinks and folder not in self._sound:
                 refuse_links(self.top, self.top / folder)
                 self._sound.add(folder)
-            status = path.stat(follow_symlinks=self.follow_symlinks)
+            status = os.stat(path, follow_symlinks=self.follow_symlinks)  # noqa: PTH116 - a Path takes longer
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):  # no file has such a name
                 return None
             raise
         if stat.S_ISLNK(status.st_mode):
-            refuse_links(self.top, path)
+            refuse_links(self.top, self.top / place)
         if not stat.S_ISREG(status.st_mode):
             raise SourceDamaged("is not a file", path=path)
         return FoundFile(place, status.st_size, mtime_of(status))
