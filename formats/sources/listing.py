@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import ManifestDamaged, SourceDamaged
+from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.runtime.files import (
-    hash_file,
     naming,
     open_below,
     open_folder,
     open_regular,
-    publish_bytes,
     publishing,
     regular,
 )
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.shards.files import FileEntry, read_table, write_table
+from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image, refuse_links
 
 _PIECE_ROWS = 1 << 14
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class GrowingTable:
@@ -177,30 +177,26 @@ class StoredEntries:
 
     def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
         digest = sha256_of(dict(known_by)).removeprefix("sha256:")
-        self._table = folder / f"listing-{digest[:32]}.npy"
-        self._entry = self._table.with_suffix(".json")
+        self._path = folder / f"listing-{digest[:32]}"
 
     def read(self) -> Entries | None:
         """Return the entries; None if they are not stored, or damaged. Raises OSError."""
         try:
-            entry = FileEntry(**parse_canonical_json(self._entry.read_bytes()))
-            return read_table(self._table, entry, _row_of)
-        except (FileNotFoundError, ManifestDamaged, TypeError, ValueError):
+            data = memoryview(self._path.read_bytes())
+        except FileNotFoundError:
             return None
+        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+            return None
+        entries: Entries = np.load(BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False)
+        return entries
 
     def write(self, entries: Entries, run: Path) -> None:
         """Store the entries; ``run`` is the folder of unfinished files."""
-        rows = entries.astype(_row_of(entries.dtype.itemsize))
-        with publishing(self._table, run) as file:
-            write_table(file, rows)
-        size, sha256 = self._table.stat().st_size, hash_file(self._table)
-        entry = FileEntry(self._table.name, size, sha256, len(rows))
-        publish_bytes(self._entry, canonical_json(entry.to_json()), run)
-
-
-def _row_of(width: int) -> np.dtype[np.void] | None:
-    """Return the columns of entries in an archive, which have no path, by the bytes of a row."""
-    return entry_dtype(1 + width - entry_dtype(1, 1).itemsize, 1)
+        array = BytesIO()
+        np.save(array, entries, allow_pickle=False)
+        with publishing(self._path, run) as file:
+            file.write(hashlib.sha256(array.getbuffer()).digest())
+            file.write(array.getbuffer())
 
 
 def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
