@@ -37,7 +37,6 @@ from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import (
     SPLITS,
     Box,
-    ByteReader,
     Entries,
     Listing,
     Problems,
@@ -48,7 +47,6 @@ from shardprep.formats.sources.source import (
 from shardprep.formats.sources.tar import (
     CopiedFiles,
     Member,
-    RemoteTarReader,
     TarReader,
     archive_of,
     files_in,
@@ -101,10 +99,7 @@ class IlsvrcSource(Source):
 
     @abstractmethod
     def find(self, split: str, known: Entries | None = None) -> Listing:
-        """Return the listing of an existing split, without what all sources have; :meth:`listed` adds that.
-
-        ``known`` are the entries of an earlier listing.
-        """
+        """Return the listing of an existing split, without the numbers and files that :meth:`listed` adds."""
 
     @property
     def description(self) -> str:
@@ -284,17 +279,13 @@ class OfficialTars(IlsvrcSource):
         path, problems = self.places[split], Problems()
         with opened_archive(path) as archive:
             entries = self._listed(archive, split, problems) if known is None else known
-        reader: ByteReader
-        if isinstance(archive, ArchiveFile):
-            reader = TarReader(archive.path, archive.identity)
-        else:
-            reader = RemoteTarReader(archive.file)
+        identity = archive.identity if isinstance(archive, ArchiveFile) else None
         return Listing(
             split,
             self.layout,
             entries,
             self.labels,
-            reader,
+            TarReader(path, identity),
             problems=problems,
             kept_by=self.known_by(split) if self.url else None,
         )

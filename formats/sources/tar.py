@@ -97,52 +97,44 @@ def plain_name(raw: bytes) -> str:
     return name
 
 
-class ArchiveReader(OpeningReader[Any]):
+@dataclass
+class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
     """Reader of entries of one uncompressed archive, which must be unchanged since it was listed.
 
-    The open object has a ``read_at`` like :data:`.ReadAt`.
+    It is on a disk, with that ``identity``, or in object storage.
     """
+
+    path: Path | RemoteFile
+    identity: Identity | None = None
+
+    def opening(self) -> ArchiveFile | RemoteArchive:
+        return opened_archive(self.path, self.identity)
+
+    def expect(self, entries: Entries) -> None:
+        if isinstance(self.opened, RemoteArchive):
+            self.opened.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
 
     def read(self, entry: np.void) -> bytes:
         length = int(entry["length"])
-        data: bytes = self.opened.read_at(length, int(entry["offset"]))
+        data = self.opened.read_at(length, int(entry["offset"]))
         if len(data) < length:
             raise SourceDamaged("ends before the image does; copy it again", path=self.where(entry))
         return data
 
-
-@dataclass
-class TarReader(ArchiveReader):
-    """Reader of an archive on a disk."""
-
-    path: Path
-    identity: Identity
-
-    def opening(self) -> ArchiveFile:
-        return ArchiveFile(self.path, self.identity)
-
     @property
-    def archive(self) -> WholeArchive:
+    def archive(self) -> WholeArchive | None:
+        if isinstance(self.path, RemoteFile) or self.identity is None:
+            return None
         return WholeArchive(self.path, self.identity.size)
 
     def where(self, entry: np.void) -> str:
-        return f"{self.path}, byte {entry['offset']}"
+        place = self.path.url if isinstance(self.path, RemoteFile) else self.path
+        return f"{place}, byte {entry['offset']}"
 
 
-@dataclass
-class RemoteTarReader(ArchiveReader):
-    """Reader of an archive in object storage."""
-
-    file: RemoteFile
-
-    def opening(self) -> RemoteArchive:
-        return RemoteArchive(self.file)
-
-    def expect(self, entries: Entries) -> None:
-        self.opened.expect(zip(entries["length"].tolist(), entries["offset"].tolist(), strict=True))
-
-    def where(self, entry: np.void) -> str:
-        return f"{self.file.url}, byte {entry['offset']}"
+def opened_archive(path: Path | RemoteFile, expected: Identity | None = None) -> ArchiveFile | RemoteArchive:
+    """Return the context of a file that is read by offset; one on a disk must be the ``expected`` one."""
+    return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path, expected)
 
 
 MAX_EXTENSION_BYTES = 64 << 10  # of a long name or a pax header; paths have at most 4 KiB
@@ -297,11 +289,6 @@ def _md5_of(path: Path | RemoteFile) -> str:
         for length, at in reads:
             digest.update(archive.read_at(length, at))
     return digest.hexdigest()
-
-
-def opened_archive(path: Path | RemoteFile) -> ArchiveFile | RemoteArchive:
-    """Return the context of a file that is read by offset."""
-    return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path)
 
 
 SEGMENT_BYTES = 16 << 20  # the least that a segment has
