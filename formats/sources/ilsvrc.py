@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -196,12 +196,22 @@ _MEMBERS = {
 _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.(?:JPEG|jpeg|jpg)", re.ASCII)
 
 
+def _archives_among(names: Iterable[str]) -> dict[str, str]:
+    """Return the name of the archive of each split that there is."""
+    names, found = sorted(names), {}
+    for split, wanted in ARCHIVES.items():
+        matching = [name for each in wanted for name in names if fnmatchcase(name, each)]
+        if matching:
+            found[split] = matching[0]
+    return found
+
+
 def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | None:
     """Return the source of the archives in a folder with official names; None if there are none."""
-    globbed = {
-        split: [p for name in names for p in sorted(folder.glob(name))] for split, names in ARCHIVES.items()
+    paths = {
+        split: folder / name
+        for split, name in _archives_among(each.name for each in folder.iterdir()).items()
     }
-    paths = {split: paths[0] for split, paths in globbed.items() if paths}
     return OfficialTars(places=paths, beside=folder, check_md5=check_md5) if paths else None
 
 
@@ -222,11 +232,7 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     """
     wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
     files = files_in(place, wanted)
-    paths = {
-        split: found[0]
-        for split, names in ARCHIVES.items()
-        if (found := [files[file] for name in names for file in files if fnmatchcase(file, name)])
-    }
+    paths = {split: files[name] for split, name in _archives_among(files).items()}
     if not paths:
         raise UsageError(
             f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "

@@ -72,8 +72,8 @@ def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
         if name == images:
             continue
         if not _PARTNERS.fullmatch(name):
-            stems = stems if stems is not None else {*map(_stem, _files_below(folder / images))}
-            if not stems or {*map(_stem, _files_below(folder / name))} != stems:
+            stems = stems if stems is not None else {*map(_stem, _paths_below(folder / images))}
+            if not stems or {*map(_stem, _paths_below(folder / name))} != stems:
                 continue
         partners.append(name)
     if partners:
@@ -85,7 +85,7 @@ def _advice(folder: Path, images: str, partners: Sequence[str], command: str) ->
     """Say how images are converted with the files in these folders."""
     pairs = []
     for name in partners:
-        files = [*_files_below(folder / name)]
+        files = [*_paths_below(folder / name)]
         if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
             column = name[:-1] if name.lower().endswith("s") and name.lower() != "labels" else name
             column = re.sub("[^A-Za-z0-9_.-]", "_", f"{column}_" if column.lower() in RESERVED else column)
@@ -101,11 +101,9 @@ def _advice(folder: Path, images: str, partners: Sequence[str], command: str) ->
     )
 
 
-def _files_below(folder: Path) -> Iterable[str]:
+def _paths_below(folder: Path) -> Iterator[str]:
     """Yield the paths of the files below a folder, relative to it; hidden ones are left out."""
-    for place, _, names in os.walk(folder):
-        inner = Path(place).relative_to(folder)
-        yield from ((inner / name).as_posix() for name in names if not name.startswith("."))
+    return (file.path for file in FolderWalk(folder, follow_symlinks=True).files_below())
 
 
 def images_among(names: Iterable[str]) -> str | None:
@@ -313,7 +311,7 @@ def _refuse_alone(
     """Refuse images without a partner; name a similar one, which then does not count as left over."""
     alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
     of_stem: dict[str, list[str]] = {}
-    for path in _files_below(folders.images):
+    for path in _paths_below(folders.images):
         if path.lower().endswith(IMAGE_SUFFIXES):
             of_stem.setdefault(_stem(path), []).append(path)
     for name, stem, file in alone:
