@@ -41,8 +41,7 @@ ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 class RecordFetch:
     """Reads records by their keys, without the index. Pickles to few bytes, and some for each column.
 
-    With ``names``, a dict of these takes the image's place. Saved items have a ``form``. ``labels`` are what
-    stands for the stored labels; the last is that of -1.
+    With ``names``, a dict of these takes the image's place. Saved items have a ``form``.
     """
 
     parts: tuple[PartFiles, ...]
@@ -112,10 +111,7 @@ ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
 
 @dataclass(frozen=True)
 class FromDataset(Fetched):
-    """The records in the order of the epoch with the pass's number. See :meth:`.Flow.from_dataset`.
-
-    A record's key has the values of its index row, so that workers need no index.
-    """
+    """The records in the order of the epoch with the pass's number. Keys have what the index says of them."""
 
     dataset: RecordSet
     plan: EpochPlan
@@ -183,10 +179,7 @@ class FromDataset(Fetched):
 
     @contextmanager
     def _ahead(self, now: PassContext, places: Iterable[int]) -> Iterator[Iterable[int]]:
-        """The context of the places of a pass, with their shards downloaded, or read, ahead.
-
-        Nothing in the cache is evicted for downloads: what workers have read so far is unknown here.
-        """
+        """The context of the places of a pass, with their shards downloaded, or read, ahead."""
         shards = self.plan.shards(now.number)
         if isinstance(self.dataset, CachedDataset):
             parts = self.columns.files_of(self.dataset)

@@ -49,11 +49,7 @@ class PerItem(InPlace):
 
 @dataclass(frozen=True)
 class Mapped(PerItem):
-    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``.
-
-    A result of None raises UsageError; with ``drop_none`` it is left out. Unless ``ordered``, results come as
-    soon as they are made.
-    """
+    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``. See :meth:`.Flow.map`."""
 
     source: Node
     function: Function
@@ -124,11 +120,7 @@ LABEL = ArraySpec("label", (), "int64")
 
 @dataclass(frozen=True)
 class Transforming:
-    """Makes (result of the transform, label) from (encoded image, label). Picklable if the transform is.
-
-    The record that the transform gets has an empty key. A dict in place of the image has the image and the
-    columns; in place of the item it may have key and label, too. The note of an error has the item's number.
-    """
+    """Makes (result of the transform, label) from (encoded image, label), or from a dict of its values."""
 
     transform: Transform
 

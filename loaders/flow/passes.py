@@ -43,12 +43,11 @@ R = TypeVar("R", bound=Readable)
 
 
 class PassMeter:
-    """Counters of one pass, and whether it ``is_over``. One thread draws its items; any thread may read.
+    """Counters of one pass. One thread draws its items; any thread may read.
 
-    ``rows`` are those of the ``items``; ``timed`` of them were not in the first item. ``elapsed`` are the
-    seconds from the first item to the last event, ``drawing`` the part of them within the flow, and
-    ``warming`` those before the first item. ``main`` counts from the first item on, ``groups`` from the
-    beginning.
+    ``timed`` of the ``rows`` were not in the first item. ``elapsed`` are the seconds from the first item on,
+    ``drawing`` the part of them within the flow, ``warming`` those before. ``main`` counts from the first
+    item on.
     """
 
     def __init__(self) -> None:
@@ -89,10 +88,8 @@ CloseableT = TypeVar("CloseableT", bound=Closeable)
 class PassResources(Owned):
     """The objects that the steps of one flow keep between passes: worker processes, caches. Thread-safe.
 
-    Concurrent passes never borrow the same object: a pass gets an idle one or a new one. A shared object is
-    the same for all passes. No method takes a lock, because the garbage collector may end a pass, and so
-    return its objects, at any point of the program. Instead, each change is a single call of a built-in,
-    which is atomic.
+    Concurrent passes never borrow the same object; a shared one is the same for all. No method takes a lock,
+    because the garbage collector may end a pass at any point of the program: each change is one atomic call.
     """
 
     def __init__(self) -> None:
@@ -174,8 +171,7 @@ class StepRandom:
 class PassContext:
     """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources.
 
-    ``meter`` counts the pass; ``group`` is the thread that draws the node's items, None for the
-    consumer's.
+    ``group`` counts for the thread that draws the node's items, None for the consumer's.
     """
 
     number: int = 0
@@ -192,10 +188,7 @@ class PassContext:
         number: int | None = None,
         group: GroupTimes | None = None,
     ) -> PassContext:
-        """The context for a node's source.
-
-        ``number`` is its pass where that differs from the node's, ``group`` its thread likewise.
-        """
+        """The context for a node's source, with its pass ``number`` and its thread where these differ."""
         branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
         number = self.number if number is None else number
         return PassContext(number, self.kept, branch, self.meter, group or self.group)
@@ -229,10 +222,9 @@ def _packed(branch: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function, made picklable.
+    """A user's function, made picklable: lambdas, closures and functions of the main module by cloudpickle.
 
-    Lambdas, closures and functions of the main module need cloudpickle. Raises UsageError for an object that
-    cannot be called. Pickling raises UsageError for a function that cannot be sent.
+    Raises UsageError for an object that cannot be called, and when pickled, for what cannot be sent.
     """
 
     call: Callable[..., Any]
@@ -283,7 +275,6 @@ class ErrorNote:
     """A context that adds a note with the item to an exception: "In item 17 of pass 0, at map(load)".
 
     StopIteration is raised as RuntimeError, because it would end the pass as if there were no more items.
-    A BaseException that is no Exception, such as KeyboardInterrupt, is raised unchanged.
     """
 
     __slots__ = ("_item", "_now", "_step")
@@ -313,10 +304,7 @@ class ErrorNote:
 def map_with_notes(
     call: Callable[[Any], Any], items: Iterator[Any], now: PassContext, numbers: Iterator[int], step: str
 ) -> Iterator[Any]:
-    """Yield ``call(item)`` for each item, with an ErrorNote. An item's number is drawn after the item.
-
-    No item or result is referenced after it was yielded.
-    """
+    """Yield ``call(item)`` for each item, with an ErrorNote. An item's number is drawn after the item."""
 
     def called(item: Any, number: int) -> Any:
         with ErrorNote(now, number, step):

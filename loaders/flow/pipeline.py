@@ -90,10 +90,9 @@ class FlowItems(NumberedItems):
 
 
 def _alone(node: Node) -> Node:
-    """Return the node without threads and processes of maps at its end; its items are the same.
+    """Return the node without threads and processes of maps at its end, as the writing workers make items.
 
-    The writing workers each make whole items, so that a map needs no processes of its own. Declared outputs
-    are kept, because they may change the dtype of a result.
+    Declared outputs are kept, because they may change the dtype of a result.
     """
     if isinstance(node, ThreadMap) or (isinstance(node, ProcessMap) and node.outputs is None):
         mapped = cast("Mapped", node)

@@ -52,10 +52,7 @@ Numbered = Iterator[tuple[Any, int]]  # an item, and its number
 
 
 class EngineMeter:
-    """The times of the engines that a step uses in a pass, one after the other.
-
-    ``stages`` are the names that the engine's stages have here, ``rest`` is that of all other time with work.
-    """
+    """The times of the engines that a step uses in a pass; ``rest`` is the time of none of the ``stages``."""
 
     def __init__(self, name: str, processes: int, stages: Mapping[str, str], rest: str) -> None:
         self._names, self._rest = stages, rest
@@ -93,12 +90,11 @@ class EngineMeter:
 
 
 class ItemGroups:
-    """The ``numbered`` items in groups of at most ``rows``; iterating yields a BatchRequest for each group.
+    """The ``numbered`` items in groups of at most ``rows``, as requests of an engine.
 
     Groups grow from ``least`` items to what is :meth:`counted` in ``seconds``. Once the form of the results
-    is ``known``, the workers write the rows of a batch. Items are copied when they are drawn, unless they
-    ``never_change``. An exception of ``numbered`` is raised after the group before it. Raises UsageError for
-    an item that cannot be sent.
+    is ``known``, the workers write the rows of a batch. An exception of ``numbered`` is raised after the
+    group before it.
     """
 
     def __init__(
@@ -232,7 +228,7 @@ ENDED = SkippedRow("the pass has no more items")
 class MapWork:
     """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable.
 
-    Without a function it delivers the items. They may be ENDED, for none.
+    Without a function it delivers the items, which may be ENDED, for none.
     """
 
     fetch: Fetch | None
@@ -346,10 +342,7 @@ class ProcessMap(Mapped):
         return self.ordered and not self.drop_none
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
-        """Yield new arrays of ``size`` rows in the form of the items; they are never written to again.
-
-        A last batch may have fewer rows, but at least ``least``; fewer items than that are left out.
-        """
+        """Yield new arrays of ``size`` rows in the form of the items; of the last one, at least ``least``."""
         known = now.kept.shared(now.place(self), Kept)
         with ending(self._received(now, None, size, size, known)) as received:
             enough = filter(partial(self._is_enough, least), received)
@@ -362,10 +355,7 @@ class ProcessMap(Mapped):
         return len(batch.items) >= least
 
     def _batch(self, known: Kept, batch: EngineBatch) -> Any:
-        """The batch that the workers have written, or the results stacked here.
-
-        The workers get the form of stacked results for the next batches.
-        """
+        """The batch that the workers have written, or the results stacked here, whose form is then known."""
         if self.outputs is not None:
             return self._in_form(list(batch.arrays.values()))
         if batch.form and not batch.payloads:
@@ -460,10 +450,7 @@ PASS_SLOTS = 4
 
 @dataclass(frozen=True)
 class PassFetch:
-    """Makes the items of passes of ``node``, which is at ``branch`` in its flow, from the keys in order.
-
-    A key is (pass, run of it, number of the item).
-    """
+    """Makes the items of passes of ``node``, at ``branch`` in its flow, from (pass, run of it, number)."""
 
     node: Node
     branch: tuple[int, ...]

@@ -196,8 +196,7 @@ Labels = Mapping[str, int] | Sequence[int]
 class FromFiles(Fetched):
     """The files in a folder at ``paths``, which are relative, sorted and with ``/``; ``labels`` are theirs.
 
-    They are sorted by code points, which is the order of their bytes in UTF-8. Without a seed every pass has
-    this order. Keys are (path, label). ``digests`` tell one such flow from another.
+    They are sorted by code points, as their bytes in UTF-8 are. ``digests`` tell one such flow from another.
     """
 
     folder: Path
@@ -218,10 +217,7 @@ class FromFiles(Fetched):
         seed: int | None,
         labels: Labels | None = None,
     ) -> Self:
-        """List the folder. Raises UsageError; SourceDamaged for an entry that is no file or folder.
-
-        Labels are those given, or the places of the class folders in sorted order.
-        """
+        """List the folder; labels are those given, or the places of the class folders in sorted order."""
         if isinstance(suffixes, str):
             raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
         endings = IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)

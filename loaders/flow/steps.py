@@ -45,11 +45,7 @@ Remainder = Literal["keep", "drop", "pad"]
 
 @dataclass(frozen=True)
 class Batch(Step):
-    """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`.
-
-    Python's numbers become bool, int64, float64 or complex128. Strings and bytes need ``as_list``. A source
-    that can make whole batches (:class:`.ProcessMap`) makes them.
-    """
+    """Batches of ``size`` items: new arrays aligned to 64 bytes, or lists. See :meth:`.Flow.batch`."""
 
     source: Node
     size: int
@@ -160,7 +156,6 @@ def _check(remainder: object, known: Sequence[str]) -> None:
 class Cache(Step):
     """The items of the first complete pass, in all later passes. See :meth:`.Flow.cache`.
 
-    A pass of exact length is complete with its last item, another pass when the consumer reaches its end.
     Arrays are copied once, unless the source never changes them.
     """
 
@@ -267,10 +262,9 @@ def _lines(part: Any, depth: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Repeat(Step):
-    """``passes`` passes of the source in each pass; None repeats without end. See :meth:`.Flow.repeat`.
+    """``passes`` passes of the source in each pass. See :meth:`.Flow.repeat`.
 
-    Without end, pass p runs the passes p * 2**32, p * 2**32 + 1, ... of the source; a pass of the source
-    without items then raises UsageError.
+    Without end, pass p runs the passes p * 2**32, p * 2**32 + 1, ... of the source.
     """
 
     source: Node
@@ -346,11 +340,7 @@ class Skip(Renumbered):
 
 @dataclass(frozen=True)
 class LocallyShuffled(Renumbered):
-    """The items i, sorted by i + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`.
-
-    u is uniform and independent for each item. Where the source can pick, a window of all items gives every
-    order with the same probability.
-    """
+    """The items i, sorted by i + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`."""
 
     source: Node
     window: int

@@ -29,7 +29,7 @@ WINDOW = 16  # most unfinished items for each thread, so that other items need n
 class Task:
     """A call ``make(item)`` for a thread, which puts the task into ``finished`` after the call.
 
-    The task has the only reference to the item, and then to the outcome. The call took ``seconds``.
+    The task has the only reference to the item, and then to the outcome.
     """
 
     def __init__(self, make: Callable[[Any], Any], item: Any, finished: Tasks) -> None:
@@ -68,8 +68,8 @@ class Threads(Owned):
     """``count`` threads of a pass that ``serve`` its ``tasks``, by default :func:`run_all`.
 
     ``close`` drops the tasks that have not begun, and waits at most PASS_END_TIMEOUT_S for the threads: a
-    garbage collection may call it while this thread holds a lock that one of them waits for. The
-    interpreter's exit calls it, too. ``serve`` must not refer to this object.
+    garbage collection may call it while this thread holds a lock that one of them waits for. ``serve`` must
+    not refer to this object, so that a dropped pass is collected.
     """
 
     def __init__(self, count: int, name: str, serve: Callable[[Ended], None] = run_all) -> None:
@@ -111,12 +111,10 @@ def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
 
 @dataclass(frozen=True)
 class ThreadMap(Mapped):
-    """As :class:`.Map`, in several threads.
+    """As :class:`.Map`, in several threads. The consumer's thread draws from the source.
 
-    The consumer's thread draws from the source: one item for each result, and more while no result is ready,
-    up to WINDOW for each thread. An exception of the source is raised after the results of the items before
-    it. A pass that ends makes no further calls, and waits for those that run, but not for longer than
-    PASS_END_TIMEOUT_S.
+    It draws one item for each result, and more while no result is ready, up to WINDOW for each thread. An
+    exception of the source is raised after the results before it.
     """
 
     _: KW_ONLY
@@ -169,11 +167,7 @@ def _due(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
 
 @dataclass(frozen=True)
 class Prefetch(InPlace):
-    """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`.
-
-    The thread ends with the pass. A source that does not return within PASS_END_TIMEOUT_S is not waited for.
-    An exception is raised after the items before it.
-    """
+    """Runs the source in a thread, at most ``items`` items ahead. See :meth:`.Flow.prefetch`."""
 
     source: Node
     items: int

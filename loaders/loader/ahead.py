@@ -53,11 +53,10 @@ class StorageCounts:
     """Counts of a remote dataset's files since the loader was made; all 0 for a dataset on this machine.
 
     ``downloaded`` files with ``downloaded_bytes`` were downloaded by this process; ``received_bytes`` also
-    count what is on its way, and what had to be asked for again. ``hits`` were in the cache already, or came
-    by another process. ``waited`` are the seconds in which no batch could be begun because its shards were
-    not there; ``waited_first`` are those before the first batches of epochs. ``replaced`` copies in the cache
-    were thrown away, by any process, because the disk had not kept their bytes. ``shards`` says where the
-    downloads are now.
+    count what is on its way, or was asked for again. ``hits`` were in the cache, or came by another process.
+    In ``waited`` seconds no batch could be begun because its shards were missing; ``waited_first`` are those
+    before the first batches of epochs. ``replaced`` copies were thrown away because the disk had not kept
+    their bytes.
     """
 
     downloaded: int = 0
@@ -110,8 +109,8 @@ class Prefetcher(Owned):
     """Daemon threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
     Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs.
-    A file that has no room, or cannot be downloaded, is tried again when more of the files were used; what
-    needs it raises the error. The threads end after :meth:`close`, and that of the cache.
+    A file that cannot be brought is tried again when more of the files were used; what needs it raises the
+    error.
     """
 
     def __init__(self, cache: FileCache, *, ahead: int) -> None:
@@ -294,10 +293,7 @@ BatchFeed = LocalShards | EpochFeed
 
 
 class ShardFiles:
-    """The files that are read of each shard: of the images, and of each column that has its own.
-
-    ``parts`` is one dataset: a collection has no remote parts.
-    """
+    """The files of each shard that are read, of one dataset: its images, and each column that has its own."""
 
     def __init__(self, parts: Sequence[PartFiles], *, with_image: bool) -> None:
         (part,) = parts
@@ -320,7 +316,6 @@ ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for those that ar
 class ShardFeed(LocalShards, Owned):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
-    The order of the epochs to come is known: of the files in the cache, those go first that are used last.
     Raises CacheTooSmall if the limit is less than an epoch of the ``plan`` needs at once.
     """
 
@@ -392,10 +387,7 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
-        """Download the missing ones of these shards, and hold all.
-
-        After :meth:`close` it opens the cache again; the last of those who do closes it.
-        """
+        """Download the missing ones of these shards, and hold all; also after :meth:`close`."""
         with self._counting:
             self._holders += 1
         try:

@@ -67,11 +67,9 @@ SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, b
 class GroupTimes:
     """The seconds of the stages that share the thread, the threads or the processes of one step.
 
-    ``name`` is the step's, "main" for the consumer's thread. ``place`` is where the stages run, as in
-    :class:`.StageLoad`; ``width`` is the number of threads or processes. ``stages`` are the seconds of each
-    stage, of all threads or processes together. ``starved`` is how long they waited for items, ``blocked``
-    how long for the consumer. ``filling``, ``cpu`` and ``queued`` are for processes only: the seconds with
-    work, and the parts of these on a CPU and waiting for one. One thread counts; any may :meth:`read`.
+    ``stages`` are those of all ``width`` threads or processes together. ``starved`` is how long they waited
+    for items, ``blocked`` how long for the consumer. For processes only: the seconds ``filling``, with work,
+    and the parts of these on a ``cpu`` and ``queued`` for one. One thread counts; any may :meth:`read`.
     """
 
     name: str
@@ -157,10 +155,7 @@ class GroupTimes:
         image_bytes: float = 0.0,
         crop_ready: float = 1.0,
     ) -> str:
-        """Return what helps where the slowest stage of these processes limits, at that rate.
-
-        ``crop_ready`` is the share of the images that are crop-ready.
-        """
+        """Return what helps where the slowest stage of these processes limits, at that rate."""
         asleep, busy = self.filling - self.cpu - self.queued, self.cpu + self.queued
         if asleep > max(self.cpu, self.queued):
             if slowest == "read":
@@ -404,11 +399,7 @@ WINDOW_S = 0.5  # of one rate, so that the median ignores short delays
 
 
 class Arrivals:
-    """Arrival times and amounts of ``items``, which are drawn and dropped at once.
-
-    ``amount`` returns an item's amount. All figures are of the items after the first, from its arrival on. 16
-    bytes are kept per item.
-    """
+    """Arrival times and amounts of ``items``, which are drawn and dropped at once, after the first one."""
 
     def __init__(self, items: Iterator[Any], amount: Callable[[Any], int]) -> None:
         self._items = items

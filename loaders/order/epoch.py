@@ -32,10 +32,9 @@ NOTHING: Records = np.empty(0, np.int64)
 class EpochPlan:
     """The parameters of one rank's batches in every epoch; equal plans give equal batches.
 
-    ``dataset`` is the root of its manifest, ``shard_counts`` are the shards' record counts in stored order.
-    ``omission`` has the records that no epoch delivers. ``passed`` are ranges of places, ascending, that one
-    epoch leaves out: whole steps of all ranks, in the order without the omitted records if that closes their
-    gaps. Raises UsageError where an epoch of any rank would be without a batch, though there are records.
+    ``dataset`` is the root of its manifest. ``omission`` has the records that no epoch delivers. ``passed``
+    are ranges of places, ascending, that one epoch leaves out: whole steps of all ranks. Raises UsageError
+    where an epoch of any rank would be without a batch, though there are records.
     """
 
     dataset: str
@@ -91,10 +90,7 @@ class EpochPlan:
         return self.omission is not None and self.omission.closes
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return all record numbers in the order of the epoch, computed one window at a time.
-
-        Omitted ones are in it if their gaps are kept.
-        """
+        """Return all record numbers in the order of the epoch; omitted ones, too, if their gaps are kept."""
         found = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
         if self.omission and self._closes:
             found = found.closed(self.omission, epoch)
@@ -128,8 +124,7 @@ class EpochPlan:
     def passing(self, steps: Iterable[int], *, start: int) -> EpochPlan:
         """Return the plan of an epoch that leaves out these steps, counted from its beginning.
 
-        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``,
-        and where the batches from there on are not steps of the whole epoch.
+        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``.
         """
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
         each = self.world_size * self.batch_size
@@ -175,11 +170,7 @@ class EpochPlan:
 
 
 class LoadedStep(NamedTuple):
-    """A step's batch, and its record numbers: those in it, and the bad ones that were skipped.
-
-    ``left_out`` are those after the last step of all ranks, and ``omitted`` those that the plan leaves out of
-    its epoch on purpose; only the last step has them.
-    """
+    """A step's batch, and its record numbers; the last step has those that the epoch leaves out, too."""
 
     step: int
     batch: Any
@@ -192,8 +183,7 @@ class LoadedStep(NamedTuple):
 class Epoch:
     """One epoch of one rank, or the rest of one from the place ``start``, and its deliveries.
 
-    The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one. Raises UsageError
-    for a number or a start that no epoch of the plan has.
+    The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one.
     """
 
     def __init__(
@@ -299,9 +289,8 @@ class Epoch:
 def resumed(plan: EpochPlan, state: object) -> Epoch:
     """Return the epoch of a state, on a plan that may have another batch size, rank and world size.
 
-    With the same rank and world size the receipt continues. Otherwise a new one begins at the state's place,
-    to be merged with the receipts of the earlier ranks. Raises UsageError for a value that is no state, or
-    the state of another dataset, order or version.
+    With the same rank and world size the receipt continues, else a new one begins. Raises UsageError for a
+    value that is no state, or the state of another dataset, order or version.
     """
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")

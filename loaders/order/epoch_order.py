@@ -1,8 +1,6 @@
-"""The order of an epoch, and each rank's part of it.
+"""The order of an epoch, and each rank's part of it: a pure function of the shards' sizes and the seed.
 
-The order is a pure function of the shards' sizes, the shuffle, the seed and the epoch. A record number is a
-position in the dataset's index. No record is read, the state is one number, and only a window of the order is
-computed at a time.
+A record number is a position in the dataset's index. Only a window of the order is computed at a time.
 """
 
 from __future__ import annotations
@@ -118,10 +116,7 @@ class LocalShuffle(Shuffle):
 
 
 def shuffle_from_json(value: object) -> Shuffle | None:
-    """Return the shuffle that ``to_json`` made the value of; None for None.
-
-    Raises ValueError, or UsageError.
-    """
+    """Return the shuffle that ``to_json`` made the value of. Raises ValueError, or UsageError."""
     match value:
         case None:
             return None
@@ -135,10 +130,7 @@ def shuffle_from_json(value: object) -> Shuffle | None:
 
 
 class EpochOrder:
-    """All record numbers in the order of an epoch, over all ranks: one of each partition in turn.
-
-    Place i is place i // P of partition i % P, for P partitions. A window of each is computed at a time.
-    """
+    """All record numbers in the order of an epoch, over all ranks: one of each partition in turn."""
 
     def __init__(self, parts: Sequence[OrderedPart]) -> None:
         self._parts = parts
@@ -190,8 +182,7 @@ class EpochOrder:
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
     """Return the order of this epoch, over all ranks: every record number of the dataset once.
 
-    ``shard_counts`` are the shards' record counts in stored order; a ``shuffle`` of None gives stored order.
-    Deterministic. Raises UsageError above MAX_RECORDS.
+    A ``shuffle`` of None gives stored order. Raises UsageError above MAX_RECORDS.
     """
     records = sum(shard_counts)
     if records > MAX_RECORDS:
@@ -207,10 +198,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
 def shard_order(
     shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int, partitions: range
 ) -> npt.NDArray[np.int64] | None:
-    """The order of reading the shards of these partitions, those of several side by side.
-
-    None where it reads from all shards of a partition at any time.
-    """
+    """The order of reading the shards of these partitions; None where any of them is read at any time."""
     if shuffle is None:
         return np.arange(len(shard_counts), dtype=np.int64)
     window = partition_window(shuffle, sum(shard_counts))
@@ -234,10 +222,9 @@ def partition_window(shuffle: Shuffle, records: int) -> int:
 class RankSplit:
     """The batches of one rank, as ranges of places in the epoch's order.
 
-    A global step takes ``world_size * batch_size`` places; rank r has the r-th ``batch_size`` of them. With
-    ``drop_last`` the epoch ends with the last full step, the same number for every rank. Otherwise the places
-    that remain are split as evenly as possible, the lower ranks having one more, and a rank that gets none
-    has one batch less. ``start`` continues an epoch at the end of a global step of any world size.
+    A global step takes ``world_size * batch_size`` places; rank r has the r-th ``batch_size`` of them.
+    Without ``drop_last`` the places after the last full step are split as evenly as possible. ``start``
+    continues an epoch at the end of a global step of any world size.
     """
 
     records: int
@@ -313,10 +300,9 @@ class RankSplit:
 class EpochSplit:
     """The batches of one rank, as places in the partitions of an epoch's order.
 
-    Every partition gives the same share of each global step. A rank has the shares of adjacent partitions,
-    one after the other, or one of several equal parts of a partition's share. So the batches of a step, rank
-    after rank, are the same records for any number of ranks. With one partition it is ``whole``, a split of
-    the epoch's places. Raises UsageError for a world size or a batch size that gives unequal shares.
+    Every partition gives the same share of each global step. A rank has the shares of adjacent partitions, or
+    one of several equal parts of a partition's share: the batches of a step are the same records for any
+    number of ranks. ``whole`` splits the epoch's places. Raises UsageError for unequal shares.
     """
 
     def __init__(self, whole: RankSplit, partitions: int) -> None:

@@ -20,8 +20,7 @@ Ranges = tuple[tuple[int, int], ...]
 class Omission:
     """Records that no epoch delivers, by their ``positions`` in stored order: int64, ascending and unique.
 
-    If it ``closes`` the gaps, later records move up; otherwise the batches are shorter by them. With
-    ``weights`` a position is at other places in each epoch.
+    If it ``closes`` the gaps, later records move up. With ``weights`` their places differ in each epoch.
     """
 
     positions: Records
@@ -67,10 +66,7 @@ class OrderedPart(Protocol):
 
 
 class ClosedOrder:
-    """An order without the numbers at some places: ``count`` places, which ``gaps`` finds, ascending.
-
-    Not thread-safe. They are found when a number is first asked for.
-    """
+    """An order without the numbers at ``count`` places, which ``gaps`` finds, ascending. Not thread-safe."""
 
     def __init__(self, order: OrderedPart, count: int, gaps: Callable[[], Records]) -> None:
         self._order, self._count, self._find = order, count, gaps

@@ -1,10 +1,8 @@
 """Orders within parts: numbers displaced within a window, partitions, and parts by weight.
 
-An order sorts the numbers i by i + window * u, with u random in [0, 1). Any range of it is computed by
-itself: the keys between two thresholds belong to numbers less than a window below them, so a block of the
-order takes a block and a window of random numbers, wherever it is, and memory for these. All randomness is
-raw 64-bit Philox output, and all sorting is of unique integers: the order is the same on every platform and
-with every numpy.
+An order sorts the numbers i by i + window * u, with u random in [0, 1). Any block of it is computed by
+itself, from a block and a window of random numbers. All randomness is raw 64-bit Philox output, and all
+sorting is of unique integers: the order is the same on every platform and with every numpy.
 """
 
 from __future__ import annotations
@@ -42,11 +40,8 @@ class OrderBlock(NamedTuple):
 class DisplacedOrder:
     """0 .. ``count`` - 1 ordered by i + ``window`` * u, with u uniform in [0, 1) for each i.
 
-    A ``window`` of 1 keeps the order, one of ``count`` orders by u alone. ``bits`` gives each i its u, from
-    its state at this time on. The results are the numbers of a ``stream``, a function of (start, stop), or i.
-    Not thread-safe.
-
-    Blocks of ``block`` numbers, or of a window, are computed when they are asked for, and three are kept.
+    ``bits`` gives each i its u, from its state at this time on. The results are the numbers of a ``stream``,
+    a function of (start, stop), or i. Blocks are computed when they are asked for. Not thread-safe.
     """
 
     def __init__(
@@ -83,8 +78,7 @@ class DisplacedOrder:
     def each(self, places: Iterable[int]) -> Iterator[int]:
         """Yield the number at each of these places, which may be in any order.
 
-        Where they are so far apart that more blocks are computed than there are, all become one: 8 bytes for
-        each number.
+        Where more blocks are computed than there are, all become one: 8 bytes for each number.
         """
         start = stop = 0
         for place in places:
@@ -109,10 +103,7 @@ class DisplacedOrder:
         return block
 
     def _compute(self, number: int) -> OrderBlock:
-        """Sort 64-bit keys: i + window * u, a fixed-point number, in the high bits, and i in the low bits.
-
-        The low bits break ties and are the result.
-        """
+        """Sort 64-bit keys: i + window * u, a fixed-point number, in the high bits, and i in the low bits."""
         self._computed += 1
         first, end = number * self._size, min((number + 1) * self._size, self._count + self._window)
         lowest, beyond = max(0, first - self._window + 1), min(self._count, end)
@@ -153,10 +144,7 @@ def permutation(count: int, bits: np.random.Philox) -> Records:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Partition ``number`` of ``of``: runs of adjacent records, one of each of ``shards``, in stored order.
-
-    A run has a record number of ``firsts``, and as many records as ``counts`` says.
-    """
+    """Partition ``number`` of ``of``: runs of adjacent records, one of each of ``shards``, as stored."""
 
     number: int
     of: int
@@ -191,9 +179,8 @@ class Partition:
 def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
     """Return the partitions of shards that have these record counts, in stored order.
 
-    The shards are laid side by side in an order that depends on nothing but their number, and this row is
-    cut: the records of partition p are as many as the places p, p + partitions, ... of an epoch, so that
-    partitions differ by one record at most. A shard at a cut has records of both sides.
+    The shards are laid side by side in an order that depends on their number only, and this row is cut: the
+    records of partition p are as many as the places p, p + partitions, ... of an epoch.
     """
     counts = np.asarray(shard_counts, np.int64)
     firsts = np.cumsum(counts) - counts
@@ -238,10 +225,8 @@ def _stream_of(firsts: Records, counts: Records) -> Stream:
 class WeightedParts:
     """An epoch of as many places as there are records; each part has its share by weight.
 
-    ``records`` are the parts' numbers of records, and ``places`` how many places of an epoch each has, one
-    part after the other. A part's places of all epochs, one epoch after the other, go round its records in
-    stored order: a part with more places than records repeats some, and one with fewer goes on in the next
-    epoch where it stopped, so that every record comes equally often, but for one time.
+    A part's places of all epochs, one epoch after the other, go round its ``records``, so that every record
+    comes equally often, but for one time.
     """
 
     records: tuple[int, ...]
@@ -249,11 +234,7 @@ class WeightedParts:
 
     @classmethod
     def of(cls, weights: object, names: Sequence[str], records: Sequence[int]) -> Self:
-        """Return the parts by their weights, a mapping from each of ``names`` to a number above 0.
-
-        A part's places are its share of all, by largest remainder. Raises UsageError for other weights, and
-        for one that gives a part no place.
-        """
+        """Return the parts by their weights, by largest remainder. Raises UsageError for other weights."""
         if not isinstance(weights, Mapping) or set(weights) != set(names):
             raise UsageError(f"weights must be a dict with one number for each of {', '.join(names)}")
         shares = [_share(name, weights[name]) for name in names]
@@ -278,10 +259,7 @@ class WeightedParts:
         return inside
 
     def blocks(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Return how many places an epoch reads together, from the records of each part's shards.
-
-        A part's counts come again, from the first after the last, up to the sum of its places.
-        """
+        """Return how many places an epoch reads together, from the records of each part's shards."""
         blocks = list[int]()
         for own, places in zip(counts, self.places, strict=True):
             left, turns = places, cycle(count for count in own if count)

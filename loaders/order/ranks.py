@@ -1,7 +1,6 @@
-"""The rank of this process in a training of several, and what says so.
+"""The rank of this process in a training of several, by a launcher or an initialised framework.
 
-The frameworks that are initialised in this process for training in several, and the rank that each knows. A
-framework is asked only where the program has imported it; nothing is imported here.
+A framework is asked only where the program has imported it; nothing is imported here.
 """
 
 from __future__ import annotations
@@ -45,11 +44,8 @@ def rank_and_world_size(
 ) -> tuple[int, int]:
     """Return rank and world size as given, else as an initialised framework or a launcher says, else (0, 1).
 
-    Given values are taken as they are. Else an initialised ``torch.distributed`` or ``jax.distributed``, or a
-    current ``MultiWorkerMirroredStrategy``, is asked, where it is imported already, and then the environment:
-    RANK and WORLD_SIZE, Lightning's LOCAL_RANK, Open MPI, an srun step of Slurm, TF_CONFIG. Raises UsageError
-    where a value is missing or invalid, and where two of them contradict each other. A launcher's process may
-    start several ranks: then the framework's world size is a multiple of the environment's, and counts.
+    Raises UsageError where a value is missing or invalid, and where two of them contradict each other. A
+    launcher's process may start several ranks: then the framework's world size, a multiple, counts.
     """
     if rank is not None or world_size is not None:
         return checked_rank("rank", rank, "world_size", world_size)[:2]
@@ -105,11 +101,10 @@ SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch scri
 
 
 def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
-    """Return the launcher's setting, None without one.
+    """Return the launcher's setting, None without one. Raises UsageError for a missing or invalid value.
 
-    The first of these that is set is used: RANK and WORLD_SIZE, Lightning's, Open MPI's, an srun step's of
-    Slurm, TF_CONFIG. Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS
-    too, but is one process. Raises UsageError where a value is missing or invalid.
+    Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS, but is one
+    process.
     """
     if "RANK" not in environ and "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
         return _lightning(environ)
@@ -161,8 +156,7 @@ def rank_of_task(
 ) -> ProcessRank | None:
     """Return the rank of a task of a TensorFlow cluster, the chief's first, then the workers'.
 
-    ``sizes`` are the numbers of tasks by type. None for an evaluator, and where there is no cluster. Raises
-    UsageError for a task that does not train, or that the cluster does not have.
+    None for an evaluator, and where there is no cluster. Raises UsageError for a task that does not train.
     """
     if not sizes or kind == "evaluator":
         return None

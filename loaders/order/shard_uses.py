@@ -22,10 +22,9 @@ PLACES = 1 << 18  # of an order at a time
 
 @dataclass(frozen=True, eq=False)
 class ShardUses:
-    """The ``shards`` that an epoch uses, in the order of their first use, and the steps that use each.
+    """The ``shards`` that an epoch uses, in the order of their first use.
 
-    A shard is in use from the first to the last step that has a record of it: ``firsts`` and ``lasts``,
-    counted from where the epoch starts. Arrays of one length, int64.
+    A shard is in use from the step of ``firsts`` to that of ``lasts``, counted from where the epoch starts.
     """
 
     shards: Shards
@@ -55,11 +54,10 @@ class ShardUses:
 
 
 def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
-    """Return when an epoch that continues at ``start`` uses shards; a shard is a place in ``shard_counts``.
+    """Return when an epoch that continues at the place ``start`` uses shards.
 
-    ``start`` is a place of the plan's order. Of more than EXACT_RECORDS records, and where a window has all
-    records of a partition, the first and the last step are bounds: a shard is in use at every step that has
-    a record of it, and perhaps at others.
+    Of more than EXACT_RECORDS records, and where a window has all records of a partition, the steps are
+    bounds.
     """
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
@@ -109,10 +107,9 @@ def _exact(
 def _bounds(
     plan: EpochPlan, epoch: int, partition: Partition, window: int, part: RankSplit
 ) -> tuple[Shards, Steps, Steps]:
-    """A record at place i of the stream has a key in i .. i + window, and the place of its rank.
+    """Estimate the first and last steps: a record at place i of the stream has a key in i .. i + window.
 
-    The rank of a key is a sum of independent random numbers: its mean is known, its deviation below
-    sqrt(window / 6).
+    The rank of a key is a sum of random numbers: its mean is known, its deviation below sqrt(window / 6).
     """
     runs = np.arange(len(partition.shards))
     if plan.shuffle:
