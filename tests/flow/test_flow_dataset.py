@@ -11,7 +11,7 @@ import pytest
 
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.storage.open import open_dataset
-from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import EvalTransform, Flow, GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.flow.passes import PassContext
 from support.sampling import torture_except
 
@@ -78,15 +78,6 @@ def test_a_transformed_dataset_is_what_the_loader_delivers(lmdb_shards: Path, op
         Loader(lmdb_shards, batch_size=20, transform=transform, workers=0, drop_last=False) as loader,
     ):
         np.testing.assert_equal(list(flow), list(loader))
-
-
-@pytest.mark.torture
-def test_random_crops_are_the_same_wherever_they_are_made(lmdb_shards: Path) -> None:
-    source = Flow.from_dataset(lmdb_shards).take(40)
-    with source.transform(TrainTransform(32), processes=2, seed=5) as flow:
-        for number in range(2):
-            here = source.transform(TrainTransform(32), seed=5).at_pass(number)
-            np.testing.assert_equal(list(flow.at_pass(number)), list(here))
 
 
 def test_a_transform_s_outputs_of_any_size_go_with_their_labels() -> None:

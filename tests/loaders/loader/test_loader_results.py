@@ -29,7 +29,7 @@ def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
     assert [part.dtype for part in expected[0]] == ["f4", "f8", "i2", "?", "i8", "i8"]
     with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
         assert_same(epoch_of(loader), expected)
-        with loader._batches(iter([np.arange(10)]), iter([0]), 0, loader._plan) as batches:
+        with loader._batches(iter([(np.arange(10), 0)]), 0, loader._plan) as batches:
             for batch in batches:  # from the second batch on, no result is sent
                 assert not batch.payloads
                 assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4

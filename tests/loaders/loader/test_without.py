@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import DataError, UsageError
-from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, Receipt
+from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.loader.run_card import RunCard
 from support.cut_datasets import collected
 from support.datasets import prep_here
-from support.loaded import assert_same, crops_on, epoch_of, kept, numbers_in
+from support.loaded import assert_same, crops_on, epoch_of, kept
 
 RECORDS = 204
 SOME = [3, 50, 51, 52, 120, 199]
@@ -93,25 +93,6 @@ def test_steps_and_passed_places_that_cannot_be_meant_are_refused(lmdb_shards: P
                 loader.load_state_dict(loader.state_dict() | {"passed": changed})
 
 
-def test_receipts_of_ranks_and_of_what_came_before_them_account_for_skipped_steps(
-    lmdb_shards: Path, whole: list[Any]
-) -> None:
-    with crops_on(lmdb_shards, **RUN) as loader:
-        loader.skip(range(5, 8))
-        before = list(map(kept, islice(loader, 4)))
-        state, receipts = loader.state_dict(), [loader.receipt()]
-    assert_same(before, whole[:4])
-    assert state["passed"] == [[5 * 16, 8 * 16]]
-    for rank in range(2):
-        with crops_on(lmdb_shards, **RUN | {"batch_size": 8, "rank": rank, "world_size": 2}) as loader:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-            epoch_of(loader)
-            receipts.append(loader.receipt())
-    merged = Receipt.merge([Receipt.from_json(each.to_json()) for each in receipts])
-    merged.check(RECORDS, omitted=48)
-    assert "48 on purpose" in repr(merged)
-
-
 def test_damaged_cards_without_records_are_refused_and_plain_ones_do_not_name_them(lmdb_shards: Path) -> None:
     with crops_on(lmdb_shards, **RUN) as loader:
         plain = loader.card().to_json()
@@ -129,11 +110,6 @@ def test_weights_keep_gaps_only(lmdb_shards: Path, tmp_path: Path) -> None:
     weights = {"part-0": 1.0, "part-1": 3.0}
     with pytest.raises(UsageError, match="not possible with weights"):
         crops_on(path, without=[1], weights=weights)
-    with crops_on(path, without=SOME, gaps="keep", weights=weights, drop_last=False) as loader:
-        for _ in range(2):
-            assert not {*numbers_in(epoch_of(loader))} & {*SOME}
-            receipt = loader.receipt()
-            receipt.check(RECORDS, omitted=receipt.omitted.count)
 
 
 def test_a_state_is_refused_by_a_run_without_other_records(lmdb_shards: Path) -> None:
