@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
@@ -33,15 +33,6 @@ NodePlace = tuple[tuple[int, ...], int]
 T = TypeVar("T")
 
 
-class Readable(Protocol):
-    """The counters of a group of stages."""
-
-    def read(self) -> GroupTimes: ...
-
-
-R = TypeVar("R", bound=Readable)
-
-
 class PassMeter:
     """Counters of one pass. One thread draws its items; any thread may read.
 
@@ -55,13 +46,13 @@ class PassMeter:
         self.is_over = False
         self.elapsed = self.drawing = self.warming = 0.0
         self.main = GroupTimes("main", "main")
-        self.groups: dict[NodePlace, Readable] = {}
+        self.groups: dict[NodePlace, Any] = {}  # objects with read(), such as GroupTimes
         self._first: float | None = None
 
-    def group(self, at: NodePlace, make: Callable[[], R]) -> R:
-        """The group of the step at this place, made by ``make`` in its first run."""
-        found = self.groups.get(at)
-        return cast("R", self.groups.setdefault(at, make()) if found is None else found)
+    def group(self, at: NodePlace, new: T) -> T:
+        """The counters of the step at this place: those of an earlier run in this pass, or new ones."""
+        found: T = self.groups.setdefault(at, new)
+        return found
 
     def drew(self, began: float, rows: int | None) -> None:
         """Count a draw that began then and gave an item of ``rows`` rows; None for no item."""
@@ -85,16 +76,22 @@ class Closeable(Protocol):
 CloseableT = TypeVar("CloseableT", bound=Closeable)
 
 
+class Kept:
+    """A ``value`` that a step keeps between passes; None before there is one."""
+
+    value: Any = None
+
+
 class PassResources(Owned):
     """The objects that the steps of one flow keep between passes: worker processes, caches. Thread-safe.
 
-    Concurrent passes never borrow the same object; a shared one is the same for all. No method takes a lock,
-    because the garbage collector may end a pass at any point of the program: each change is one atomic call.
+    Concurrent passes never borrow the same object. No method takes a lock, because the garbage collector may
+    end a pass at any point of the program: each change is one atomic call.
     """
 
     def __init__(self) -> None:
         self._idle: dict[Hashable, deque[Closeable]] = {}
-        self._shared: dict[NodePlace, Closeable] = {}
+        self._kept: dict[NodePlace, Kept] = {}
         self._closed = False
 
     @contextmanager
@@ -102,56 +99,41 @@ class PassResources(Owned):
         """Borrow an object made by ``make`` for this place. An exception in the context closes it."""
         own = os.getpid(), place  # a forked process cannot use the objects of its parent
         idle = self._idle.setdefault(own, deque())
-        idling = cast("CloseableT | None", _taken(idle))
-        found = make() if idling is None else idling
+        try:
+            found = cast("CloseableT", idle.pop())
+        except IndexError:
+            found = make()
+        is_usable = True
         try:
             yield found
-        except Exception:
-            found.close()
+        except Exception:  # and no early end of the pass, or Ctrl-C
+            is_usable = False
             raise
-        except BaseException:  # the pass was closed early, or Ctrl-C
-            self._give_back(idle, found)
-            raise
-        self._give_back(idle, found)
+        finally:
+            if is_usable:
+                idle.append(found)
+            else:
+                found.close()
+            if self._closed:  # perhaps during this call
+                _close_all(idle)
 
-    def shared(self, place: NodePlace, make: Callable[[], CloseableT]) -> CloseableT:
-        """The one object for this place. ``make`` must be fast, and the object thread-safe."""
-        found = self._shared.get(place)
-        return cast("CloseableT", self._shared.setdefault(place, make()) if found is None else found)
-
-    def _give_back(self, idle: deque[Closeable], found: Closeable) -> None:
-        idle.append(found)
-        if self._closed:  # perhaps during this call
-            self._end(idle)
+    def kept(self, place: NodePlace) -> Kept:
+        """What the step at this place keeps, the same for all passes."""
+        return self._kept.setdefault(place, Kept())
 
     def close(self) -> None:
-        """Close the idle and shared objects; borrowed ones are closed when they are returned. Idempotent."""
+        """Close idle objects and drop what is kept; borrowed ones are closed when returned. Idempotent."""
         self._closed = True
         for idle in list(self._idle.values()):
-            self._end(idle)
-        while self._shared:
-            _, found = self._shared.popitem()
-            found.close()
-
-    def _end(self, idle: deque[Closeable]) -> None:
-        while (found := _taken(idle)) is not None:
-            found.close()
+            _close_all(idle)
+        for kept in list(self._kept.values()):
+            kept.value = None
 
 
-class Kept:
-    """A ``value`` that a step keeps between passes; None before there is one."""
-
-    value: Any = None
-
-    def close(self) -> None:
-        self.value = None
-
-
-def _taken(idle: deque[Closeable]) -> Closeable | None:
-    try:
-        return idle.pop()
-    except IndexError:
-        return None
+def _close_all(idle: deque[Closeable]) -> None:
+    with suppress(IndexError):
+        while True:
+            idle.pop().close()
 
 
 @dataclass(frozen=True)

@@ -343,7 +343,7 @@ class ProcessMap(Mapped):
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         """Yield new arrays of ``size`` rows in the form of the items; of the last one, at least ``least``."""
-        known = now.kept.shared(now.place(self), Kept)
+        known = now.kept.kept(now.place(self))
         with ending(self._received(now, None, size, size, known)) as received:
             enough = filter(partial(self._is_enough, least), received)
             yield from map(partial(self._batch, known), enough)
@@ -390,7 +390,7 @@ class ProcessMap(Mapped):
             known=known,
         )
         fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
-        meter = partial(EngineMeter, self.label, self.processes, fetch | {"map": self.label}, "transport")
+        meter = EngineMeter(self.label, self.processes, fetch | {"map": self.label}, "transport")
         with (
             ending(items),
             now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
@@ -507,7 +507,7 @@ class InProcess(Step):
         groups = ItemGroups(
             keys, pass_number=now.number, rows=rows, least=1, never_change=True, seconds=math.inf
         )
-        meter = partial(EngineMeter, self.label, 1, {}, self.label)
+        meter = EngineMeter(self.label, 1, {}, self.label)
         with (
             now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
             now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,

@@ -29,7 +29,7 @@ from shardprep.loaders.flow.node import (
     seed_of,
     within,
 )
-from shardprep.loaders.flow.passes import ErrorNote, Function, Kept, PassContext
+from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
 
@@ -140,7 +140,7 @@ class FromCallable(Node):
         items = self.function()
         if not isinstance(items, Iterable):
             raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
-        last = now.kept.shared(now.place(self), Kept)  # to find one that is returned again, exhausted
+        last = now.kept.kept(now.place(self))  # to find one that is returned again, exhausted
         if items is last.value:
             raise UsageError(
                 f"{self.function.name} returned the same iterator as in the pass before, but an iterator has "

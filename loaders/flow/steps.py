@@ -36,7 +36,7 @@ from shardprep.loaders.flow.node import (
     numbered,
     within,
 )
-from shardprep.loaders.flow.passes import Kept, PassContext, map_with_notes
+from shardprep.loaders.flow.passes import PassContext, map_with_notes
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
 
@@ -168,7 +168,7 @@ class Cache(Step):
             raise UsageError("an infinite flow cannot be kept in memory; use take(n) before")
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        kept = now.kept.shared(now.place(self), Kept)
+        kept = now.kept.kept(now.place(self))
         if kept.value is not None:
             yield from map(read_only, kept.value)
             return

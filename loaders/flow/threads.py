@@ -124,7 +124,7 @@ class ThreadMap(Mapped):
         items, places = numbered(self, now, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
         wait = now.here.waiting("starved", threads.next_of)
-        own = now.meter.group(now.place(self), partial(GroupTimes, self.label, "thread", self.threads))
+        own = now.meter.group(now.place(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
             task = Task(partial(self.result, now, number), item, Tasks() if self.ordered else shared)
@@ -176,7 +176,7 @@ class Prefetch(InPlace):
     facts = ""
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        own = now.meter.group(now.place(self), partial(GroupTimes, self.label, "thread"))
+        own = now.meter.group(now.place(self), GroupTimes(self.label, "thread"))
         there = now.of(self, group=own)
         items = self.source.run(there) if numbers is None else self.source.pick(there, numbers)
 
