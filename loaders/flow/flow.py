@@ -33,8 +33,25 @@ from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
 
-class FlowSources(Pipeline):
-    """The class methods of :class:`.Flow` that make a flow from a source."""
+class Flow(Pipeline):
+    """An immutable description of a pipeline; each step returns a new flow, and iterating it runs one pass.
+
+        train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
+        for images, labels in train: ...
+
+    ``node`` is the last node of the pipeline; the class methods make it, users do not pass it.
+
+    The first iteration runs pass 0, the next ones 1, 2, ...; :meth:`at_pass` runs any pass. The items of a
+    pass depend on its number, the data and the seeds only, for any number of processes or threads. Random
+    values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
+
+    Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
+    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable;
+    its copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A
+    step that cannot work raises UsageError when it is added.
+    """
+
+    # Sources
 
     @classmethod
     def from_iterable(cls, items: Iterable[Any]) -> Self:
@@ -94,17 +111,18 @@ class FlowSources(Pipeline):
         OSError when the dataset is opened. A pass checks each record against its CRC-32C, and raises
         CorruptRecord and ShardDamaged.
         """
-        source = FromDataset.of(
-            path,
-            shuffle=shuffle,
-            seed=seed,
-            label_space=labels,
-            with_keys=with_keys,
-            columns=columns,
-            cache=cache,
-            cache_limit=cache_limit,
+        return cls(
+            FromDataset.of(
+                path,
+                shuffle=shuffle,
+                seed=seed,
+                label_space=labels,
+                with_keys=with_keys,
+                columns=columns,
+                cache=cache,
+                cache_limit=cache_limit,
+            )
         )
-        return cls(source)
 
     @classmethod
     def from_files(
@@ -143,25 +161,6 @@ class FlowSources(Pipeline):
         ones, and each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
         return cls(FromFakeData.of(items, size=size, encoded=encoded, seconds=seconds, seed=seed))
-
-
-class Flow(FlowSources):
-    """An immutable description of a pipeline; each step returns a new flow, and iterating it runs one pass.
-
-        train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
-        for images, labels in train: ...
-
-    ``node`` is the last node of the pipeline; the class methods make it, users do not pass it.
-
-    The first iteration runs pass 0, the next ones 1, 2, ...; :meth:`at_pass` runs any pass. The items of a
-    pass depend on its number, the data and the seeds only, for any number of processes or threads. Random
-    values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
-
-    Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
-    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable;
-    its copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A
-    step that cannot work raises UsageError when it is added.
-    """
 
     # Steps on each item
 
