@@ -10,7 +10,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -306,42 +306,32 @@ class EpochSplit:
     """
 
     def __init__(self, whole: RankSplit, partitions: int) -> None:
-        self.whole = whole
-        self._partitions = partitions
-        self._sharing = max(1, whole.world_size // partitions)  # ranks of one partition
-        self._owned = max(1, partitions // whole.world_size)
         world_size, batch_size = whole.world_size, whole.batch_size
-        if self._owned * world_size != self._sharing * partitions:
+        sharing, owned = max(1, world_size // partitions), max(1, partitions // world_size)
+        if owned * world_size != sharing * partitions:
             sizes = [str(n) for n in range(1, partitions) if partitions % n == 0]
             raise UsageError(
                 f"{partitions} partitions cannot be shared equally by {world_size} ranks; use a world_size "
                 f"of {', '.join(sizes)} or a multiple of {partitions}, or another number of partitions"
             )
-        if batch_size % self._owned:
-            below = batch_size // self._owned * self._owned
-            sizes = [str(size) for size in (below, below + self._owned) if size]
+        if batch_size % owned:
+            below = batch_size // owned * owned
+            sizes = [str(size) for size in (below, below + owned) if size]
             raise UsageError(
-                f"a batch_size of {batch_size} cannot be shared equally by the {self._owned} partitions of "
+                f"a batch_size of {batch_size} cannot be shared equally by the {owned} partitions of "
                 f"each of {world_size} ranks; use {' or '.join(sizes)}"
             )
-
-    @property
-    def partitions(self) -> range:
-        """The partitions of this rank."""
-        first = self.whole.rank * self._partitions // self.whole.world_size
-        return range(first, first + self._owned)
-
-    @cached_property
-    def parts(self) -> dict[int, RankSplit]:
-        """This rank's part of each of its partitions, by partition."""
-        return {
+        first = whole.rank * partitions // world_size
+        self.whole = whole
+        self.partitions = range(first, first + owned)
+        self.parts = {
             number: replace(
-                self.whole,
-                records=places_in(self.whole.records, number, self._partitions),
-                batch_size=self.whole.batch_size // self._owned,
-                rank=self.whole.rank % self._sharing,
-                world_size=self._sharing,
-                start=places_in(self.whole.start, number, self._partitions),
+                whole,
+                records=places_in(whole.records, number, partitions),
+                batch_size=batch_size // owned,
+                rank=whole.rank % sharing,
+                world_size=sharing,
+                start=places_in(whole.start, number, partitions),
             )
             for number in self.partitions
         }
