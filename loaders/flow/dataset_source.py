@@ -28,7 +28,7 @@ from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles, end_downloads
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
-from shardprep.loaders.loader.read_ahead import ReadAhead, ShardStream
+from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
 from shardprep.loaders.order.shard_uses import shard_uses
@@ -194,12 +194,10 @@ class FromDataset(Fetched):
                 downloads.ahead(files.of(uses.shards.tolist())),
             ):
                 yield chain(first, places)
-        elif shards is None or not self.columns.with_image:
-            yield places
         else:
-            stream = ShardStream(self.dataset.path, self.dataset.blocks, shards)
-            with closing(ReadAhead(stream, budget=READ_AHEAD_BYTES)) as ahead:
-                yield _announced(ahead, self.plan.order(now.number), places)
+            images = [self.dataset.blocks] if self.columns.with_image else []
+            with reading_ahead(self.dataset.path, images, shards, budget=READ_AHEAD_BYTES) as ahead:
+                yield _announced(ahead, self.plan.order(now.number), places) if ahead else places
 
     def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()
@@ -226,11 +224,12 @@ class SavedItems(FromDataset):
         return RecordFetch(parts, FileSource.of(dataset), (*labels, -1), form=form)
 
 
-def _announced(ahead: ReadAhead, order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
+def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
     """Yield these places; announce further records while they are in order."""
     due = 0
     for place in places:
         if place == due:
-            ahead.expect(order[due : due + ANNOUNCED_RECORDS])
+            for each in ahead:
+                each.expect(order[due : due + ANNOUNCED_RECORDS])
             due += ANNOUNCED_RECORDS
         yield place

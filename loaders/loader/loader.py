@@ -27,8 +27,8 @@ from shardprep.formats.storage.collection import Collection, open_records
 from shardprep.loaders.batches.stack import BatchSpec, loader_specs
 from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.messages import EngineBatch, Items, fill_batch
-from shardprep.loaders.loader.ahead import BatchFeed, LocalShards, ShardFeed, ShardFiles
+from shardprep.loaders.engine.messages import EngineBatch, fill_batch
+from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.options import (
     Chosen,
@@ -43,8 +43,8 @@ from shardprep.loaders.loader.options import (
     plan_of,
     worker_count,
 )
-from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
-from shardprep.loaders.loader.replay import ObservedTransform, Replayed, ReplayedRecord, RunOrder, ShownParts
+from shardprep.loaders.loader.read_ahead import reading_ahead
+from shardprep.loaders.loader.replay import ObservedTransform, Replayed, ReplayedRecord, RunOrder
 from shardprep.loaders.loader.run_card import (
     ChosenRecords,
     RunCard,
@@ -259,23 +259,17 @@ class Loader(Owned, EpochLoader):
         with (
             self._shards.epoch(plan, epoch, start) as feed,
             reading_ahead(folder, blocks, order, budget=budget, chosen=subset.chosen) as ahead,
-            closing(self.engine.run(self._plans(wanted, epoch, ahead, feed))) as batches,  # type: ignore[type-var]
         ):
-            yield batches
 
-    def _plans(
-        self,
-        wanted: Iterator[tuple[Records, int]],
-        epoch: int,
-        ahead: list[ReadAhead],
-        feed: BatchFeed,
-    ) -> Iterator[Plan]:
-        """Yield the items of each batch, and report their records to the read-ahead."""
-        for places, step in wanted:
-            items = self._subset.items_at(places, epoch)
-            for each in ahead if len(items) else ():  # a batch may have all its records left out
-                each.expect(items["number"])
-            yield from feed.plans(self._results.request(items), step)
+            def plans() -> Iterator[Plan]:
+                for places, step in wanted:
+                    items = subset.items_at(places, epoch)
+                    for each in ahead if len(items) else ():  # a batch may have all its records left out
+                        each.expect(items["number"])
+                    yield from feed.plans(self._results.request(items), step)
+
+            with closing(self.engine.run(plans())) as batches:  # type: ignore[type-var]
+                yield batches
 
     @property
     def most_held(self) -> int:
@@ -373,12 +367,18 @@ class Loader(Owned, EpochLoader):
         ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
         places = Epoch(plan, operator.index(epoch), start=start).batch(operator.index(step))
-        items = self._subset.items_at(places, epoch)
-        observed, batch = self._made_here(items, step)
+        items, transform = self._subset.items_at(places, epoch), self.transform
+        observed = None if transform is None else ObservedTransform(transform)
+        work = replace(self._work, transform=observed or self._work.transform, one_thread=False)
+        layout = replace(self.engine.layout, inputs=0, sparse=False)
+        needed = self._shards.held(np.unique(items["shard"]).tolist())
+        with needed, work.open(np.zeros(len(work.stages))) as fill:
+            batch = fill_batch(fill, step, items, layout=layout, where=_where)
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
+        shown = observed.shown if observed else {}
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
-            ReplayedRecord(number, key, label, observed.get(key, ()), batch.skipped.get(row))
+            ReplayedRecord(number, key, label, shown.get(key, ()), batch.skipped.get(row))
             for row, (number, label) in enumerate(rows)
             for key in (self.key(number),)
         )
@@ -387,18 +387,6 @@ class Loader(Owned, EpochLoader):
     def _class_of(self, number: int) -> str:
         label = int(self.dataset.index["label"][number])
         return self.dataset.classes[label] if label >= 0 else ""
-
-    def _made_here(self, items: Items, step: int) -> tuple[dict[str, ShownParts], EngineBatch]:
-        """Return the batch of these items, and the shown parts of their images, by key."""
-        transform = self._work.transform
-        is_observed = transform is not None and not isinstance(transform, AsColumns)
-        observed = ObservedTransform(transform) if is_observed and transform else None
-        work = replace(self._work, transform=observed or transform, one_thread=False)
-        layout = replace(self.engine.layout, inputs=0, sparse=False)
-        needed = self._shards.held(np.unique(items["shard"]).tolist())
-        with needed, work.open(np.zeros(len(work.stages))) as fill:
-            batch = fill_batch(fill, step, items, layout=layout, where=_where)
-        return observed.shown if observed else {}, batch
 
     def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without the rows that were skipped, and the places of both."""

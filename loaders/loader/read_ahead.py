@@ -162,10 +162,11 @@ def reading_ahead(
         yield []
         return
     sizes = [sum(block.size for block in blocks) for blocks in files]
+    total = max(1, sum(sizes))
     ahead = []
     with ExitStack() as opened:
         for blocks, size in zip(files, sizes, strict=True):
             stream = ShardStream(folder, blocks, order, chosen)
-            share = ReadAhead(stream, budget=budget * size // sum(sizes))
+            share = ReadAhead(stream, budget=budget * size // total)
             ahead.append(opened.enter_context(closing(share)))
         yield ahead
