@@ -133,7 +133,8 @@ class PassResources(Owned):
 def _close_all(idle: deque[Closeable]) -> None:
     with suppress(IndexError):
         while True:
-            idle.pop().close()
+            found = idle.pop()  # in a variable: some that are collected end by themselves, in another thread
+            found.close()
 
 
 @dataclass(frozen=True)
