@@ -14,8 +14,10 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.record_files import ByteWindow
 
+MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has 105 at most
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
@@ -399,6 +401,8 @@ _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and ar
 
 def decoded(window: ByteWindow) -> Any:
     """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
+    if window.length > MOST_BYTES:
+        raise ValueError(f"it has {window.length} bytes, too many for an image or a value")
     head = window.take(window.start, min(window.start + 8, window.end))
     if head.startswith(PICKLE_FIRST_BYTES):
         return unpickle(window)

@@ -21,7 +21,6 @@ from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
@@ -53,7 +52,6 @@ DIGITS = 8
 MAX_LABELS = 100_000
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 _DIGITS = re.compile(rb"[0-9]{8,}")
-MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 _MOST_DEPTH = 8
 
@@ -173,18 +171,13 @@ class _Contents:
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
-        is_pair = False
         if not self._options.given("image_column", "label_column"):
-            try:
+            match decoded(first):
+                case [ByteRange(), int()]:  # meant for an image and its label, which are checked later
+                    return
+            with suppress(ValueError):
                 read_datapoint(first)
                 return
-            except ValueError:  # some bytes and an integer are meant for an image and its label
-                with suppress(ValueError):
-                    match decoded(first):
-                        case [ByteRange(), int()]:
-                            is_pair = True
-                if is_pair:
-                    raise
         item = read_item(first)
         self.names = ItemNames.of(item, self._options)
         self.form = ItemForm.of(self.names.named(item))
@@ -256,8 +249,6 @@ class Datapoint(NamedTuple):
 
 def read_datapoint(value: ByteWindow) -> Datapoint:
     """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
-    if value.length > MOST_BYTES:
-        raise ValueError(f"it has {value.length} bytes, too many for an image")
     found = decoded(value)
     if not isinstance(found, list | tuple) or len(found) != 2:
         raise ValueError(f"it is {kind_of(found)}, not [image, label]")
@@ -304,8 +295,6 @@ def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
 
 def read_item(value: ByteWindow) -> Any:
     """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
-    if value.length > MOST_BYTES:
-        raise ValueError(f"it has {value.length} bytes, too many for a value")
     found = decoded(value)
     if not isinstance(found, list | tuple | dict) or not found:
         raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
