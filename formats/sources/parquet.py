@@ -404,7 +404,7 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
 
 
 @dataclass(frozen=True)
-class ParquetLayout:
+class RowLayout:
     """The columns with image and label, "" for none; the names of its classes; the columns beside them.
 
     ``fields`` maps the other columns of the file to fields. With ``in_struct`` an image has bytes
@@ -425,7 +425,7 @@ class ParquetLayout:
 
 def layout_of(
     schema: Any, nullable: frozenset[str], options: SourceOptions, first: Callable[[str], Any]
-) -> ParquetLayout:
+) -> RowLayout:
     """Return the layout of a pyarrow schema; ``nullable`` are the columns with nulls.
 
     ``first`` returns the value of a column in the first row. Raises ValueError, and UsageError for columns in
@@ -458,7 +458,7 @@ def layout_of(
     else:
         known = [name for name in _LABELS if name in (*integers, *classes)]
         label = next(iter((*known, *classes)), "") or usual_label(integers, first)
-    return ParquetLayout(
+    return RowLayout(
         image=image,
         in_struct=image in images,
         label=label,
@@ -570,7 +570,7 @@ class RowContents(RecordContents):
     READER = RowReader
     is_readable = True
 
-    def __init__(self, top: Path, layout: ParquetLayout) -> None:
+    def __init__(self, top: Path, layout: RowLayout) -> None:
         super().__init__(top, layout)
         self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
 
@@ -656,7 +656,7 @@ class ParquetRows(RecordSource):
         contents.is_readable = not problems
         return contents
 
-    def _layout(self, split: str, problems: Problems) -> ParquetLayout:
+    def _layout(self, split: str, problems: Problems) -> RowLayout:
         """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
         schema, first, nullable = None, "", set[str]()
         with Child() as child:
@@ -676,7 +676,7 @@ class ParquetRows(RecordSource):
                                 f"has different columns from {first}; put them into two folders", path=path
                             )
         if schema is None:
-            return ParquetLayout("", False, "", (), {})
+            return RowLayout("", False, "", (), {})
         path = self.files.top / first
         with (
             naming_source(path),

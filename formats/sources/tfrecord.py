@@ -241,29 +241,24 @@ _GZIP, _ZLIB = b"\x1f\x8b", b"\x78"
 _MASK = 0xA282EAD8
 
 
-class Frame(NamedTuple):
-    """The place of a record: the offset of its frame, and that of its data with its length."""
-
-    start: int
-    data: int
-    length: int
-
-
 def masked_crc(data: bytes) -> int:
     """Return the CRC-32C as TFRecord files have it, rotated and with a constant added."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
-def frames(file: ArchiveFile) -> Iterator[Frame]:
-    """Yield the frames in their order; each length is checked, and no data is read. Raises SourceDamaged."""
+def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
+    """Yield the offset of each frame in their order, and its data, of which nothing is read yet.
+
+    Raises SourceDamaged for a length that is wrong or goes beyond the file.
+    """
     at = 0
     while at < file.end:
         with foreign_file(f"{file.path}, byte {at}", ADVICE):
             length = _length(file.read_at(HEAD.size, at), at)
             if length > file.end - at - HEAD.size - TAIL.size:
                 raise ValueError("the file is cut off within a record")
-        yield Frame(at, at + HEAD.size, length)
+        yield at, ByteWindow(file.read_at, at + HEAD.size, at + HEAD.size + length)
         at += HEAD.size + length + TAIL.size
 
 
@@ -321,26 +316,23 @@ def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord 
         if len(head) < HEAD.size or HEAD.unpack(head)[1] != masked_crc(head[:8]):
             return None
     with naming_source(path):
-        return TfRecord(files, options, _dialect(files, options))
+        return TfRecord(files, options, _first_layout(files, options))
 
 
-def _dialect(files: SplitFiles, options: SourceOptions) -> Dialect:
-    """Return the dialect of the first record that can be read. Raises UsageError."""
+def _first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
+    """Return the layout of the first record that can be read. Raises UsageError."""
     for name in (name for names in files.of_split.values() for name in names):
         try:
             with ArchiveFile(files.top / name) as file:
-                frame = next(frames(file), None)
-                if frame is not None:
-                    end = frame.data + frame.length
-                    found = features(ByteWindow(file.read_at, frame.data, end))
-                    return dialect_of(found, options)
+                for _, data in frames(file):
+                    return layout_of(features(data), options)
         except (SourceDamaged, ValueError):  # said with all other problems
             continue
-    return Dialect()
+    return ExampleLayout()
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ExampleLayout:
     """The features that have the image, its label, the class's name and the file's name; "" for none.
 
     ``first_label`` is the number of the first class in the file; it is stored as 0. ``may_be_text`` says that
@@ -362,8 +354,8 @@ class Dialect:
         return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
 
 
-def dialect_of(found: Features, options: SourceOptions) -> Dialect:
-    """Return the dialect of a record: that of the official scripts for ImageNet, or of TensorFlow Datasets.
+def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
+    """Return the layout of a record: that of the official scripts for ImageNet, or of TensorFlow Datasets.
 
     The official scripts have the synset beside the label, and count from 1. Other programs that have taken
     their names count from 0 or from 1, which cannot be known: labels stay. Raises UsageError for features in
@@ -376,11 +368,13 @@ def dialect_of(found: Features, options: SourceOptions) -> Dialect:
     def there(*names: str) -> str:
         return next((name for name in names if name in found), "")
 
-    known = Dialect(there("image"), there("label"), "", there("file_name", "image/filename"))
+    known = ExampleLayout(there("image"), there("label"), "", there("file_name", "image/filename"))
     if "image/encoded" in found:
         label, boxes = there("image/class/label"), set(BOX_SIDES) <= found.keys()
         synset = there("image/class/synset") if label else ""
-        known = Dialect("image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes)
+        known = ExampleLayout(
+            "image/encoded", label, synset, there("image/filename"), int(bool(synset)), boxes
+        )
     image, label = known.image, known.label
     if options.image_column is not None:
         image = chosen(found, options.image_column, "--image-column")
@@ -467,20 +461,20 @@ class ExampleContents(RecordContents):
 
     READER = ExampleReader
 
-    def __init__(self, top: Path, layout: Dialect) -> None:
+    def __init__(self, top: Path, layout: ExampleLayout) -> None:
         super().__init__(top, layout)
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
 
     def read(self, file: ArchiveFile) -> None:
-        for start, data, length in frames(file):
+        for start, data in frames(file):
             place = f"{file.path}, byte {start}"
             with self.problems.collected("record"), foreign_file(place, "write the file again"):
-                found = features(ByteWindow(file.read_at, data, data + length))
+                found = features(data)
                 boxes = boxes_of(found, self.layout.first_label) if self.layout.boxes else []
                 single = self._single_columns(found)
-                if self.append(self._name(found), self._label(found), length=length, offset=start):
+                if self.append(self._name(found), self._label(found), length=data.length, offset=start):
                     for column in single:
                         column.records += 1
                     for box in boxes:
@@ -498,29 +492,29 @@ class ExampleContents(RecordContents):
 
     def _label(self, found: Features) -> int:
         """Return the record's label, counted from 0."""
-        dialect = self.layout
-        if not dialect.label:
+        layout = self.layout
+        if not layout.label:
             return UNLABELLED
-        feature = found[dialect.label]
+        feature = found[layout.label]
         if feature.kind == BYTES:
-            if not dialect.may_be_text:
-                advice = f"--label-column {dialect.label} takes them for the names of classes"
-                raise ValueError(f"the feature {dialect.label!r} has bytes, not integers: {advice}")
+            if not layout.may_be_text:
+                advice = f"--label-column {layout.label} takes them for the names of classes"
+                raise ValueError(f"the feature {layout.label!r} has bytes, not integers: {advice}")
             return self.classes.add_text(_text_in(feature))
         labels = feature.bounded(MAX_LABEL_BYTES).integers()
         if len(labels) != 1:
             raise ValueError(f"it has {len(labels)} labels, not one")
         label = int(labels[0])
-        if not dialect.class_name:
+        if not layout.class_name:
             return self.classes.add(label)
-        name = _text_in(found[dialect.class_name])
+        name = _text_in(found[layout.class_name])
         if label in (0, UNLABELLED) and not name:
             return UNLABELLED  # background, as the official scripts have it
-        if label < dialect.first_label:
+        if label < layout.first_label:
             raise ValueError(
-                f"its {dialect.label} is {label}, but labels beside {dialect.class_name} begin with 1"
+                f"its {layout.label} is {label}, but labels beside {layout.class_name} begin with 1"
             )
-        return self.classes.add(label - dialect.first_label, name)
+        return self.classes.add(label - layout.first_label, name)
 
     def _single_columns(self, found: Features) -> list[_Column]:
         """Return the columns of which the record has exactly one value. Raises ValueError for odd records."""

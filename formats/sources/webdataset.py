@@ -40,7 +40,7 @@ _KINDS = {"txt": "text", "json": "json"}
 
 
 @dataclass(frozen=True)
-class SampleParts:
+class SampleLayout:
     """The extensions of image and label, "" for none; an ``image`` of None is the first of IMAGE_EXTENSIONS.
 
     ``may_be_text`` is whether labels may be the names of their classes.
@@ -78,12 +78,12 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
                     return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
         except SourceDamaged:
             return WebDataset(
-                files, options, SampleParts()
+                files, options, SampleLayout()
             )  # where the damage is will be said with all other problems
     return None
 
 
-def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleParts:
+def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleLayout:
     """Return which parts are image and label, by the first sample. Raises UsageError."""
 
     def image_in(name: str) -> bytes:
@@ -101,13 +101,13 @@ def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) ->
     image, label = None, LABEL
     if options.image_column is not None:
         image = chosen(sample.parts, options.image_column.lower().removeprefix("."), "--image-column")
-    elif SampleParts().image_of(sample) is None and (usual := usual_image(images, image_in)):
+    elif SampleLayout().image_of(sample) is None and (usual := usual_image(images, image_in)):
         image = images[usual]
     if options.label_column is not None:
         label = chosen(sample.parts, options.label_column.lower().removeprefix("."), "--label-column")
     elif LABEL not in sample.parts and (usual := usual_label(labels, label_in)):
         label = labels[usual]
-    return SampleParts(image, label, options.label_column is not None)
+    return SampleLayout(image, label, options.label_column is not None)
 
 
 def _stem(part: str, extensions: Collection[str]) -> str:
@@ -213,7 +213,7 @@ class ShardContents(RecordContents):
     READER = SampleReader
     may_number = False
 
-    def __init__(self, top: Path, layout: SampleParts) -> None:
+    def __init__(self, top: Path, layout: SampleLayout) -> None:
         super().__init__(top, layout)
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
