@@ -201,7 +201,7 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
         path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
     else:
         with ArchiveFile(honest) as file:
-            records = [read_frame(file, each.start, each.length) for each in frames(file)]
+            records = [read_frame(file, start, data.length) for start, data in frames(file)]
         chosen = rng.randrange(len(records))
         records[chosen] = mutated(records[chosen], rng, NUMBERS)
         path.write_bytes(b"".join(map(frame, records)))
