@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -28,6 +28,9 @@ from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gat
 from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
+
+if TYPE_CHECKING:
+    from shardprep.loaders.loader.replay import Sighting
 
 OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
@@ -316,12 +319,12 @@ def find(
     def searched(place: Path) -> SearchResult:
         kept = file_of(hashes, place, has_splits) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        return SearchResult(place, images, near, found, sighted(place, run, found, epochs) if run else {})
+        return SearchResult(place, found, sighted(place, run, found, epochs) if run else {})
 
     return each_dataset(
         dataset,
         searched,
-        lambda done: Output(done.to_json(), search_lines(done)),
+        lambda done: output_of_search(done, images, near=near),
         lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
     )
 
@@ -330,76 +333,54 @@ class SearchResult(NamedTuple):
     """The records that were found in a dataset, and when a run saw each, by record number."""
 
     dataset: Path
-    images: tuple[Path, ...]
-    near: bool
     found: list[ImageMatch]
-    seen: dict[int, list[tuple[int, int, int]]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        names = ("epoch", "step", "rank")
-        return {
-            "dataset": str(self.dataset),
-            "found": [
-                one.to_json()
-                | (
-                    {"seen": [dict(zip(names, at, strict=True)) for at in self.seen[one.record]]}
-                    if self.seen
-                    else {}
-                )
-                for one in self.found
-            ],
-            "not_found": self.missing,
-        }
-
-    @property
-    def missing(self) -> list[str]:
-        """The pictures that no record shows."""
-        shown = {one.image for one in self.found}
-        return [str(image) for image in self.images if str(image) not in shown]
+    seen: dict[int, list[Sighting]]
 
 
 def sighted(
     dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
-) -> dict[int, list[tuple[int, int, int]]]:
-    """Return when a run saw each record: epoch, step and rank."""
+) -> dict[int, list[Sighting]]:
+    """Return when a run saw each record."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
     from shardprep.loaders.loader.run_log import RunLog
 
     options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
     recorded = RunLog.load(run)
-    seen: dict[int, list[tuple[int, int, int]]] = {one.record: [] for one in found}
+    seen: dict[int, list[Sighting]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:
         order = loader.order_of()._replace(passed=recorded.passed)
         for one in sightings(order, seen, range(epochs or recorded.epochs or 1)):
             if recorded.has_reached(one.epoch, one.step):
-                seen[one.number].append((one.epoch, one.step, one.rank))
+                seen[one.number].append(one)
     return seen
 
 
 MOST_SIGHTINGS = 10  # of a record, printed
 
 
-def search_lines(done: SearchResult) -> Iterator[str]:
-    """Yield the records by picture."""
-    yield f"{done.dataset}: {count_of(len(done.found), 'record')} found"
-    for image in done.images:
-        mine = [one for one in done.found if one.image == str(image)]
-        yield f"  {printable(str(image))}{'' if mine else ': not found'}"
+def output_of_search(done: SearchResult, images: tuple[Path, ...], *, near: bool) -> Output:
+    """Return the records by picture, and the pictures that no record shows."""
+    lines = [f"{done.dataset}: {count_of(len(done.found), 'record')} found"]
+    told, missing = [], []
+    for image in dict.fromkeys(map(str, images)):
+        mine = [one for one in done.found if one.image == image]
+        missing += [] if mine else [image]
+        lines.append(f"  {printable(image)}{'' if mine else ': not found'}")
         for one in mine:
-            how = (
-                "equal bytes"
-                if one.distance is None
-                else f"looks alike, {count_of(one.distance, 'bit')} differ"
-            )
+            alike = f"looks alike, {count_of(one.distance or 0, 'bit')} differ"
+            how = "equal bytes" if one.distance is None else alike
             of = f" of {printable(one.class_name)}" if one.class_name else ""
-            yield f"    record {one.record:,}{of}: {printable(one.key)} ({how})"
+            lines.append(f"    record {one.record:,}{of}: {printable(one.key)} ({how})")
             seen = done.seen.get(one.record, [])
-            for epoch, step, rank in seen[:MOST_SIGHTINGS]:
-                yield f"      epoch {epoch}, step {step:,}, rank {rank}"
+            lines += [
+                f"      epoch {at.epoch}, step {at.step:,}, rank {at.rank}" for at in seen[:MOST_SIGHTINGS]
+            ]
             if len(seen) > MOST_SIGHTINGS:
-                yield f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them"
+                lines.append(f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them")
             if done.seen and not seen:
-                yield "      never seen by the run"
-    if done.missing and not done.near:
-        yield "  --near also finds copies that were scaled or compressed again"
+                lines.append("      never seen by the run")
+            places = [{"epoch": at.epoch, "step": at.step, "rank": at.rank} for at in seen]
+            told.append(one.to_json() | ({"seen": places} if done.seen else {}))
+    if missing and not near:
+        lines.append("  --near also finds copies that were scaled or compressed again")
+    return Output({"dataset": str(done.dataset), "found": told, "not_found": missing}, lines)

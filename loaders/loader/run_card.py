@@ -136,11 +136,7 @@ def _is_own(value: object) -> bool:
 
 def _arguments(transform: Any) -> dict[str, Any]:
     """The arguments of a transform, as JSON has them."""
-    values = {field.name: getattr(transform, field.name) for field in fields(transform)}
-    return {
-        name: asdict(value) if isinstance(value, ColorJitter) else _plain(value)
-        for name, value in values.items()
-    }
+    return {field.name: _plain(getattr(transform, field.name)) for field in fields(transform)}
 
 
 def _plain(value: Any) -> Any:
@@ -148,28 +144,26 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, dict):  # in its order, which JSON does not keep
         return {"named": [[name, _plain(part)] for name, part in value.items()]}
+    if isinstance(value, ColorJitter):
+        return asdict(value)
     if _is_own(value):
         return {"name": type(value).__name__, "arguments": _arguments(value)}
     return value.item() if hasattr(value, "item") else value
 
 
 def _made(name: str, arguments: dict[str, Any]) -> Transform:
-    given = {key: _restored(value) for key, value in arguments.items()}
-    if isinstance(jitter := given.get("color_jitter"), dict):
-        given["color_jitter"] = ColorJitter(**jitter)
-    return OWN[name](**given)
+    return OWN[name](**{key: _restored(value) for key, value in arguments.items()})
 
 
 def _restored(value: Any) -> Any:
-    """The value of an argument: lists become tuples, and cards of transforms the transforms."""
+    """The value of an argument: lists become tuples, and objects what they describe."""
     if isinstance(value, list):
         return tuple(map(_restored, value))
-    if isinstance(value, dict):
-        if "named" in value:
-            return {name: _restored(part) for name, part in value["named"]}
-        if "arguments" in value:
-            return _made(value["name"], value["arguments"])
-    return value
+    if not isinstance(value, dict):
+        return value
+    if "named" in value:
+        return {name: _restored(part) for name, part in value["named"]}
+    return _made(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
 
 
 FORMAT = "shardprep run card"
