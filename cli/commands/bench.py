@@ -271,7 +271,7 @@ def bench_loader(
         has_images = "image" in names
     made = transform_of(transform, pixels) if has_images else None
 
-    def measured(place: Path | str) -> BenchResult:
+    def measured(place: Path | str) -> Output:
         make = partial(
             Loader,
             place,
@@ -302,20 +302,10 @@ def bench_loader(
             disk_json = profile.to_json() if profile else None
             spans = json_of(trace) if trace else None
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
-        return BenchResult(place, found)
+        lines = report_lines(place, found, explain=explain)
+        return Output({"dataset": str(place), **found.to_json()}, lines, result=found.speed)
 
-    def output(done: BenchResult) -> Output:
-        found = {"dataset": str(done.dataset), **done.bench.to_json()}
-        return Output(found, report_lines(*done, explain=explain))
-
-    return each_dataset(dataset, measured, output, summary_of, collections="as one")
-
-
-class BenchResult(NamedTuple):
-    """The speed of a dataset's loader."""
-
-    dataset: Path | str
-    bench: LoaderBench
+    return each_dataset(dataset, measured, summary_of, collections="as one")
 
 
 def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
@@ -323,10 +313,9 @@ def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
         return all(part.manifest.has_images for part in dataset.parts)
 
 
-def summary_of(results: Mapping[str, BenchResult]) -> str:
+def summary_of(results: Mapping[str, LoaderSpeed]) -> str:
     """Return one line about the splits of a folder."""
-    rates = {name: done.bench.speed.images_per_second for name, done in results.items()}
-    return ", ".join(f"{name} {rate:,.0f} images/s" for name, rate in rates.items())
+    return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
 
 
 def report_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:

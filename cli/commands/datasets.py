@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -37,7 +36,7 @@ from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
-from shardprep.formats.shards.dataset import is_collection, splits_of
+from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.shards.files import read_small
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
@@ -77,37 +76,27 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[
         raise click.UsageError("--html needs a DATASET in a local folder; copy it with prep fetch")
     if html and is_collection(dataset):
         raise click.UsageError(f"{dataset} is a collection; run --html for its parts, one at a time")
-    has_splits = isinstance(dataset, Path) and html is not None and bool(splits_of(dataset))
 
-    def inspected(place: Path | str) -> InspectResult:
-        page = file_of(html, place, has_splits) if html and isinstance(place, Path) else None
+    def inspected(place: Path | str) -> Output:
+        page = file_of(html, place, dataset) if html else None
         if page:
             report_dataset(place, page)
         with open_dataset(place, **cached) as opened:
-            return InspectResult(inspect_dataset(opened), class_counts(opened) if classes else None, page)
+            summary, listed = inspect_dataset(opened), class_counts(opened) if classes else []
+        found = summary.to_json()
+        if classes:
+            found["class_counts"] = [asdict(each) for each in listed]
+        if page:
+            found["page"] = str(page)
+        return Output(found, _inspected_lines(summary, listed, page), result=summary)
 
-    return each_dataset(dataset, inspected, output_of_inspected, summary_of_inspected, collections="by part")
-
-
-class InspectResult(NamedTuple):
-    """The summary of a dataset, and its classes and the file of its page if they were asked for."""
-
-    summary: Summary
-    classes: list[ClassCount] | None
-    page: Path | None
+    return each_dataset(dataset, inspected, summary_of_inspected, collections="by part")
 
 
-def output_of_inspected(found: InspectResult) -> Output:
-    """Return the summary, and what else was asked for."""
-    listed = {} if found.classes is None else {"class_counts": [asdict(each) for each in found.classes]}
-    page = {"page": str(found.page)} if found.page else {}
-    return Output(found.summary.to_json() | listed | page, _inspected_lines(found))
-
-
-def summary_of_inspected(results: Mapping[str, InspectResult]) -> str:
+def summary_of_inspected(results: Mapping[str, Summary]) -> str:
     """Return one line about the splits of a folder."""
-    images = count_of(sum(found.summary.records for found in results.values()), "image")
-    total = size(sum(found.summary.disk_bytes for found in results.values()))
+    images = count_of(sum(summary.records for summary in results.values()), "image")
+    total = size(sum(summary.disk_bytes for summary in results.values()))
     return f"{', '.join(results)}: {images}, {total} on disk"
 
 
@@ -117,17 +106,16 @@ def _range_of(ends: tuple[int, int], noun: str) -> str:
     return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
 
 
-def _inspected_lines(found: InspectResult) -> Iterator[str]:
-    summary = found.summary
+def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | None) -> Iterator[str]:
     is_labelled = summary.classes_present > 0
     records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
     yield f"{summary.path}: {summary.split} split, {records}"
     least_and_most = _range_of(summary.per_class, "image")
-    classes = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
+    present = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
     yield from fields(
         {
-            "classes": classes if is_labelled else "none: the split has no labels",
+            "classes": present if is_labelled else "none: the split has no labels",
             "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
             **(_images(summary) if summary.has_images else {"images": "none"}),
             **{f"column {column.name}": _column(column) for column in summary.columns},
@@ -140,14 +128,14 @@ def _inspected_lines(found: InspectResult) -> Iterator[str]:
             "root": summary.root,
         }
     )
-    if found.classes:
-        width = max(len(printable(each.name)) for each in found.classes)
+    if classes:
+        width = max(len(printable(each.name)) for each in classes)
         yield f"  {'label':>7}{'images':>11}  {'name':{width}}  words"
-        for each in found.classes:
+        for each in classes:
             row = f"  {each.label:>7}{each.images:>11,}  {printable(each.name):{width}}  {each.words or ''}"
             yield row.rstrip()
-    if found.page:
-        yield f"page: {found.page}"
+    if page:
+        yield f"page: {page}"
 
 
 def _on_disk(summary: Summary) -> str:
@@ -246,14 +234,13 @@ def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **c
     dataset; files that do not belong to it are not looked for.
     """
     with cluster_executor(cluster) as executor:
-        verified = partial(verify_dataset, executor=executor, **cached, **chosen)
-        return each_dataset(dataset, verified, output_of_verified, summary_of, collections="by part")
 
+        def verified(place: Path | str) -> Output:
+            report = verify_dataset(place, executor=executor, **cached, **chosen)
+            mends = [what_mends(report)] if report.findings else []
+            return Output(report.to_json(), [*report_lines(report), *mends], report.exit_code, report)
 
-def output_of_verified(report: Report) -> Output:
-    """Return the report, and what to do about its findings."""
-    mends = [what_mends(report)] if report.findings else []
-    return Output(report.to_json(), [*report_lines(report), *mends], report.exit_code)
+        return each_dataset(dataset, verified, summary_of, collections="by part")
 
 
 def summary_of(reports: Mapping[str, Report]) -> str:
@@ -382,15 +369,16 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
     The root stays the same.
     """
     with cluster_executor(cluster) as executor:
-        repaired = partial(repair_dataset, executor=executor, **chosen)
-        return each_dataset(dataset, repaired, output_of_repaired, summary_of_repaired)
 
+        def repaired(place: Path) -> Output:
+            report = repair_dataset(place, executor=executor, **chosen)
+            rebuilt = [f"rebuilt: {name}" for name in report.rebuilt] or [
+                f"{report.dataset}: nothing to rebuild"
+            ]
+            found = report.to_json() | {"rebuilt": report.rebuilt}
+            return Output(found, [*rebuilt, *report_lines(report)], report.exit_code, report)
 
-def output_of_repaired(report: Report) -> Output:
-    """Return the rebuilt files, and the report."""
-    rebuilt = [f"rebuilt: {name}" for name in report.rebuilt] or [f"{report.dataset}: nothing to rebuild"]
-    found = report.to_json() | {"rebuilt": report.rebuilt}
-    return Output(found, [*rebuilt, *report_lines(report)], report.exit_code)
+        return each_dataset(dataset, repaired, summary_of_repaired)
 
 
 def summary_of_repaired(reports: Mapping[str, Report]) -> str:

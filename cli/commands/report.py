@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -29,9 +29,7 @@ from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
 
-if TYPE_CHECKING:
-    from shardprep.loaders.loader.replay import Sighting
-
+MOST_SEEN = 10  # times that a run saw a record, printed
 OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
@@ -94,52 +92,36 @@ def report(
         raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
     if dataset is None:
         return report_run(run or Path(), output, trace=trace, disk=disk)
-    has_splits = bool(splits_of(dataset))
-    if record is not None and has_splits:
+    if record is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
-    def examined(place: Path) -> ReportResult:
-        page = file_of(output, place, has_splits)
-        found = report_dataset(place, page, record=record, **chosen)
-        findings = file_of(save_findings, place, has_splits) if save_findings else None
-        if findings:
-            found.save_findings(findings)
-        return ReportResult(page, findings, found.to_json())
+    def examined(place: Path) -> Output:
+        page = file_of(output, place, dataset)
+        examination = report_dataset(place, page, record=record, **chosen)
+        found = examination.to_json()
+        looked = found["looked_at"]
+        if looked["pixels"] == "none":
+            seen = "the index only"
+        elif not looked["images"]:
+            seen = "records without images"
+        else:
+            seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} looked at"
+        lines = [f"{page}: {found['dataset']['path']}, {seen}"]
+        for one in found["observations"]:
+            least = "at least " if one["is_partial"] else ""
+            lines.append(f"  {one['title']}: {least}{count_of(one['count'], one['what'])}")
+        if save_findings:
+            numbers = file_of(save_findings, place, dataset)
+            examination.save_findings(numbers)
+            lines.append(f"  record numbers: {numbers}")
+        return Output({"page": str(page)} | found, lines)
 
-    return each_dataset(
-        dataset, examined, output_of_examined, lambda results: f"{count_of(len(results), 'page')} written"
-    )
-
-
-def file_of(file: Path, dataset: Path, has_splits: bool) -> Path:
-    """Return the file of a dataset's page or findings; with splits its name has that of the split."""
-    return file.with_name(f"{file.stem}-{dataset.name}{file.suffix}") if has_splits else file
-
-
-class ReportResult(NamedTuple):
-    """Findings about a dataset, as JSON values, and the files that were written."""
-
-    page: Path
-    findings: Path | None
-    found: dict[str, Any]
+    return each_dataset(dataset, examined, lambda results: f"{count_of(len(results), 'page')} written")
 
 
-def output_of_examined(done: ReportResult) -> Output:
-    """Return the examination, and as text how much was examined, the observations, and the files."""
-    looked = done.found["looked_at"]
-    if looked["pixels"] == "none":
-        seen = "the index only"
-    elif not looked["images"]:
-        seen = "records without images"
-    else:
-        seen = f"{looked['decoded']:,} of {count_of(looked['images'], 'image')} looked at"
-    lines = [f"{done.page}: {done.found['dataset']['path']}, {seen}"]
-    for one in done.found["observations"]:
-        least = "at least " if one["is_partial"] else ""
-        lines.append(f"  {one['title']}: {least}{count_of(one['count'], one['what'])}")
-    if done.findings:
-        lines.append(f"  record numbers: {done.findings}")
-    return Output({"page": str(done.page)} | done.found, lines)
+def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
+    """Return the file of a dataset's page or findings; that of a split in the folder has its name, too."""
+    return file if dataset == folder else file.with_name(f"{file.stem}-{Path(dataset).name}{file.suffix}")
 
 
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
@@ -237,15 +219,14 @@ def gate(
     that of the file.
     """
     check_replaced(junit)
-    has_splits = bool(splits_of(dataset))
     file_root, limits = read_limits(file) if file else (None, {})
     typed = {name.removeprefix("max_"): limit for name, limit in named.items() if limit is not None}
     limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
     root = root or file_root
-    if root is not None and has_splits:
+    if root is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; a root is of one of them")
 
-    def checked(place: Path) -> GateResult:
+    def checked(place: Path) -> Output:
         found = gate_dataset(
             place,
             limits,
@@ -257,15 +238,13 @@ def gate(
             progress=progress,
         )
         if junit is not None:
-            found.save_junit(file_of(junit, place, has_splits))
-        return found
+            found.save_junit(file_of(junit, place, dataset))
+        return Output(found.to_json(), gate_lines(found), 0 if found.passed else 1, found)
 
-    return each_dataset(
-        dataset,
-        checked,
-        lambda found: Output(found.to_json(), gate_lines(found), 0 if found.passed else 1),
-        lambda results: f"{sum(one.passed for one in results.values())} of {len(results)} passed",
-    )
+    def summary(results: Mapping[str, GateResult]) -> str:
+        return f"{sum(one.passed for one in results.values())} of {len(results)} passed"
+
+    return each_dataset(dataset, checked, summary)
 
 
 def gate_lines(found: GateResult) -> Iterator[str]:
@@ -307,80 +286,66 @@ def find(
 
     A record is found if it has the picture's bytes, or was made of them; with --near also if it looks alike.
     """
-    has_splits = bool(splits_of(dataset))
     if hashes is not None and not near:
         raise click.UsageError("--hashes keeps what --near reads; give both")
-    if run is not None and has_splits:
+    if run is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; a run is of one of them")
     if run is None and epochs is not None:
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
 
-    def searched(place: Path) -> SearchResult:
-        kept = file_of(hashes, place, has_splits) if hashes else None
+    def searched(place: Path) -> Output:
+        kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        return SearchResult(place, found, sighted(place, run, found, epochs) if run else {})
+        seen = sighted(place, run, found, epochs) if run else None
+        told, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
+        for image in dict.fromkeys(map(str, images)):
+            mine = [one for one in found if one.image == image]
+            missing += [] if mine else [image]
+            lines.append(f"  {printable(image)}{'' if mine else ': not found'}")
+            for one in mine:
+                lines.append(f"    {_match_text(one)}")
+                if seen is None:
+                    told.append(one.to_json())
+                    continue
+                at = seen[one.record]
+                told.append(one.to_json() | {"seen": at})
+                lines += [
+                    f"      epoch {s['epoch']}, step {s['step']:,}, rank {s['rank']}" for s in at[:MOST_SEEN]
+                ]
+                if len(at) > MOST_SEEN:
+                    lines.append(f"      and {len(at) - MOST_SEEN:,} more: --json lists them")
+                elif not at:
+                    lines.append("      never seen by the run")
+        if missing and not near:
+            lines.append("  --near also finds copies that were scaled or compressed again")
+        return Output({"dataset": str(place), "found": told, "not_found": missing}, lines, result=len(found))
 
     return each_dataset(
-        dataset,
-        searched,
-        lambda done: output_of_search(done, images, near=near),
-        lambda results: count_of(sum(len(one.found) for one in results.values()), "record") + " found",
+        dataset, searched, lambda results: count_of(sum(results.values()), "record") + " found"
     )
 
 
-class SearchResult(NamedTuple):
-    """The records that were found in a dataset, and when a run saw each, by record number."""
-
-    dataset: Path
-    found: list[ImageMatch]
-    seen: dict[int, list[Sighting]]
+def _match_text(one: ImageMatch) -> str:
+    alike = f"looks alike, {count_of(one.distance or 0, 'bit')} differ"
+    of = f" of {printable(one.class_name)}" if one.class_name else ""
+    how = "equal bytes" if one.distance is None else alike
+    return f"record {one.record:,}{of}: {printable(one.key)} ({how})"
 
 
 def sighted(
     dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
-) -> dict[int, list[Sighting]]:
-    """Return when a run saw each record."""
+) -> dict[int, list[dict[str, int]]]:
+    """Return when a run saw each record: epoch, step and rank."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
     from shardprep.loaders.loader.run_log import RunLog
 
     options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
     recorded = RunLog.load(run)
-    seen: dict[int, list[Sighting]] = {one.record: [] for one in found}
+    seen: dict[int, list[dict[str, int]]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:
         order = loader.order_of()._replace(passed=recorded.passed)
         for one in sightings(order, seen, range(epochs or recorded.epochs or 1)):
             if recorded.has_reached(one.epoch, one.step):
-                seen[one.number].append(one)
+                seen[one.number].append({"epoch": one.epoch, "step": one.step, "rank": one.rank})
     return seen
-
-
-MOST_SIGHTINGS = 10  # of a record, printed
-
-
-def output_of_search(done: SearchResult, images: tuple[Path, ...], *, near: bool) -> Output:
-    """Return the records by picture, and the pictures that no record shows."""
-    lines = [f"{done.dataset}: {count_of(len(done.found), 'record')} found"]
-    told, missing = [], []
-    for image in dict.fromkeys(map(str, images)):
-        mine = [one for one in done.found if one.image == image]
-        missing += [] if mine else [image]
-        lines.append(f"  {printable(image)}{'' if mine else ': not found'}")
-        for one in mine:
-            alike = f"looks alike, {count_of(one.distance or 0, 'bit')} differ"
-            how = "equal bytes" if one.distance is None else alike
-            of = f" of {printable(one.class_name)}" if one.class_name else ""
-            lines.append(f"    record {one.record:,}{of}: {printable(one.key)} ({how})")
-            seen = done.seen.get(one.record, [])
-            lines += [
-                f"      epoch {at.epoch}, step {at.step:,}, rank {at.rank}" for at in seen[:MOST_SIGHTINGS]
-            ]
-            if len(seen) > MOST_SIGHTINGS:
-                lines.append(f"      and {len(seen) - MOST_SIGHTINGS:,} more: --json lists them")
-            if done.seen and not seen:
-                lines.append("      never seen by the run")
-            places = [{"epoch": at.epoch, "step": at.step, "rank": at.rank} for at in seen]
-            told.append(one.to_json() | ({"seen": places} if done.seen else {}))
-    if missing and not near:
-        lines.append("  --near also finds copies that were scaled or compressed again")
-    return Output({"dataset": str(done.dataset), "found": told, "not_found": missing}, lines)

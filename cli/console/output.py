@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import click
 
@@ -20,8 +20,6 @@ from shardprep.formats.runtime.files import advice
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.collection import read_collection
 from shardprep.formats.storage.open import datasets_in
-
-T = TypeVar("T")
 
 MOST_IN_LINE = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
 
@@ -56,11 +54,15 @@ def print_json(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """Result of a command: the object that ``--json`` prints, the lines of its text, and the exit code."""
+    """Output of a command: the object that ``--json`` prints, the lines of its text, and the exit code.
+
+    ``result`` is what the summary of several datasets is made of.
+    """
 
     json: dict[str, Any]
     lines: Iterable[str]
     exit_code: int = 0
+    result: Any = None
 
     def print_lines(self) -> None:
         """Print the text."""
@@ -88,17 +90,16 @@ def json_option(command: Callable[..., Output]) -> Callable[..., int]:
 
 def each_dataset(
     folder: Path | str,
-    work: Callable[[Any], T],
-    output: Callable[[T], Output],
-    summary: Callable[[Mapping[str, T]], str],
+    work: Callable[[Any], Output],
+    summary: Callable[[Mapping[str, Any]], str],
     *,
     collections: Literal["refused", "by part", "as one"] = "refused",
 ) -> Output:
     """Do the work of the running command on a dataset, each split in a folder, or each part of a collection.
 
     Of several, each is printed as soon as it is done, and an error ends only the work on its own. ``work``
-    returns the result for a folder or URL, ``output`` what it prints, and ``summary`` one line about the
-    results by name. ``collections`` says how the command takes a collection.
+    is called with a folder or URL, and ``summary`` returns one line about the results by name.
+    ``collections`` says how the command takes a collection.
     """
     kind, about = "splits", {}
     checks: dict[str, Callable[[], object]] = {}
@@ -110,15 +111,15 @@ def each_dataset(
         places: Mapping[str, Path | str] = {part.name: folder / part.path for part in collection.parts}
         checks = {part.name: partial(part.manifest, folder) for part in collection.parts}
     elif not (places := datasets_in(folder)):
-        return output(work(folder))
+        return work(folder)
     as_json = click.get_current_context().params["as_json"]
-    results: dict[str, T] = {}
+    results: dict[str, Any] = {}
     found, codes, failed = [], set(), []
     for name, place in places.items():
         try:
             if name in checks:
                 checks[name]()
-            results[name] = work(place)
+            done = work(place)
         except (ShardprepError, OSError) as error:
             failure = failure_of(error)
             failure.report(as_json=False)
@@ -126,7 +127,7 @@ def each_dataset(
             failed.append(name)
             found.append({"dataset": str(place), "path": str(place), "ok": False, "error": failure.to_json()})
             continue
-        done = output(results[name])
+        results[name] = done.result
         codes.add(done.exit_code)
         found.append({"ok": done.exit_code == 0} | done.json)
         if not as_json:
