@@ -14,7 +14,7 @@ from shardprep import Flow, Loader
 from shardprep.cli.app import cli, run
 from shardprep.formats import DatasetNotFound, inspect, open_collection, open_dataset, read_manifest, verify
 from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
-from support.datasets import converted, flip, prep, prep_here
+from support.datasets import converted, prep, prep_here
 from support.image_files import encoded, pixels
 from support.source_builders import write
 
@@ -151,18 +151,6 @@ def test_too_little_memory_to_load_a_library_is_3(megabytes: int, archives: Path
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
 
 
-@pytest.mark.slow
-def test_damage_is_1_and_named(archives: Path, tmp_path: Path) -> None:
-    converted(archives, tmp_path / "train")
-    victim = sorted((tmp_path / "train").glob("shard-*"))[0]
-    flip(victim, 5000)
-
-    done = prep("verify", tmp_path / "train")
-
-    assert done.returncode == 1
-    assert victim.name in done.stdout
-
-
 def test_each_class_has_its_label_images_name_and_words(lmdb_shards: Path) -> None:
     with open_dataset(lmdb_shards) as opened:
         classes = opened.manifest.labels.classes
@@ -195,15 +183,6 @@ def test_a_pair_of_keys_is_not_printed_and_is_kept_unless_forced(tmp_path: Path)
     assert keys[0].secret != keys[1].secret
     said = "".join(done.stdout + done.stderr for done in (made, refused, forced))
     assert not [key for pair in keys for key in (pair.secret, pair.public) if key.decode() in said]
-
-
-@pytest.mark.torture
-def test_the_demo_does_all_of_it(tmp_path: Path) -> None:
-    done = prep("demo", tmp_path / "demo", check=True)
-
-    assert done.stdout.count("$ prep") >= 6
-    assert (tmp_path / "demo" / "lmdb" / "train" / "manifest.json").exists()
-    assert (tmp_path / "demo" / "hdf5" / "val" / "manifest.json").exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,6 @@ def interrupt(*words: object, when: Callable[[], object]) -> tuple[int, str, str
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=60)
     return process.returncode, said, complained
-
-
-def has_open(process: subprocess.Popen[str], folder: Path) -> bool:
-    """Whether the process has a shard of this dataset open."""
-    with suppress(OSError):  # it has closed the file, or has ended
-        opened = [link.readlink() for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-        return any(path.parent == folder and path.name.startswith("shard") for path in opened)
-    return False
 
 
 def conversion(archives: Path, output: Path, *words: object) -> list[object]:
@@ -145,34 +137,6 @@ def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> 
     assert match, complained
     assert match[1] == match[2]
     assert int(match[3]) == len(finished_shards(tmp_path / "out" / "val"))
-
-
-@pytest.mark.torture
-def test_nothing_is_said_of_nothing(archives: Path, tmp_path: Path) -> None:
-    words = conversion(archives, tmp_path / "out", "--split", "train", "--shard-size", "1G", "--decode-check")
-
-    _, _, complained = interrupt(*words, when=lambda: list((tmp_path / "out").glob(".prep/run-*/*.tmp")))
-
-    assert complained == "prep: interrupted\n"
-
-
-@pytest.mark.torture
-def test_a_verification_has_nothing_to_go_on_from(lmdb_shards: Path, tmp_path: Path) -> None:
-    archives, in_many = lmdb_shards.parent / "archives", PlanOptions(shard_size=1)
-    convert(archives, tmp_path / "out", split="train", plan_options=in_many, workers=0)
-    command = [sys.executable, "-m", "shardprep.cli", "verify", str(tmp_path / "out")]
-
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        caught = False
-        while not caught and process.poll() is None:
-            process.send_signal(signal.SIGSTOP)  # so that it cannot end before it is interrupted
-            if caught := has_open(process, tmp_path / "out"):
-                process.send_signal(signal.SIGINT)
-            process.send_signal(signal.SIGCONT)
-            time.sleep(0.001)
-        _, complained = process.communicate(timeout=60)
-
-    assert (process.returncode, complained) == (130, "prep: interrupted\n")
 
 
 def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Path) -> None:
