@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -177,19 +177,13 @@ def sentence(profile: DiskProfile) -> str:
     return f"At {which} mean record size ({mean}) this disk feeds {' and '.join(feeds)}{compared}."
 
 
-class SweptOption(NamedTuple):
-    """A loader's parameter, and the values to try."""
-
-    option: str
-    values: tuple[int, ...]
-
-
-def _swept(text: str) -> SweptOption:
+def _swept(text: str) -> tuple[str, tuple[int, ...]]:
+    """Return a loader's parameter, and the values to try."""
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
         raise ValueError(f"{text!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4")
-    return SweptOption(option.replace("-", "_"), tuple(map(int, words)))
+    return option.replace("-", "_"), tuple(map(int, words))
 
 
 @command(
@@ -240,7 +234,7 @@ def bench_loader(
     seconds: float,
     workers: int | None,
     explain: bool,
-    swept: SweptOption | None,
+    swept: tuple[str, tuple[int, ...]] | None,
     trace: Path | None,
     html: Path | None,
     disk: Path | None,

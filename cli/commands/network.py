@@ -77,9 +77,11 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     is fetched anew.
     """
     done = fetch_dataset(url, folder, **chosen)
-    lines = []
+    lines, splits = [], []
     for one in done:
-        manifest, state = one.manifest, _bytes_text(one.manifest, "fetched", one.fetched, one.kept)
+        manifest = one.manifest
+        state, told = _copied(one, one.fetched, "fetched")
+        splits.append({"path": str(one.path), "complete": one.complete} | told)
         if one.complete:
             lines.append(f"{one.path}: {_contents(manifest)}, all intact: {state}")
             lines += fields({"root": manifest.root})
@@ -90,7 +92,7 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
         lines.append(next_step("inspect", folder))
     else:
         lines.append("next: run the same command without --shards to fetch the rest and complete the dataset")
-    return Output({"splits": [_copy_json(one) for one in done]}, lines)
+    return Output({"splits": splits}, lines)
 
 
 def _contents(manifest: Manifest) -> str:
@@ -98,29 +100,21 @@ def _contents(manifest: Manifest) -> str:
     return f"{count_of(manifest.records, 'image')} in {shards}"
 
 
-def _bytes_text(manifest: Manifest, done: str, names: Sequence[str], kept: Sequence[str]) -> str:
-    there = f", {size(manifest.bytes_of(kept))} were already there" if kept else ""
-    return f"{size(manifest.bytes_of(names))} {done}{there}"
-
-
-def _copy_json(one: FetchedDataset | PublishedDataset) -> dict[str, Any]:
+def _copied(
+    one: FetchedDataset | PublishedDataset, names: Sequence[str], done: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the bytes of the files of these names, which are ``done``, as text, and all of it as JSON."""
     manifest = one.manifest
-    if isinstance(one, FetchedDataset):
-        place, state, done = {"path": str(one.path)}, {"complete": one.complete}, "fetched"
-        names = one.fetched
-    else:
-        place, state, done = {}, {"already_complete": one.already_complete}, "uploaded"
-        names = one.uploaded
-    return {
-        **place,
+    copied, kept = manifest.bytes_of(names), manifest.bytes_of(one.kept)
+    there = f", {size(kept)} were already there" if one.kept else ""
+    return f"{size(copied)} {done}{there}", {
         "url": one.url,
         "split": manifest.split,
         "records": manifest.records,
-        **state,
         done: list(names),
-        f"{done}_bytes": manifest.bytes_of(names),
+        f"{done}_bytes": copied,
         "kept": list(one.kept),
-        "kept_bytes": manifest.bytes_of(one.kept),
+        "kept_bytes": kept,
         "root": manifest.root,
     }
 
@@ -181,15 +175,15 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
     last. Interrupted in any way, the same command continues; files that are already there are kept.
     """
-    done = publish_datasets(folder, url, **chosen)
-    lines = []
-    for one in done:
-        state = _bytes_text(one.manifest, "uploaded", one.uploaded, one.kept)
+    lines, splits = [], []
+    for one in publish_datasets(folder, url, **chosen):
+        state, told = _copied(one, one.uploaded, "uploaded")
+        splits.append({"already_complete": one.already_complete} | told)
         before = " (was complete)" if one.already_complete else ""
         lines.append(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
         lines += fields({"root": one.manifest.root})
     lines.append(next_step("fetch", url, "COPY"))
-    return Output({"splits": [_copy_json(one) for one in done]}, lines)
+    return Output({"splits": splits}, lines)
 
 
 @command(

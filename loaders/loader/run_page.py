@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -217,24 +216,26 @@ def load_chart(values: dict[str, Any]) -> str:
 
     It is of HTML alone, without a script. Names are shown as text, in at most 40 characters.
     """
-    run = RunValues.of(values)
-    rows = "".join(_row(stage, limits=stage.name == run.limits) for stage in run.stages)
-    text = run.sentence or "nothing is known before the second batch"
-    return f"<table>{rows}</table><p>{html.escape(printable(text))}</p>"
-
-
-def _row(stage: StageLoad, *, limits: bool) -> str:
-    name = html.escape(printable(stage.name, MOST_IN_NAME))
-    colour, word = (LIMIT_BAR, f'<b style="color: {LIMIT_BAR}">limits</b>') if limits else (BAR, "")
-    bar = f"width: {10 * stage.utilisation:.2f}em; height: 0.8em; background: {colour}"
-    cells = (
-        name,
-        f'<div style="width: 10em"><div style="{bar}"></div></div>',
-        f"{stage.utilisation:.0%}",
-        word,
-    )
-    shown = "".join(f'<td style="{CELL}">{cell}</td>' for cell in cells)
-    return f"<tr>{shown}</tr>"
+    run, rows = RunValues.of(values), []
+    for stage in run.stages:
+        limits = stage.name == run.limits
+        colour = LIMIT_BAR if limits else BAR
+        rows.append(
+            Markup(
+                '<tr><td style="{cell}">{name}</td><td style="{cell}"><div style="width: 10em"><div style="'
+                'width: {width:.2f}em; height: 0.8em; background: {colour}"></div></div></td>'
+                '<td style="{cell}">{share:.0%}</td><td style="{cell}">{word}</td></tr>'
+            ).format(
+                cell=CELL,
+                name=printable(stage.name, MOST_IN_NAME),
+                width=10 * stage.utilisation,
+                colour=colour,
+                share=stage.utilisation,
+                word=Markup('<b style="color: {}">limits</b>').format(colour) if limits else "",
+            )
+        )
+    text = printable(run.sentence or "nothing is known before the second batch")
+    return Markup("<table>{}</table><p>{}</p>").format(Markup("").join(rows), text)
 
 
 MOST_EVENTS = 600  # that are drawn; the page has some 100 bytes of each
