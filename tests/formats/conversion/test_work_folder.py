@@ -2,24 +2,18 @@
 
 import fcntl
 import os
-import shutil
 import socket
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shardprep.formats import (
-    BadImage,
     DataError,
     PlanMismatch,
     PlanOptions,
     UsageError,
+    WorkerDied,
     convert,
     repair,
     verify,
@@ -29,8 +23,9 @@ from shardprep.formats.runtime import jobs
 from shardprep.formats.runtime.jobs import ProgressCounters, ShardCounter
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.container import Extent
-from support.datasets import converted, is_root, prep, tree
+from support.datasets import converted, prep
 from support.sampling import torture_except
+from support.workers import PoisonedSource
 
 
 @pytest.fixture
@@ -82,55 +77,6 @@ def test_an_unreadable_plan_says_what_to_do(archives: Path, tmp_path: Path) -> N
 
     with pytest.raises(PlanMismatch, match="--restart"):
         converted(archives, tmp_path / "out")
-
-
-class Holding(ThreadPoolExecutor):
-    """An executor that fails the second job at once, and holds the first in the middle until released."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(2)
-        self.jobs: list[Future[Any]] = []
-        self.has_begun, self.may_go_on = threading.Event(), threading.Event()
-        real = sys.modules["shardprep.formats.conversion.shard"]._write  # type: ignore[attr-defined]
-
-        def write(job: Any, built: Path) -> Any:
-            if job.shard.number == 0:
-                written = real(job, built)
-                self.has_begun.set()
-                self.may_go_on.wait(30)
-                return written
-            self.has_begun.wait(30)
-            raise BadImage("is none")
-
-        monkeypatch.setattr("shardprep.formats.conversion.shard._write", write)
-
-    def submit(self, *call: Any, **given: Any) -> Future[Any]:
-        self.jobs.append(super().submit(*call, **given))
-        return self.jobs[-1]
-
-
-@pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holding]:
-    with Holding(monkeypatch) as executor:
-        yield executor
-        executor.may_go_on.set()
-
-
-def test_a_job_that_goes_on_in_an_executor_after_its_run_has_failed_publishes_nothing(
-    archives: Path, tmp_path: Path, holding: Holding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = PlanOptions(shard_size=60_000)
-    with pytest.raises(BadImage):
-        convert(archives, tmp_path / "out", split="train", plan_options=options, executor=holding)
-    monkeypatch.undo()
-    converted(archives, tmp_path / "out")
-    before = {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()}
-
-    holding.may_go_on.set()
-
-    assert isinstance(holding.jobs[0].result(30), FileNotFoundError)
-    assert {path.name: path.stat().st_ino for path in (tmp_path / "out").iterdir()} == before
-    assert verify(tmp_path / "out").findings == []
 
 
 def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_followed(tmp_path: Path) -> None:
@@ -210,76 +156,16 @@ def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_i
     assert seen.done(1) == 6
 
 
-SMALL_DISKS = {"lmdb": "300k", "hdf5": "300k", "tar": "20k"}
-
-
-def arguments(source: Path, output: Path, container: str) -> list[object]:
-    options = ["--split", "val", "--shard-size", 150_000, "--workers", 0]
-    if container == "tar":
-        return ["index", source, output, *options]
-    return ["convert", source, output, "--format", container, *options]
-
-
-@pytest.fixture(scope="module", params=torture_except(["lmdb", "hdf5", "tar"], "lmdb"))
-def container(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def whole(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str) -> Path:
-    """The output of an unbroken run."""
-    output = tmp_path_factory.mktemp("whole") / "out"
-    prep(*arguments(archives, output, container), check=True)
-    return output
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
-def test_a_full_disk_is_reported_and_a_run_with_more_space_finishes(
-    archives: Path, whole: Path, container: str, tmp_path: Path
-) -> None:
-    disk, keep = tmp_path / "disk", tmp_path / "keep"
-    disk.mkdir()
-    line = " ".join(map(str, arguments(archives, disk / "out", container)))
-    unchecked = tmp_path / "unchecked.py"
-    unchecked.write_text(
-        "import sys\nimport shardprep.formats.conversion.finish\nfrom shardprep.cli.app import run\n"
-        "sys.modules['shardprep.formats.conversion.prepare'].check_room = lambda *a, **kw: None\n"
-        f"sys.exit(run({line!r}.split()))\n"
-    )
-    script = f"""
-        mount -t tmpfs -o size={SMALL_DISKS[container]} tmpfs {disk}
-        {sys.executable} {unchecked}; echo first $?
-        mount -o remount,size=16m {disk}
-        {sys.executable} -m shardprep.cli {line} >/dev/null; echo second $?
-        cp -r {disk}/out {keep}
-    """
-
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=120, check=True
-    )
-
-    assert done.stdout.split() == ["first", "3", "second", "0"], done.stderr
-    assert "Traceback" not in done.stderr
-    assert "full" in done.stderr
-    assert tree(keep) == tree(whole)
-
-
 @pytest.mark.slow
 def test_an_image_that_kills_its_worker_is_named(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardprep.formats import PlanOptions, WorkerDied
-    from support.workers import PoisonedSource
-
     source = PoisonedSource(archives)
     monkeypatch.setattr(
         sys.modules["shardprep.formats.conversion.prepare"], "recognise", lambda *a, **k: source
     )
 
     with pytest.raises(WorkerDied) as caught:
-        convert(
-            archives, tmp_path / "out", split="train", plan_options=PlanOptions(shard_size=90_000), workers=2
-        )
+        converted(archives, tmp_path / "out", shard_size=90_000, workers=2)
 
     assert caught.value.key == source.poison

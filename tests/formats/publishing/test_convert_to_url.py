@@ -1,6 +1,5 @@
 """A dataset that is converted into a bucket is the one of a local conversion, or there is none."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,17 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
     done = stored(archives, url, tmp_path / "scratch")
     before = len(proxy.sent)
     again = stored(archives, url, tmp_path / "scratch")
+    with pytest.raises(PlanMismatch, match="finished dataset"):
+        stored(archives, f"{url}/val", tmp_path / "scratch", split="train")
 
     assert tree(bucket) == tree(tmp_path / "local")
     assert [one.manifest.root for one in done] == [one.manifest.root for one in local]
     assert [one.already_complete for one in (*done, *again)] == [False] * len(done) + [True] * len(done)
     assert len(proxy.sent) == before
     assert not (tmp_path / "scratch").exists()
+    (bucket / "val/index.npy").unlink()
+    with pytest.raises(RemoteDamaged, match="differs from the manifest"):
+        stored(archives, url, tmp_path / "scratch")
 
 
 async def undropped(place: StorePlace) -> None:
@@ -112,33 +116,6 @@ def test_columns_are_stored_too(bucket: Path, url: str, proxy: Proxy, tmp_path: 
     convert_to_url(source, url, scratch=tmp_path / "scratch", split="train", workers=0)
 
     assert tree(bucket) == tree(tmp_path / "local")
-
-
-@pytest.mark.torture
-def test_of_two_conversions_into_one_place_one_wins_and_the_other_gets_an_error(
-    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
-) -> None:
-    proxy.sending = lambda path, count: "slow"
-
-    def outcome(split: str) -> str:
-        try:
-            stored(archives, url, tmp_path / f"scratch-{split}", split=split)
-        except PlanMismatch:
-            return "refused"
-        return split
-
-    with ThreadPoolExecutor(2) as pool:
-        ends = set(pool.map(outcome, ("train", "val")))
-
-    (winner,) = ends - {"refused"}
-    convert(archives, tmp_path / "local", split=winner, plan_options=OPTIONS, workers=0)
-    assert len(ends) == 2
-    assert tree(bucket) == tree(tmp_path / "local")
-    with pytest.raises(PlanMismatch, match="finished dataset"):
-        stored(archives, url, tmp_path / "again", split="train" if winner == "val" else "val")
-    (bucket / "index.npy").unlink()
-    with pytest.raises(RemoteDamaged, match="differs from the manifest"):
-        stored(archives, url, tmp_path / "again", split=winner)
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_read(archives: Path, tmp_path: Path) -> None:
