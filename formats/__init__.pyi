@@ -19,8 +19,7 @@ from .conversion.join import (
 )
 from .conversion.plan import PlanOptions as PlanOptions
 from .conversion.prepare import ConvertOptions as ConvertOptions
-from .conversion.save import write_dataset as write_dataset
-from .conversion.saved_items import BadItem as BadItem
+from .conversion.save import BadItem as BadItem, write_dataset as write_dataset
 from .errors import (
     BadImage as BadImage,
     BadTarget as BadTarget,

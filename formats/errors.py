@@ -22,7 +22,7 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── BadValue (formats/records/codecs.py)  a value that its column cannot hold
     │   ├── RemoteMissing (formats/storage/store.py)  a file is not in the bucket or on the server
     │   ├── RemoteDamaged (formats/storage/transfer.py)  a server sends another file
-    │   ├── BadItem (formats/conversion/saved_items.py)  an item to save that does not fit the others
+    │   ├── BadItem (formats/conversion/save.py)  an item to save that does not fit the others
     │   └── FrameDamaged (loaders/machines/codec.py)  a message that is not a frame
     ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
     │   ├── DatasetNotFound  there is no such folder; also a FileNotFoundError

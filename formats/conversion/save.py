@@ -1,58 +1,57 @@
-"""Any items as a dataset: written once, published last, recognised when it is complete."""
+"""Any items as a dataset: written once, published last, recognised when it is complete.
+
+Items have numbers, or come from an iterator; they are encoded, and held until their shard is written.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from shardprep.formats.conversion.convert import discard_unfinished
 from shardprep.formats.conversion.finish import finish, shard_rows, verify_finished
 from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
-from shardprep.formats.conversion.prepare import (
-    ConvertOptions,
-    PreparedSplit,
-    check_room,
-    refuse_other_shape,
-)
-from shardprep.formats.conversion.saved_items import (
-    KEY_DIGITS,
-    EncodedItem,
-    GivenSchema,
-    HeldItems,
-    ItemCoder,
-    NumberedItems,
-    OpenedItems,
-    bad_item,
-    build_fetched,
-    entries_of,
-    held_job,
-    kept_of,
-    opened_items,
-)
+from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
-from shardprep.formats.errors import PlanMismatch, UsageError
-from shardprep.formats.records.items import LAYOUT
+from shardprep.formats.errors import DataError, PlanMismatch, UsageError
+from shardprep.formats.records.codecs import (
+    BadValue,
+    Codec,
+    ImageCodec,
+    TextCodec,
+    number_of,
+    refuse_masked,
+    refused,
+)
+from shardprep.formats.records.items import LAYOUT, ItemForm
+from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
+from shardprep.formats.records.schema import FIRST_ITEMS, ExactCodec, Field, Schema, as_schema, found_schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
-from shardprep.formats.runtime.processes import packed
+from shardprep.formats.runtime.processes import packed, unpacked
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, refuse_busy
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.container import SUFFIXES, Extent
+from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import repeated_keys
-from shardprep.formats.sources.source import SPLITS, Entries, Listing, Problems, entry_dtype
+from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
 
 ITEMS_PER_UPDATE = 64  # of the progress
 DEFAULT_SHARD_SIZE = 64 << 20
@@ -289,3 +288,362 @@ def _finished(
         key_bytes=min(keys.dtype.itemsize, MAX_KEY_BYTES),
     )
     return finish(work_folder, replace(prepared, planned=planned), built)
+
+
+KEY_DIGITS = 8
+MAX_LABELS = 100_000  # of labels without names
+LABEL_DIGITS = 5
+LEAST_BYTES = 1024  # that an item counts as, because memory holds more of it than its values
+_ADVICE = "schema= can be given to write_dataset and Flow.save"
+
+
+class BadItem(DataError):
+    """An item that does not fit the others, or the schema; ``number`` is its number from 0 on."""
+
+    number = 0
+
+
+class EncodedItem(NamedTuple):
+    """An item as it is stored."""
+
+    key: bytes
+    label: int
+    image: bytes
+    values: tuple[bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of image and values, at least LEAST_BYTES."""
+        return max(LEAST_BYTES, len(self.image) + sum(map(len, self.values)))
+
+
+@dataclass(frozen=True)
+class ItemCoder:
+    """Encodes items of one form. Picklable.
+
+    ``schema`` has the columns; ``is_found`` says that it was found from items, so that numbers must have
+    exactly its types. ``classes`` are the names of the labels 0, 1, ..., empty for labels without names.
+    """
+
+    form: ItemForm
+    schema: Schema
+    is_found: bool
+    classes: tuple[str, ...] = ()
+
+    @property
+    def has_images(self) -> bool:
+        return "image" in self.form.own
+
+    def encode(self, number: int, item: Any) -> EncodedItem:
+        """Return the item of this number, encoded. Raises BadItem, which names number and column."""
+        try:
+            parts = self.form.parts(item)
+            own = {name: self._part(name, parts[name], to) for name, to in self._own.items()}
+            values = tuple([self._part(name, parts[name], encode) for name, encode in self._columns])
+        except BadValue as error:
+            raise bad_item(number, error.message) from error
+        key = own.get("key") or b"%0*d" % (KEY_DIGITS, number)
+        return EncodedItem(key, own.get("label", UNLABELLED), own.get("image", b""), values)
+
+    def _part(self, name: str, value: Any, encode: Callable[[Any], Any]) -> Any:
+        try:
+            refuse_masked(value)
+            return encode(value)
+        except BadValue as error:
+            raise BadValue(f"{name}: {error.message}") from error
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[str, Callable[[Any], bytes]], ...]:
+        codecs: Iterable[Codec] = (ExactCodec(f) if self.is_found else f.codec for f in self.schema)
+        return tuple((f.name, codec.encode) for f, codec in zip(self.schema, codecs, strict=True))
+
+    @cached_property
+    def _own(self) -> dict[str, Callable[[Any], Any]]:
+        every = {"key": key_of, "label": self._label, "image": image_of}
+        return {name: encode for name, encode in every.items() if name in self.form.own}
+
+    def _label(self, value: Any) -> int:
+        """Return the stored label: the place of its name among the sorted names."""
+        if isinstance(value, str) != self.form.is_named:
+            raise refused(value, "the name of a class" if self.form.is_named else "a label")
+        if self.classes:
+            if isinstance(value, str) and value in self._place_of:
+                return self._place_of[value]
+            label = number_of(value, self.classes, least=UNLABELLED)
+            return label if label == UNLABELLED else self._place_of[self.classes[label]]
+        label = UNLABELLED - 1 if isinstance(value, bool) else _index(value)
+        if not UNLABELLED <= label < MAX_LABELS:
+            raise refused(value, f"a label, which is -1 to {MAX_LABELS - 1} (without classes=)")
+        return label
+
+    @cached_property
+    def _place_of(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(sorted(self.classes))}
+
+    def labels(self, largest: int) -> LabelSpace:
+        """Return the label space of a dataset in which ``largest`` is the largest label."""
+        numbers = (f"{label:0{LABEL_DIGITS}d}" for label in range(largest + 1))
+        return LabelSpace.of(self.classes or numbers)
+
+
+def key_of(value: Any) -> bytes:
+    """Return a key's bytes. Raises BadValue for a value that is no key."""
+    data = TextCodec().encode(value)
+    if not data or len(data) > MAX_KEY_BYTES or b"\0" in data:
+        raise refused(value, f"a key, which has 1 to {MAX_KEY_BYTES} bytes and no NUL")
+    return data
+
+
+def image_of(value: Any) -> bytes:
+    """Return an image's bytes. Raises BadValue for a value that is no encoded image."""
+    try:
+        return ImageCodec().encode(value)
+    except BadValue as error:
+        advice = "an image must be the bytes of an encoded file; give pixels and other bytes another name"
+        raise BadValue(f"{error.message} ({advice})") from error
+
+
+def _index(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise refused(value, "a label, or with classes= the name of one") from error
+
+
+@contextmanager
+def naming_item(number: int | None) -> Iterator[None]:
+    """Raise BadItem for a BadValue, with the item's number, or where that is None, the key of the error."""
+    try:
+        yield
+    except BadValue as error:
+        raise bad_item(int(error.key or 0) if number is None else number, error.message) from error
+
+
+def bad_item(number: int, message: str) -> BadItem:
+    """Return the error for an item."""
+    error = BadItem(f"item {number}: {message}; {_ADVICE}")
+    error.number = number
+    return error
+
+
+def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
+    """Return the manifest's ``source``: the form, and a digest of the first items, which tells other data."""
+    digest = hashlib.sha256()
+    for item in first:
+        for part in (item.key, str(item.label).encode(), item.image, *item.values):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return form.to_json() | {"first": f"sha256:{digest.hexdigest()}"}
+
+
+class NumberedItems(ABC):
+    """Items with the numbers 0 to ``len`` - 1, each the same whenever it is picked."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of items."""
+
+    @abstractmethod
+    def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield the items of these numbers, in their order."""
+
+    def elsewhere(self) -> NumberedItems | None:
+        """Return the same items as worker processes can pick them; None where only this process can."""
+        return self
+
+
+@runtime_checkable
+class OffersNumbers(Protocol):
+    """An iterable, such as a Flow, that knows whether its items have numbers."""
+
+    def by_number(self) -> NumberedItems | None:
+        """Return the items by number; None where they have none."""
+
+
+class SequenceItems(NumberedItems):
+    """The elements of a sequence: anything with ``[]`` and ``len``."""
+
+    def __init__(self, sequence: Any) -> None:
+        self._sequence = sequence
+
+    def __len__(self) -> int:
+        return len(self._sequence)
+
+    def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
+        return (self._item(number) for number in numbers)
+
+    def _item(self, number: int) -> Any:
+        """Return an item. Raises StopIteration as RuntimeError, because it would end the items silently."""
+        try:
+            return self._sequence[number]
+        except StopIteration as error:
+            name = type(self._sequence).__name__
+            raise RuntimeError(f"item {number} of the {name} raised StopIteration") from error
+
+
+def numbered_items(samples: Any) -> NumberedItems | None:
+    """Return the items of ``samples`` by number, None for an iterable that has no numbers.
+
+    Raises UsageError for an object without items, and for one item in place of several.
+    """
+    if isinstance(samples, NumberedItems):
+        return samples
+    if isinstance(samples, OffersNumbers):
+        return samples.by_number()
+    if isinstance(samples, str | bytes | bytearray | Mapping):
+        raise UsageError(
+            f"an object of type {type(samples).__name__} is one item, not several; give a list of items"
+        )
+    if not isinstance(samples, Iterator) and isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
+        return SequenceItems(samples)
+    if not isinstance(samples, Iterable):
+        raise UsageError(
+            f"an object of type {type(samples).__name__} has no items; give a list, a generator or a Flow"
+        )
+    return None
+
+
+GivenSchema = Schema | Mapping[str, str] | Sequence[Field]
+
+
+@dataclass(frozen=True)
+class OpenedItems:
+    """All items: by number, or as ``rest``, an iterator over all; the coder, and the first items encoded.
+
+    ``seconds`` is the time that making and encoding each of the first items took.
+    """
+
+    coder: ItemCoder
+    first: tuple[EncodedItem, ...]
+    numbered: NumberedItems | None
+    rest: Iterator[Any]
+    seconds: float
+
+
+def opened_items(
+    samples: Iterable[Any] | NumberedItems, schema: GivenSchema | None, classes: Sequence[str] | None
+) -> OpenedItems:
+    """Look at the first items. Raises UsageError for no items, or a schema or classes that do not fit them.
+
+    Raises BadItem for an item that differs from the others.
+    """
+    if isinstance(samples, Dataset):
+        schema = samples.schema if schema is None else schema
+        classes = samples.classes if classes is None and samples.label_space == SPACES[0] else classes
+    numbered = numbered_items(samples)
+    drawn: Iterator[Any] = iter(())
+    if numbered is not None:
+        drawn = numbered.pick(range(min(FIRST_ITEMS, len(numbered))))
+    elif isinstance(samples, Iterable):
+        drawn = iter(samples)
+    found = list(islice(drawn, 1))
+    began = perf_counter()  # the first one may take longer, to open what all need
+    found += islice(drawn, FIRST_ITEMS - 1) if numbered is None else drawn
+    if not found:
+        raise UsageError("there are no items to save")
+    coder = _coder(found, schema, classes)
+    first = tuple(coder.encode(number, item) for number, item in enumerate(found))
+    return OpenedItems(coder, first, numbered, chain(found, drawn), (perf_counter() - began) / len(first))
+
+
+def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[str] | None) -> ItemCoder:
+    with naming_item(0):
+        form = ItemForm.of(first[0])
+    rows = []
+    for number, item in enumerate(first):
+        with naming_item(number):
+            rows.append(form.parts(item))
+    if not form.columns and "image" not in form.own:
+        raise UsageError("the items have neither an image nor a column, so there is nothing to save")
+    form, names = _labelled(form, rows[0], classes)
+    if schema is not None:
+        return ItemCoder(form, _given(schema, form), is_found=False, classes=names)
+    with naming_item(None):
+        return ItemCoder(form, found_schema(rows, form.columns), is_found=True, classes=names)
+
+
+def _given(schema: GivenSchema, form: ItemForm) -> Schema:
+    columns, own = as_schema(schema)
+    named = {*columns.names, *own} if own else {*columns.names, *form.own}
+    if missing := sorted(set(form.names) ^ named):
+        raise UsageError(
+            f"the schema and the items differ in {', '.join(missing)}: the items are {form.described}"
+        )
+    return Schema(columns[name] for name in form.columns)
+
+
+def _labelled(
+    form: ItemForm, row: Mapping[str, Any], classes: Sequence[str] | None
+) -> tuple[ItemForm, tuple[str, ...]]:
+    """Return the form with how its labels are given, and the names of the classes."""
+    names = tuple(classes or ())
+    if isinstance(classes, str) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise UsageError("classes must be a list of unique names")
+    is_named = "label" in form.own and isinstance(row["label"], str)
+    if names and "label" not in form.own:
+        raise UsageError("classes need items with a label: dicts with the name 'label'")
+    if is_named and not names:
+        raise UsageError("the labels are names; give classes=, the names of all classes")
+    in_order = () if list(names) == sorted(names) else names
+    return replace(form, is_named=is_named, classes=in_order), names
+
+
+@dataclass(frozen=True)
+class HeldItems(ByteReader):
+    """Reader of encoded items; an entry's ``mtime_ns`` is its place among them, its offset its number."""
+
+    items: tuple[EncodedItem, ...] = ()
+
+    def read(self, entry: np.void) -> bytes:
+        return self._of(entry).image
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        return self._of(entry).values
+
+    def _of(self, entry: np.void) -> EncodedItem:
+        return self.items[int(entry["mtime_ns"])]
+
+    def where(self, entry: np.void) -> str:
+        return f"item {entry['offset']}"
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: nothing is open."""
+
+
+def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
+    """Return the job with these items, which have these numbers, in place of what stood for them."""
+    entries = entries_of(items, numbers)
+    key_bytes = entries.dtype["key"].itemsize
+    size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
+    shard = replace(job.shard, extent=Extent(len(items), size, key_bytes))
+    return replace(job, entries=entries, key_bytes=key_bytes, shard=shard, reader=HeldItems(tuple(items)))
+
+
+def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
+    """Return the rows of a listing for items with these numbers."""
+    entries = np.zeros(len(items), entry_dtype(max(len(item.key) for item in items), 1))
+    entries["key"] = [item.key for item in items]
+    entries["label"] = [item.label for item in items]
+    entries["length"] = [item.size for item in items]
+    entries["offset"] = numbers
+    entries["mtime_ns"] = np.arange(len(items))
+    return entries
+
+
+def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
+    """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``.
+
+    Raises BadItem, and what making an item raises.
+    """
+    finished = trusted_commit(job)
+    if finished is not None:
+        return finished
+    numbers: list[int] = job.entries["offset"].tolist()
+    found = _source(source).pick(iter(numbers))
+    items = [coder.encode(number, item) for number, item in zip(numbers, found, strict=True)]
+    return build_shard(held_job(job, items, numbers))
+
+
+@lru_cache(maxsize=1)  # one for all shards of a worker
+def _source(packed: bytes) -> NumberedItems:
+    source: NumberedItems = unpacked(packed)
+    return source

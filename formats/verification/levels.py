@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
+from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UsageError
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.executors import (
     AT_ONCE,
@@ -27,7 +27,7 @@ from shardprep.formats.runtime.executors import (
     other_machine,
     refuse_other_versions,
 )
-from shardprep.formats.runtime.files import OPEN_FLAGS, Identity, hash_descriptor, user_path
+from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, hash_file, user_path
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -129,57 +129,53 @@ class DatasetFiles:
 
 @dataclass(frozen=True)
 class SeenDataset:
-    """The dataset of that ``root`` at ``path``, seen by a machine with these ``versions``. Picklable.
+    """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
 
-    ``archive_bytes`` is the size of the archive that the images are in, None if they are in none or this
-    machine does not see it as it was.
+    ``manifest`` is the SHA-256 of its manifest, and ``archive_bytes`` the size of the archive that the images
+    are in, None if they are in none or this machine does not see it as it was.
     """
 
     path: Path
-    root: str
+    manifest: str
     versions: Mapping[str, str]
     archive_bytes: int | None
 
     @classmethod
     def here(cls, path: Path, manifest: Manifest, *, decode: bool) -> Self:
         """Return the dataset as this machine sees it."""
-        path = path.absolute()
         archive_bytes: int | None = None
         with suppress(OSError):
             if manifest.archive and not manifest.archive.issue(path):
                 archive_bytes = manifest.archive.size
-        return cls(path, manifest.root, _versions(decode=decode), archive_bytes)
+        digest = hash_file(path / MANIFEST_NAME)
+        return cls(path.absolute(), digest, _versions(decode=decode), archive_bytes)
 
-    def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
-        """Make a call that reads the file ``name``.
+    def called(self, name: str, size: int, call: Callable[[], CheckResult]) -> CheckResult:
+        """Make a call that reads the file ``name`` of that size.
 
         Raises OtherMachine, before that, unless this machine sees the same dataset and file, and has the same
         versions. Raises what the call raises.
         """
         refuse_other_versions(self.versions, _versions(decode="OpenCV" in self.versions), "verification")
-        if issue := self._issue(name):
+        if issue := self._issue(name, size):
             text = f"does not see the dataset ({issue}); mount it there at the same path"
             raise other_machine(text, self.path)
         return call()
 
-    def _issue(self, name: str) -> str:
+    def _issue(self, name: str, size: int) -> str:
         """Say what this machine does not see; empty if it sees all that a check of the file reads."""
         try:
-            root, sizes = _known(self.path, Identity.of(_status(self.path / MANIFEST_NAME)))
-            if root != self.root:
+            if hash_file(self.path / MANIFEST_NAME) != self.manifest:
                 return "its root differs"
-            try:
-                file = _status(self.path / name, os.O_NOFOLLOW)
-            except OSError as error:
-                return "" if error.errno in UNREADABLE else str(error)  # the call reports what is unreadable
-            if not stat.S_ISREG(file.st_mode) or file.st_size != sizes[name]:
-                return f"{name} has another size"
             archive = self.path / ARCHIVE_NAME
-            if self.archive_bytes is not None and _status(archive).st_size != self.archive_bytes:
+            if self.archive_bytes is not None and _size_of(archive) != self.archive_bytes:
                 return f"{ARCHIVE_NAME} has another size"
-        except (OSError, ManifestDamaged, UnknownVersion) as error:
+        except OSError as error:
             return str(error)
-        return ""
+        try:
+            return "" if _size_of(self.path / name, os.O_NOFOLLOW) == size else f"{name} has another size"
+        except OSError as error:
+            return "" if error.errno in UNREADABLE else str(error)  # the call reports what is unreadable
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
@@ -192,20 +188,14 @@ def _versions(*, decode: bool) -> dict[str, str]:
     return found
 
 
-def _status(path: Path, flags: int = 0) -> os.stat_result:
-    """Return the status of a file, which is opened so that NFS asks the server for it."""
+def _size_of(path: Path, flags: int = 0) -> int:
+    """Return the size of a file, which is opened so that NFS asks the server; -1 if it is no regular one."""
     descriptor = os.open(path, OPEN_FLAGS | flags)
     try:
-        return os.fstat(descriptor)
+        status = os.fstat(descriptor)
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
     finally:
         os.close(descriptor)
-
-
-@lru_cache(maxsize=4)
-def _known(path: Path, manifest: Identity) -> tuple[str, dict[str, int]]:
-    """Return the root, and the size of each file, of the dataset there; a worker checks many files of it."""
-    found = read_manifest(path)
-    return found.root, {file.name: file.size for file in found.files}
 
 
 def verify_folder(
@@ -428,8 +418,9 @@ class _Verification:
         sent = []
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
+            sizes = {file.name: file.size for file in self.manifest.files}
             sent = [
-                ExecutorCall(partial(seen.called, file.name, call), seen.path, file.name)
+                ExecutorCall(partial(seen.called, file.name, sizes[file.name], call), seen.path, file.name)
                 for file, call in zip(files, calls, strict=True)
             ]
 

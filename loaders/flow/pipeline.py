@@ -9,8 +9,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Self, cast
 
-from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, write_dataset
-from shardprep.formats.conversion.saved_items import GivenSchema, NumberedItems
+from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest

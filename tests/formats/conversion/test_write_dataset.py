@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shardprep.formats import Record, open_dataset, read_manifest, verify, write_dataset
-from shardprep.formats.conversion.saved_items import BadItem
+from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.codecs import DTYPES
 from shardprep.loaders import Flow
