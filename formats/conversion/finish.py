@@ -69,7 +69,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
     columns = None
     if len(listing.schema) or not listing.has_images:
         entries = [
-            build_column(work_folder, field, [shard.columns[number] for shard in built])
+            column_entry(work_folder, field, [shard.columns[number] for shard in built])
             for number, field in enumerate(listing.schema)
         ]
         columns = DatasetColumns(tuple(entries), records_root, listing.has_images)
@@ -221,7 +221,7 @@ def index_of(
     return index
 
 
-def build_column(
+def column_entry(
     work_folder: WorkFolder,
     field: Field,
     built: Sequence[BuiltColumn],

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.finish import build_column
+from shardprep.formats.conversion.finish import column_entry
 from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import BuiltColumn, ColumnOfShard, PublishingJob
+from shardprep.formats.conversion.shard import BuiltColumn, PublishingJob, build_column
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.images.info import NO_IMAGE, ImageInfo
 from shardprep.formats.records.codecs import BadValue, FloatCodec, IntegerCodec
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import ColumnChoice, Field, Schema, column_choice
@@ -78,7 +79,7 @@ class JoinJob(DecodesNothing, PublishingJob):
         """
         built = self._finished()
         if built is None:
-            built = tuple(self._built(column) for column in self.columns)
+            built = tuple(build_column(self, each.field, self._values(each)) for each in self.columns)
             commit = {"plan": self.plan, "columns": [asdict(column) for column in built]}
             publish_bytes(self.beside(JOINED_SUFFIX), canonical_json(commit), self.run)
         with closing(ShardCounter(self.run, self.shard.number)) as counter:
@@ -100,8 +101,7 @@ class JoinJob(DecodesNothing, PublishingJob):
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
 
-    def _built(self, column: JoinedColumn) -> BuiltColumn:
-        collected = ColumnOfShard(column.field, self)
+    def _values(self, column: JoinedColumn) -> Iterator[tuple[bytes, bytes, ImageInfo]]:
         with column.values.opened() as value:
             for number, key in enumerate(self.keys.tolist()):
                 try:
@@ -110,8 +110,7 @@ class JoinJob(DecodesNothing, PublishingJob):
                 except BadValue as error:
                     place = column.values.where(number)
                     raise SourceDamaged(error.message, path=place, key=key.decode()) from error
-                collected.append(key, data)
-        return collected.built()
+                yield key, data, NO_IMAGE
 
 
 def requested(
@@ -317,7 +316,7 @@ def _built(
     )
     built, entries = runner.run("join", jobs, work_folder.run, shards), []
     for one, parts in zip(columns, zip(*built, strict=True), strict=True):
-        entry = build_column(work_folder, one.field, parts, offsets=manifest.offsets)
+        entry = column_entry(work_folder, one.field, parts, offsets=manifest.offsets)
         path = output / entry.table.name
         if listed.get(path.name, entry.table) != entry.table:
             raise PlanMismatch("was joined with different values", path=path)

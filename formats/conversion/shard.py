@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
@@ -149,61 +149,49 @@ class BuiltColumn:
         return FileEntry(self.name, self.size, self.sha256, self.records) if self.name else None
 
 
-class ColumnOfShard:
-    """The values of the column ``field`` for the records of a job's shard, in their order."""
+def build_column(
+    job: PublishingJob, field: Field, values: Iterable[tuple[bytes, bytes, ImageInfo]]
+) -> BuiltColumn:
+    """Publish the column's shard, unless its values are in a table, and its rows.
 
-    def __init__(self, field: Field, job: PublishingJob) -> None:
-        self.field = field
-        self._job = job
-        self._stored: list[StoredRecord] = []
-        self._others: list[bytes] = []
-
-    def append(self, key: bytes, value: bytes, image: ImageInfo = NO_IMAGE) -> None:
-        """Add the encoded value of the next record, which has that ``image``."""
-        if image.width and self.field.kind == "image":
+    ``values`` are the keys of the job's records, the encoded values, and the properties of the records'
+    images. Raises what :meth:`PublishingJob.published` raises.
+    """
+    stored, others = list[StoredRecord](), list[bytes]()
+    for key, value, image in values:
+        if image.width and field.kind == "image":
             own = read_image_header(value)
             if (own.width, own.height) != (image.width, image.height):
-                self._others.append(key)
-        self._stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
-
-    def built(self) -> BuiltColumn:
-        """Publish the column's shard, unless its values are in a table, and its rows.
-
-        Raises what :meth:`PublishingJob.published` raises.
-        """
-        job = self._job
-        crcs = np.array([stored.crc32c for stored in self._stored], np.uint32)
-        rows = np.zeros(len(self._stored), built_row(self.field))
-        rows["row"] = rows_of(self.field, [stored.image for stored in self._stored], crcs.tolist())
-        digests = [content_digest(each.key, UNLABELLED, each.image) for each in self._stored]
-        rows["digest"] = np.array(digests, "V32")
-        name = sha256 = ""
-        if not self.field.is_fixed:
-            name = shard_name(self.field.name, job.shard.number, job.container)
-            built = unfinished(job.run, name)
-            if job.writes(name):
-                self._write(built)
-            sha256, rows["row"]["offset"] = job.published(name, built, crcs)
-        path = job.beside(f".{self.field.name}.rows")
-        with publishing(path, job.run) as file:
-            write_table(file, rows)
-        return BuiltColumn(
-            rows=path.name,
-            rows_sha256=hash_file(path),
-            records=len(rows),
-            name=name,
-            size=(job.output / name).stat().st_size if name else 0,
-            sha256=sha256,
-            other_sizes=len(self._others),
-            first_other=self._others[0].decode() if self._others else "",
-        )
-
-    def _write(self, built: Path) -> None:
-        sizes = [len(stored.image) for stored in self._stored]
-        extent = Extent(len(sizes), sum(sizes), max((len(stored.key) for stored in self._stored), default=1))
-        with container(self._job.container).write(built, extent) as writer:
-            for stored in self._stored:
-                writer.append(stored)
+                others.append(key)
+        stored.append(StoredRecord(key, UNLABELLED, record_crc(key, UNLABELLED, value), value))
+    crcs = np.array([each.crc32c for each in stored], np.uint32)
+    rows = np.zeros(len(stored), built_row(field))
+    rows["row"] = rows_of(field, [each.image for each in stored], crcs.tolist())
+    rows["digest"] = np.array([content_digest(each.key, UNLABELLED, each.image) for each in stored], "V32")
+    name = sha256 = ""
+    if not field.is_fixed:
+        name = shard_name(field.name, job.shard.number, job.container)
+        built = unfinished(job.run, name)
+        if job.writes(name):
+            key_bytes = max((len(each.key) for each in stored), default=1)
+            extent = Extent(len(stored), sum(len(each.image) for each in stored), key_bytes)
+            with container(job.container).write(built, extent) as writer:
+                for each in stored:
+                    writer.append(each)
+        sha256, rows["row"]["offset"] = job.published(name, built, crcs)
+    path = job.beside(f".{field.name}.rows")
+    with publishing(path, job.run) as file:
+        write_table(file, rows)
+    return BuiltColumn(
+        rows=path.name,
+        rows_sha256=hash_file(path),
+        records=len(rows),
+        name=name,
+        size=(job.output / name).stat().st_size if name else 0,
+        sha256=sha256,
+        other_sizes=len(others),
+        first_other=others[0].decode() if others else "",
+    )
 
 
 def built_row(field: Field) -> np.dtype[np.void]:
@@ -359,14 +347,18 @@ def build_shard(job: ShardJob) -> BuiltShard:
     finished = trusted_commit(job)
     if finished is not None:
         return finished
-    built = unfinished(job.run, job.shard.name)
-    rows, skipped, columns = _write(job, built)
+    built, skipped = unfinished(job.run, job.shard.name), list[SkippedImage]()
+    rows, samples = _write(job, built, skipped)
     finished = trusted_commit(job)  # another process may have built the same shard since
     if finished is not None:
         built.unlink(missing_ok=True)
         return finished
     sha256, rows["row"]["offset"] = job.published(job.shard.name, built, rows["row"]["crc32c"])
-    return _commit(job, rows, skipped, sha256, [column.built() for column in columns])
+    columns = [
+        build_column(job, field, ((stored.key, values[number], info) for stored, info, values in samples))
+        for number, field in enumerate(job.schema)
+    ]
+    return _commit(job, rows, skipped, sha256, columns)
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
@@ -392,12 +384,19 @@ def committed(job: ShardJob) -> BuiltShard | None:
         return None
 
 
-def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[ColumnOfShard]]:
-    rows = np.zeros(len(job.entries), row_dtype(job.key_bytes))
-    skipped: list[SkippedImage] = []
-    samples, extent = _samples(job, skipped)
-    columns = [ColumnOfShard(field, job) for field in job.schema]
-    count = 0
+def _write(job: ShardJob, built: Path, skipped: list[SkippedImage]) -> tuple[Rows, Sequence[Sample]]:
+    """Write the shard's file, and return its rows, and the samples if there are columns.
+
+    With columns, the listing's lengths are not those of the images: all samples are read before the first
+    is written.
+    """
+    rows, count = np.zeros(len(job.entries), row_dtype(job.key_bytes)), 0
+    samples: Iterable[Sample] = _read(job, skipped)
+    extent, known = job.shard.extent, list[Sample]()
+    if len(job.schema) or not job.has_images:
+        samples = known = list(samples)
+        size = sum(len(stored.image) for stored, _, _ in known)
+        extent = replace(extent, records=len(known), payload_bytes=size)
     if job.region and (archive := job.reader.archive):
         with suppress(FileExistsError):  # of another shard
             (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
@@ -405,29 +404,13 @@ def _write(job: ShardJob, built: Path) -> tuple[Rows, list[SkippedImage], list[C
     if job.writes(job.shard.name):
         writing = container(job.container).write(built, extent)
     with writing as writer:
-        for stored, info, values in samples:
+        for stored, info, _ in samples:
             if writer is not None:
                 writer.append(stored)
             row = index_row(stored, info, job.shard.number, count)
             rows[count] = row, content_digest(stored.key, stored.label, stored.image)
-            for column, value in zip(columns, values, strict=True):
-                column.append(stored.key, value, info)
             count += 1
-    return rows[:count], skipped, columns
-
-
-def _samples(job: ShardJob, skipped: list[SkippedImage]) -> tuple[Iterable[Sample], Extent]:
-    """Return the shard's samples, and the extent of its images.
-
-    With columns, the listing's lengths are not those of the images: all samples are read before the first
-    is written.
-    """
-    samples = _read(job, skipped)
-    if job.has_images and not len(job.schema):
-        return samples, job.shard.extent
-    known = list(samples)
-    size = sum(len(stored.image) for stored, _, _ in known)
-    return known, replace(job.shard.extent, records=len(known), payload_bytes=size)
+    return rows[:count], known
 
 
 def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.finish import build_column, build_tables, index_of, publish_tables
+from shardprep.formats.conversion.finish import build_tables, column_entry, index_of, publish_tables
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import boxes_of, check_room
 from shardprep.formats.conversion.shard import shard_jobs
@@ -198,7 +198,7 @@ def _rebuild(
         for column in columns:
             number = listing.schema.names.index(column.field.name)
             parts = [shard.columns[number] for shard in built]
-            made.append(build_column(work_folder, column.field, parts, offsets=offsets).table)
+            made.append(column_entry(work_folder, column.field, parts, offsets=offsets).table)
         wanted = [*tables, *(column.table for column in columns)]
         for table in wanted:
             if table not in made:

@@ -75,7 +75,7 @@ def test_a_shard_that_is_there_is_neither_built_nor_uploaded_again_and_takes_no_
     built: list[str] = []
     really = build_shard._write
     monkeypatch.setattr(
-        build_shard, "_write", lambda job, path: built.append(job.shard.name) or really(job, path)
+        build_shard, "_write", lambda job, *given: built.append(job.shard.name) or really(job, *given)
     )
 
     (done,) = stored(archives, url, scratch, split="train")
