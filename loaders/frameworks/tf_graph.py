@@ -157,11 +157,19 @@ def raw_session(session: Any) -> Any:
 class OperatedSink(Sink):
     """The common part of sinks that have operations: of eager mode, or of a session after :meth:`attach`."""
 
-    _made: dict[str, tuple[Any, list[Any]]]  # the operations by name, as fetches and the placeholders to feed
-
     def __init__(self) -> None:
+        self._in_session = not tf.executing_eagerly()
+        self._made: dict[str, tuple[Any, list[Any]]] = {}  # as fetches and the placeholders to feed
         self._runs: dict[str, Callable[..., Any]] = {}
         self._closed = False
+
+    def _add(self, name: str, operate: Callable[..., Any], *dtypes: Any) -> None:
+        """Add an operation of arguments of these dtypes. A garbage collection may run it within a graph."""
+        if self._in_session:
+            fed = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
+            self._made[name] = operate(*fed), fed
+        else:
+            self._runs[name] = tf.init_scope()(operate)
 
     def attach(self, session: Any) -> None:
         """Use this session. Raises UsageError for a second session."""
@@ -212,25 +220,13 @@ class TensorQueue(OperatedSink):
         super().__init__()
         self.capacity = capacity
         self._specs = specs
+        self._empty_leaves = empty_arrays(specs) if self._in_session else empty_tensors(specs)
         with tf.device("CPU:0"):
             queue = self._queue = tf.queue.FIFOQueue(capacity, [tf.uint8, *(spec.dtype for spec in specs)])
-            if tf.executing_eagerly():
-                self._empty_leaves = empty_tensors(specs)
-                self._runs = {
-                    "put": lambda *fed: queue.enqueue(fed),
-                    "take": _outside_graphs(queue.dequeue),
-                    "size": _outside_graphs(queue.size),
-                    "close": _outside_graphs(partial(queue.close, cancel_pending_enqueues=True)),
-                }
-            else:
-                self._empty_leaves = empty_arrays(specs)
-                fed = [tf.compat.v1.placeholder(dtype) for dtype in queue.dtypes]
-                self._made = {
-                    "put": (queue.enqueue(fed), fed),
-                    "take": (list(queue.dequeue()), []),
-                    "size": (queue.size(), []),
-                    "close": (queue.close(cancel_pending_enqueues=True), []),
-                }
+            self._add("put", lambda *fed: queue.enqueue(fed), *queue.dtypes)
+            self._add("take", queue.dequeue)
+            self._add("size", queue.size)
+            self._add("close", partial(queue.close, cancel_pending_enqueues=True))
 
     def put(self, status: Status, leaves: Leaves) -> None:
         self._run("put", int(status), *(leaves if status == Status.BATCH else self._empty_leaves))
@@ -241,16 +237,6 @@ class TensorQueue(OperatedSink):
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
         return batch_of_element(self._queue.dequeue(), self._specs, ended)
-
-
-def _outside_graphs(operate: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function for eager mode that a garbage collection may call while a graph is being built."""
-
-    def run() -> Any:
-        with tf.init_scope():
-            return operate()
-
-    return run
 
 
 class _Area:
@@ -306,20 +292,16 @@ class SessionStage(OperatedSink):
         area = self._area = _Area(specs, device, tf.uint8)
         with tf.device(device):
             staged = area.stage([tf.identity(leaf) for leaf in batch])
-        with tf.device("CPU:0"):
-            status = tf.compat.v1.placeholder(tf.uint8, [])
         with tf.control_dependencies([staged]):
-            stage = area.tokens.enqueue(tf.constant(int(Status.BATCH), tf.uint8))
-        self._made = {
-            "permit": (area.permits.enqueue(PERMIT), []),
-            "room": (area.permits.dequeue(), []),
-            "stage": (stage, []),
-            "end": (area.tokens.enqueue(status), [status]),
-            "token": (area.tokens.dequeue(), []),
-            "unstage": (area.unstage(), []),
-            "size": (area.tokens.size(), []),
-            "close": (area.close(), []),
-        }
+            self._add("stage", lambda: area.tokens.enqueue(tf.constant(int(Status.BATCH), tf.uint8)))
+        with tf.device("CPU:0"):
+            self._add("end", area.tokens.enqueue, tf.uint8)
+        self._add("permit", lambda: area.permits.enqueue(PERMIT))
+        self._add("room", area.permits.dequeue)
+        self._add("token", area.tokens.dequeue)
+        self._add("unstage", area.unstage)
+        self._add("size", area.tokens.size)
+        self._add("close", area.close)
 
     def attach(self, session: Any) -> None:
         super().attach(session)
