@@ -85,6 +85,23 @@ POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notificati
 NOT_BEGUN = object()  # the state of a pass that the thread has not yet begun
 
 
+class _Pass:
+    """A pass of the source that the consumer has requested, and how far both sides are with it."""
+
+    def __init__(self, *, is_past: bool = False) -> None:
+        self.is_fed = is_past  # the thread has put all of it
+        self.is_over = is_past  # the consumer has seen its end
+        self.is_left = False  # the consumer has ended it early
+        self.is_untouched = not is_past  # no element of it was taken
+        self.is_followed = False  # a graph has requested the next one, before the thread finished this one
+        self.state: Any = NOT_BEGUN  # the source's state after the batch that was taken last
+        self.states: deque[Any] = deque()  # its states after the batches in the sink
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.is_left or self.is_over)
+
+
 class Feeder(Owned):
     """Puts the passes of a source into a sink, each on request, each ended by END or ERROR.
 
@@ -108,15 +125,8 @@ class Feeder(Owned):
         self._on_close = on_close  # may wake a source that this thread waits for
         self._changed = threading.Condition()
         self._epoch_number = 0
-        self._open = False  # the consumer has not yet seen the end of the pass
-        self._is_untouched = False  # no element of the pass was taken
-        self._running = False  # the thread has not yet finished the pass
-        self._leaving = False  # the consumer has ended the pass early
-        self._next_requested = False  # by a graph, before the thread finished this pass
+        self._pass = _Pass(is_past=True)
         self._closed = False
-        self._is_within_pass = False  # a pass was begun, and the consumer has not seen its end
-        self._state: Any = None  # the source's state after the batch that was taken last
-        self._states: deque[Any] = deque()  # its states after the batches in the sink
         self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, of the next
         self._thread: threading.Thread | None = None
 
@@ -124,11 +134,10 @@ class Feeder(Owned):
         """Begin an epoch and return its number. A pass from which nothing was taken is used again."""
         with self._changed:
             self.check_open()
-            self._is_untouched = self._is_untouched and not self.unseen
-            if not self._is_untouched:
+            if self.unseen or not self._pass.is_untouched:
                 self.leave(self._epoch_number)
-                self._await(lambda: self._is_untouched or not self._running)
-            if not self._is_untouched:
+                self._await(lambda: self._pass.is_untouched or self._pass.is_fed)
+            if not self._pass.is_untouched:
                 self._request_pass()
             self._epoch_number += 1
             return self._epoch_number
@@ -137,11 +146,12 @@ class Feeder(Owned):
         """Return the next batch of that epoch, None at its end. Raises UsageError, the source's errors."""
         with self._changed:
             waited = self._await_element(epoch_number)
-            self._is_untouched = False
+            current = self._pass
+            current.is_untouched = False
             status, leaves = self._sink.take()
             if status == Status.BATCH:
                 self.occupancy.taken(waited=waited)
-                self._state = self._states.popleft() if self._states else None
+                current.state = current.states.popleft() if current.states else None
                 return leaves
             self._finish()
             if status == Status.ERROR:  # not kept, because its traceback would keep this input alive
@@ -151,9 +161,9 @@ class Feeder(Owned):
     def leave(self, epoch_number: int) -> None:
         """End that epoch early: empty the sink, so that the thread can finish."""
         with self._changed:
-            if self._open and epoch_number == self._epoch_number and not self._closed:
-                self._leaving = True
-                self._open = self._is_untouched = False
+            if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
+                self._pass.is_left = True
+                self._pass.is_untouched = False
                 self._sink.empty()
                 self._changed.notify_all()
 
@@ -162,9 +172,8 @@ class Feeder(Owned):
         with self._changed:
             self.check_open()
             self.unseen = True
-            if not self._open:
-                self._await(lambda: self._open or not self._running)
-            if not self._open:
+            self._await(lambda: self._pass.is_open or self._pass.is_fed)
+            if not self._pass.is_open:
                 self._request_pass()
 
     def ended(self, status: int) -> None:
@@ -180,11 +189,11 @@ class Feeder(Owned):
         """Return the source's state as of the batch that was taken last."""
         self._check_seen()
         with self._changed:
-            if self._is_within_pass and self._state is NOT_BEGUN:
-                self._await(lambda: self._state is not NOT_BEGUN or not self._running)
-            if self._is_within_pass and self._state is not NOT_BEGUN:
-                return self._state
-            self._await(lambda: not self._running)
+            current = self._pass
+            self._await(lambda: current.is_over or current.state is not NOT_BEGUN or current.is_fed)
+            if not current.is_over and current.state is not NOT_BEGUN:
+                return current.state
+            self._await(lambda: current.is_fed)
             return self.passes.state()
 
     def load_state(self, state: Any, **options: Any) -> None:
@@ -192,17 +201,17 @@ class Feeder(Owned):
         self._check_seen()
         with self._changed:
             self.leave(self._epoch_number)
-            self._await(lambda: not self._running)
+            self._await(lambda: self._pass.is_fed)
             self.passes.load_state(state, **options)
-            self._is_within_pass = False
+            self._pass.is_over = True
 
     def restart(self) -> None:
         """End the current pass early; a graph's next batch is the first of another pass."""
         with self._changed:
             self.check_open()
             self.leave(self._epoch_number)
-            self._await(lambda: self._open or not self._running)
-            if self.unseen and not self._open:  # the thread had finished the pass
+            self._await(lambda: self._pass.is_open or self._pass.is_fed)
+            if self.unseen and not self._pass.is_open:  # the thread had finished the pass
                 self._request_pass()
 
     def close(self) -> None:
@@ -240,28 +249,24 @@ class Feeder(Owned):
             with starting_thread():
                 thread.start()
             self._thread = thread
-        self._state = NOT_BEGUN
-        self._states.clear()
-        self._is_within_pass = True
-        self._open = self._is_untouched = self._running = True
-        self._leaving = self._next_requested = False
+        self._pass = _Pass()
         self._changed.notify_all()
 
     def _finish(self) -> None:
         """Record that the consumer has seen the end of the pass."""
-        self._open = self._is_within_pass = False
+        self._pass.is_over, self._pass.is_untouched = True, False
         self.occupancy.epoch()
         if self.unseen and not self._closed:
-            if self._running:  # no wait here: its last step may need this thread of TensorFlow's
-                self._next_requested = True
-            else:
+            if self._pass.is_fed:
                 self._request_pass()
+            else:  # no wait here: its last step may need this thread of TensorFlow's
+                self._pass.is_followed = True
 
     def _await_element(self, epoch_number: int) -> float | None:
         """Wait for an element. Returns the seconds that it took, None if no wait was needed."""
         began, waited = perf_counter(), False
         while True:
-            check(self._closed, epoch_number == self._epoch_number and self._open)
+            check(self._closed, epoch_number == self._epoch_number and self._pass.is_open)
             if self._sink.level():
                 return perf_counter() - began if waited else None
             waited = True
@@ -277,32 +282,34 @@ class Feeder(Owned):
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._running and not self._closed:
+                while self._pass.is_fed and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
+                current = self._pass
             try:
-                status = self._run_pass()
-                if not self._leaving:
+                status = self._run(current)
+                if not current.is_left:
                     self._sink.put(status, [])
             except SinkClosed:
                 return
             with self._changed:
-                if self._leaving and not self._closed:
+                if current.is_left and not self._closed:
                     self._sink.empty()
-                self._running = False
-                if (self._leaving or self._next_requested) and self.unseen and not self._closed:
+                current.is_fed = True
+                if (current.is_left or current.is_followed) and self.unseen and not self._closed:
                     self._request_pass()
                 self._changed.notify_all()
 
-    def _run_pass(self) -> Status:
+    def _run(self, current: _Pass) -> Status:
+        """Put the batches of a pass; return the status of its end."""
         try:
             with ending(self.passes.begin()) as batches:
                 state = None if self.unseen else self.passes.state()
                 with self._changed:
-                    self._state = state
+                    current.state = state
                     self._changed.notify_all()
-                self._put_all(batches)
+                self._put_all(batches, current)
         except SinkClosed:
             raise
         except PassEnded:
@@ -314,7 +321,7 @@ class Feeder(Owned):
             return Status.ERROR
         return Status.END
 
-    def _put_all(self, batches: Iterator[Any]) -> None:
+    def _put_all(self, batches: Iterator[Any], current: _Pass) -> None:
         while True:
             began = perf_counter()
             if not (held := list(islice(batches, 1))):
@@ -324,10 +331,10 @@ class Feeder(Owned):
             self.occupancy.drew(got - began, perf_counter() - got)
             if self._closed:
                 raise SinkClosed
-            if self._leaving:
+            if current.is_left:
                 return
             if not self.unseen:
-                self._states.append(self.passes.state())
+                current.states.append(self.passes.state())
             level, began = self._sink.level(), perf_counter()
             self._sink.put(Status.BATCH, leaves)
             del leaves  # the loop would hold this batch while it waits for the next
