@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from shardprep.loaders.transforms.transforms import ImageTransform
 class _Group(NamedTuple):
     """Views with the same arrays: the arrays of a batch hold them one after the other, or one as it is."""
 
-    views: range
+    transforms: tuple[Transform, ...]
     specs: tuple[ArraySpec, ...]
     is_stacked: bool
 
@@ -78,10 +79,7 @@ class Views:
     @cached_property
     def each(self) -> tuple[Transform, ...]:
         """The transform of each view."""
-        if not isinstance(self.transforms, dict):
-            return tuple(cast("Sequence[Transform]", self.transforms))
-        listed = (one if isinstance(one, tuple) else (one,) for one in self.transforms.values())
-        return tuple(transform for some in listed for transform in some)
+        return tuple(transform for group in self._groups for transform in group.transforms)
 
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
@@ -94,36 +92,28 @@ class Views:
 
     @cached_property
     def _groups(self) -> tuple[_Group, ...]:
-        specs = [_outputs(transform) for transform in self.each]
-        if isinstance(self.transforms, dict):
-            counts = [
-                (name, len(some) if isinstance(some, tuple) else None)
-                for name, some in self.transforms.items()
-            ]
+        given: Any = self.transforms
+        if isinstance(given, dict):
+            named = [(name, f"{name}_", "", views) for name, views in given.items()]
         else:
-            begins = [n for n in range(len(specs)) if n == 0 or specs[n] != specs[n - 1]]
-            sizes = [end - begin for begin, end in zip(begins, [*begins[1:], len(specs)], strict=True)]
-            counts = [("" if len(sizes) == 1 else str(n), size) for n, size in enumerate(sizes)]
-        groups, first = [], 0
-        for name, count in counts:
-            views = range(first, first + (count or 1))
-            first = views.stop
-            if any(specs[view] != specs[views[0]] for view in views):
+            runs = [tuple(run) for _, run in groupby(given, key=_outputs)]
+            ends = [f"_{number}" for number in range(len(runs))] if runs[1:] else [""]
+            named = [(IMAGE + end, "", end, run) for end, run in zip(ends, runs, strict=True)]
+        groups = []
+        for name, before, behind, views in named:
+            is_stacked = isinstance(views, tuple)
+            transforms = views if is_stacked else (views,)
+            specs, *others = map(_outputs, transforms)
+            if any(other != specs for other in others):
                 raise UsageError(f"the views {name!r} have different outputs: give them different names")
-            groups.append(_Group(views, self._named(name, specs[views[0]], count), count is not None))
+            axis = (len(transforms),) if is_stacked else ()
+            titles = [name if spec.name == IMAGE else f"{before}{spec.name}{behind}" for spec in specs]
+            made = tuple(
+                ArraySpec(title, (*axis, *spec.shape), spec.dtype)
+                for title, spec in zip(titles, specs, strict=True)
+            )
+            groups.append(_Group(transforms, made, is_stacked))
         return tuple(groups)
-
-    def _named(self, name: str, specs: tuple[ArraySpec, ...], count: int | None) -> tuple[ArraySpec, ...]:
-        """The specs of ``count`` views, or of one without an axis of views."""
-        axis = () if count is None else (count,)
-        is_dict = isinstance(self.transforms, dict)
-
-        def title(of: str) -> str:
-            if is_dict:
-                return name if of == IMAGE else f"{name}_{of}"
-            return f"{of}_{name}" if name else of
-
-        return tuple(ArraySpec(title(spec.name), (*axis, *spec.shape), spec.dtype) for spec in specs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         """Return the arrays of :attr:`outputs`, new; one array, or a tuple of several."""
@@ -166,7 +156,7 @@ class Views:
             own = arrays[first : first + len(group.specs)]
             first += len(own)
             if group.is_stacked:
-                rows += [tuple(array[n, ...] for array in own) for n in range(len(group.views))]
+                rows += [tuple(array[n, ...] for array in own) for n in range(len(group.transforms))]
             else:
                 rows.append(tuple(own))
         return rows
