@@ -59,21 +59,29 @@ _IMAGE, _EXTENSION, _TRAILER = 0x2C, 0x21, 0x3B
 def read_gif(image: bytes) -> ImageInfo:
     """Return the properties of a GIF. Raises BadImage unless it has an image and an end."""
     width, height, packed = numbers("<HHB", image, 6, "GIF")
-    at, images = 13 + _colours(packed), 0
+    at, images, is_within_data = 13 + _colours(packed), 0, False
     for _ in range(MAX_BLOCKS):
-        (kind,) = numbers("B", image, at, "GIF")
+        if at >= len(image):
+            raise truncated("GIF")
+        kind = image[at]
         at += 1
-        if kind == _TRAILER:
+        if is_within_data:  # in parts, each after its length; an empty one is the last
+            at += kind
+            is_within_data = kind > 0
+        elif kind == _TRAILER:
             break
-        if kind == _IMAGE:
+        elif kind == _IMAGE:
             images += 1
             x, y, own_width, own_height, packed = numbers("<HHHHB", image, at, "GIF")
             if not own_width or not own_height or x + own_width > width or y + own_height > height:
                 raise BadImage("a GIF with an image that does not fit its screen")
-            at += 9 + _colours(packed)
-        elif kind != _EXTENSION:
+            at += 9 + _colours(packed) + 1
+            is_within_data = True
+        elif kind == _EXTENSION:
+            at += 1
+            is_within_data = True
+        else:
             raise BadImage(f"a GIF with an unknown block at byte {at - 1}")
-        at = _end_of_parts(image, at + 1)
     else:
         raise BadImage(f"a GIF of more than {MAX_BLOCKS} blocks")
     if not images:
@@ -85,18 +93,6 @@ def read_gif(image: bytes) -> ImageInfo:
 def _colours(packed: int) -> int:
     """Return the number of bytes of the table of colours that such a field declares."""
     return 3 << (packed & 7) + 1 if packed & 0x80 else 0
-
-
-def _end_of_parts(image: bytes, at: int) -> int:
-    """Return the end of data in parts; an empty one is the last."""
-    for _ in range(MAX_BLOCKS):
-        if at >= len(image):
-            raise truncated("GIF")
-        length = image[at]
-        at += 1 + length
-        if not length:
-            return at
-    raise BadImage(f"a GIF of more than {MAX_BLOCKS} blocks")
 
 
 WEBP_SIGNATURE = b"RIFF"
