@@ -1,4 +1,4 @@
-"""Geometry of crops and rotations, and its effect on boxes and masks. Pure functions."""
+"""Geometry of crops and rotations. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import BadImage, BadTarget
+from shardprep.formats.errors import BadImage
 from shardprep.formats.images.decode import Encoded, decode
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.kinds import PNG_SIGNATURE, as_gray, jpeg_orientation, png_orientation
+from shardprep.formats.images.kinds import jpeg_orientation, png_orientation
 from shardprep.formats.images.opencv import cv2
 
 Places = npt.NDArray[np.float64]
@@ -51,113 +51,6 @@ class Span(NamedTuple):
             for at in (low, high)
         )
         return (self.size - high, self.size - low) if self.is_mirrored else (low, high)
-
-
-BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
-
-
-class KeptBoxes(NamedTuple):
-    """The boxes that are left: in pixels of the result, float64 [n, 4], and their ``numbers`` before."""
-
-    boxes: Places
-    numbers: npt.NDArray[np.int64]
-
-
-def boxes_of(value: Any, name: str, *, key: str) -> Places:
-    """Return the boxes in the value of a column, cut off at the image: float64 [n, 4], fractions.
-
-    Raises BadTarget, with ``key``, unless it is float32 or float64 [n, 4] of x_min, y_min, x_max and y_max as
-    fractions of the image's width and height, in order and at most BEYOND outside of the image.
-    """
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape[1:] != (4,):
-        form = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise BadTarget(f"{name} is {form}; boxes are float32 [n, 4]", key=key)
-    boxes = value.astype(np.float64)
-    is_within = ((boxes >= -BEYOND) & (boxes <= 1 + BEYOND)).all(axis=1)
-    is_right = is_within & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
-    if not is_right.all():
-        first = ", ".join(f"{side:g}" for side in boxes[is_right.argmin()])
-        raise BadTarget(
-            f"{name} has the box [{first}]; boxes are x_min, y_min, x_max, y_max as fractions of the image, 0 to 1: "
-            "divide pixels by its width and height",
-            key=key,
-        )
-    return boxes.clip(0, 1)
-
-
-def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int64]:
-    """Return the labels of so many boxes: int64 [n]. Raises BadTarget, with ``key``, for other values."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.shape != (boxes,):
-        form = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise BadTarget(f"{name} is {form}; the labels of {boxes} boxes are int32 [{boxes}]", key=key)
-    return value.astype(np.int64)
-
-
-def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> KeptBoxes:
-    """Return the visible parts of the boxes (fractions of the image), in their order.
-
-    A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
-    ``most`` boxes those that show the largest areas are kept, the earlier of equal ones.
-    """
-    low_x, low_y, high_x, high_y = (boxes * (across.side, down.side, across.side, down.side)).T
-    seen_x, seen_y = _seen(low_x, high_x, across), _seen(low_y, high_y, down)
-    whole, seen = (high_x - low_x) * (high_y - low_y), _sizes(seen_x) * _sizes(seen_y)
-    numbers = np.flatnonzero((seen > 0) & (seen >= least * whole))
-    if len(numbers) > most:
-        numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
-    (left, right), (top, bottom) = across.moved(*seen_x), down.moved(*seen_y)
-    return KeptBoxes(np.stack([left, top, right, bottom], axis=1)[numbers], numbers)
-
-
-def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
-    """The parts of the ranges that the span shows; empty ones may end before they begin."""
-    first, last = span.bounds()
-    return np.maximum(low, first), np.minimum(high, last)
-
-
-def _sizes(ranges: tuple[Places, Places]) -> Places:
-    low, high = ranges
-    return np.maximum(high - low, 0)
-
-
-Mask = npt.NDArray[np.uint8]
-
-INSTEAD = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint8[*,*]"
-
-
-def mask_of(value: Any, name: str, *, key: str) -> Mask:
-    """Return the mask in the value of a column: uint8 [height, width].
-
-    An array is taken as it is. Of the bytes of a gray or palette PNG the samples are returned as they are
-    stored: numbers of the palette, not its colours, and 0 and 1 of one bit. Raises BadTarget for anything
-    else, and BadImage for a PNG that does not decode; both with ``key``.
-    """
-    if isinstance(value, bytes):
-        return _decoded(value, name, key)
-    if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
-        return value
-    form = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise BadTarget(f"{name} is {form}, which is not a mask: {INSTEAD}", key=key)
-
-
-def resized_mask(mask: Mask, across: Span, down: Span, out: Mask) -> None:
-    """Write to ``out`` the pixel of the mask that the centre of each pixel of the result lies in."""
-    np.take(mask.take(down.pixels(), axis=0), across.pixels(), axis=1, out=out, mode="clip")
-
-
-def _decoded(data: bytes, name: str, key: str) -> Mask:
-    if not data.startswith(PNG_SIGNATURE):
-        raise BadTarget(f"{name} is an image that is not a PNG: {INSTEAD}", key=key)
-    samples = as_gray(data, key=key)
-    if samples is None:
-        raise BadTarget(f"{name} is a colour PNG, not one of numbers: {INSTEAD}", key=key)
-    gray, bits = samples
-    if bits > 8:
-        raise BadTarget(f"{name} is a PNG of {bits} bits: {INSTEAD}", key=key)
-    pixels = decode(gray, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
-    return (
-        pixels if bits == 8 else pixels // np.uint8(255 // ((1 << bits) - 1))
-    )  # OpenCV widens them to 0..255
 
 
 class ShownPart(NamedTuple):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import BadTarget, UsageError
+from shardprep.formats.images.decode import decode
+from shardprep.formats.images.kinds import PNG_SIGNATURE, as_gray
+from shardprep.formats.images.opencv import cv2
 from shardprep.loaders.transforms.contract import (
     Array,
     ArraySpec,
@@ -15,16 +21,7 @@ from shardprep.loaders.transforms.contract import (
     is_count,
     is_number,
 )
-from shardprep.loaders.transforms.geometry import (
-    KeptBoxes,
-    Span,
-    Turn,
-    boxes_of,
-    kept_boxes,
-    labels_of,
-    mask_of,
-    resized_mask,
-)
+from shardprep.loaders.transforms.geometry import Places, Span, Turn
 
 BoxUnits = Literal["fractions", "pixels"]
 
@@ -96,28 +93,25 @@ class TargetOptions:
         masks = len(self.masks)
         for name, out in zip(self.masks, arrays[:masks], strict=True):
             mask = turn.pixels(mask_of(_column(record, name), name, key=record.key))
-            _check_size(mask, name, across, down, key=record.key)
-            resized_mask(mask, across, down, out)
-        if self.boxes is not None:
-            boxes = turn.boxes(boxes_of(_column(record, self.boxes), self.boxes, key=record.key))
-            kept = kept_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
-            self._write_boxes(record, len(boxes), kept, (across.size, down.size), arrays[masks:])
-
-    def _write_boxes(
-        self,
-        record: TransformInput,
-        boxes: int,
-        kept: KeptBoxes,
-        size: tuple[int, int],
-        arrays: Sequence[Array],
-    ) -> None:
-        out, *labels, count = arrays
-        many = len(kept.numbers)
+            if mask.shape != (down.side, across.side):
+                height, width = mask.shape
+                raise BadTarget(
+                    f"{name} has {width}x{height} pixels, but the image has {across.side}x{down.side}",
+                    key=record.key,
+                )
+            # the pixel of the mask that the centre of each pixel of the result lies in
+            np.take(mask.take(down.pixels(), axis=0), across.pixels(), axis=1, out=out, mode="clip")
+        if self.boxes is None:
+            return
+        boxes = turn.boxes(boxes_of(_column(record, self.boxes), self.boxes, key=record.key))
+        kept = kept_boxes(boxes, across, down, least=self.min_box, most=self.max_boxes)
+        size, many = (across.size, down.size), len(kept.numbers)
+        out, *labels, count = arrays[masks:]
         out[:many] = kept.boxes if self.box_units == "pixels" else kept.boxes / (*size, *size)
         out[many:] = 0
         count[...] = many
         if self.box_labels is not None:
-            given = labels_of(_column(record, self.box_labels), self.box_labels, boxes, key=record.key)
+            given = labels_of(_column(record, self.box_labels), self.box_labels, len(boxes), key=record.key)
             labels[0][:many], labels[0][many:] = given[kept.numbers], NO_LABEL
 
 
@@ -128,9 +122,92 @@ def _column(record: TransformInput, name: str) -> Any:
     return record.columns[name]
 
 
-def _check_size(mask: Array, name: str, across: Span, down: Span, *, key: str) -> None:
-    if mask.shape != (down.side, across.side):
-        height, width = mask.shape
+def _form(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
+
+
+class KeptBoxes(NamedTuple):
+    """The boxes that are left: in pixels of the result, float64 [n, 4], and their ``numbers`` before."""
+
+    boxes: Places
+    numbers: npt.NDArray[np.int64]
+
+
+def boxes_of(value: Any, name: str, *, key: str) -> Places:
+    """Return the boxes of a column, cut off at the image: float64 [n, 4], fractions. Raises BadTarget."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape[1:] != (4,):
+        raise BadTarget(f"{name} is {_form(value)}; boxes are float32 [n, 4]", key=key)
+    boxes = value.astype(np.float64)
+    is_within = ((boxes >= -BEYOND) & (boxes <= 1 + BEYOND)).all(axis=1)
+    is_right = is_within & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    if not is_right.all():
+        first = ", ".join(f"{side:g}" for side in boxes[is_right.argmin()])
         raise BadTarget(
-            f"{name} has {width}x{height} pixels, but the image has {across.side}x{down.side}", key=key
+            f"{name} has the box [{first}]; boxes are x_min, y_min, x_max, y_max as fractions of the image, 0 to 1: "
+            "divide pixels by its width and height",
+            key=key,
         )
+    return boxes.clip(0, 1)
+
+
+def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int64]:
+    """Return the labels of so many boxes: int64 [n]. Raises BadTarget for other values."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.shape != (boxes,):
+        raise BadTarget(f"{name} is {_form(value)}; the labels of {boxes} boxes are int32 [{boxes}]", key=key)
+    return value.astype(np.int64)
+
+
+def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: int) -> KeptBoxes:
+    """Return the visible parts of the boxes (fractions of the image), in their order.
+
+    A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
+    ``most`` boxes those that show the largest areas are kept, the earlier of equal ones.
+    """
+    low_x, low_y, high_x, high_y = (boxes * (across.side, down.side, across.side, down.side)).T
+    seen_x, seen_y = _seen(low_x, high_x, across), _seen(low_y, high_y, down)
+    wide, high = (np.maximum(last - first, 0) for first, last in (seen_x, seen_y))
+    whole, seen = (high_x - low_x) * (high_y - low_y), wide * high
+    numbers = np.flatnonzero((seen > 0) & (seen >= least * whole))
+    if len(numbers) > most:
+        numbers = np.sort(numbers[np.argsort(-seen[numbers], kind="stable")[:most]])
+    (left, right), (top, bottom) = across.moved(*seen_x), down.moved(*seen_y)
+    return KeptBoxes(np.stack([left, top, right, bottom], axis=1)[numbers], numbers)
+
+
+def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
+    """The parts of the ranges that the span shows; empty ones may end before they begin."""
+    first, last = span.bounds()
+    return np.maximum(low, first), np.minimum(high, last)
+
+
+Mask = npt.NDArray[np.uint8]
+
+INSTEAD = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint8[*,*]"
+
+
+def mask_of(value: Any, name: str, *, key: str) -> Mask:
+    """Return the mask in the value of a column: uint8 [height, width].
+
+    An array is taken as it is. Of the bytes of a gray or palette PNG the samples are returned as they are
+    stored: numbers of the palette, not its colours, and 0 and 1 of one bit. Raises BadTarget for anything
+    else, and BadImage for a PNG that does not decode; both with ``key``.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
+        return value
+    if not isinstance(value, bytes):
+        raise BadTarget(f"{name} is {_form(value)}, which is not a mask: {INSTEAD}", key=key)
+    if not value.startswith(PNG_SIGNATURE):
+        raise BadTarget(f"{name} is an image that is not a PNG: {INSTEAD}", key=key)
+    samples = as_gray(value, key=key)
+    if samples is None:
+        raise BadTarget(f"{name} is a colour PNG, not one of numbers: {INSTEAD}", key=key)
+    gray, bits = samples
+    if bits > 8:
+        raise BadTarget(f"{name} is a PNG of {bits} bits: {INSTEAD}", key=key)
+    pixels = decode(gray, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
+    if bits < 8:  # OpenCV widens them to 0..255
+        return pixels // np.uint8(255 // ((1 << bits) - 1))
+    return pixels

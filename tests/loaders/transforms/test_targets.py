@@ -15,7 +15,8 @@ from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders.order.rng import record_rng
-from shardprep.loaders.transforms.geometry import Span, kept_boxes
+from shardprep.loaders.transforms.geometry import Span
+from shardprep.loaders.transforms.targets import kept_boxes
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
 from support.image_files import chunk, encoded, exif_of, numbers_png, photograph, with_orientation
 
