@@ -56,7 +56,7 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         now = self._epoch_began + batch + 1
         if self._every and now >= self._written + self._every:
             self._written = now
-            write_scalars(self._writer, _named(self._since(self._before_steps), scalars_of), step=now)
+            self._write(self._since(self._before_steps), step=now)
             self._before_steps = self._stats()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -64,7 +64,16 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if logs is not None:
             logs.update(_named(found, occupancy_of))
         if self._writer is not None and self._every is None:
-            write_scalars(self._writer, _named(found, scalars_of), step=epoch)
+            self._write(found, step=epoch)
+
+    def _write(self, found: dict[str, InputStats], *, step: int) -> None:
+        """Write scalars for TensorBoard, without its package."""
+        plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
+        metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin_data)
+        with self._writer.as_default():
+            for tag, value in _named(found, scalars_of).items():
+                tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
+        self._writer.flush()
 
     def _stats(self) -> dict[str, InputStats]:
         return {name: each.stats() for name, each in self._inputs.items()}
@@ -80,13 +89,3 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 def _named(found: dict[str, InputStats], of: Callable[[InputStats], dict[str, float]]) -> dict[str, float]:
     return {f"{name}/{part}": value for name, stats in found.items() for part, value in of(stats).items()}
-
-
-def write_scalars(writer: Any, scalars: dict[str, float], *, step: int) -> None:
-    """Write scalars for TensorBoard, without its package."""
-    plugin_data = tf.compat.v1.SummaryMetadata.PluginData(plugin_name=SCALARS)
-    metadata = tf.compat.v1.SummaryMetadata(plugin_data=plugin_data)
-    with writer.as_default():
-        for tag, value in scalars.items():
-            tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
-    writer.flush()

@@ -167,14 +167,8 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *
     if capacity is None:
         return DEFAULT_CAPACITY
     if isinstance(capacity, str):
-        size = getattr(passes.source, "batch_bytes", None)
-        if size is None:
-            size = fixed_bytes(element_spec)
-        if size is None and not waits:
-            raise UsageError("a capacity in bytes needs a signature of fixed size; give a number of batches")
-        if size is None:
-            size = sum(map(_nbytes, leaves_of(element_spec, _first_batch(passes))))
-        return max(1, byte_count(capacity, of="a capacity") // max(1, int(size)))
+        size = _batch_bytes(passes, element_spec, waits=waits)
+        return max(1, byte_count(capacity, of="a capacity") // max(1, size))
     if isinstance(capacity, bool) or not hasattr(capacity, "__index__") or capacity < 1:
         raise UsageError(
             f"a capacity is a number of batches from 1 on, or a size like '512MiB', not {capacity!r}"
@@ -182,18 +176,17 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *
     return int(capacity)
 
 
-def fixed_bytes(element_spec: Any) -> int | None:
-    """The bytes of a batch; None where the signature leaves a dimension open."""
+def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:
+    size = getattr(passes.source, "batch_bytes", None)
+    if size is not None:
+        return int(size)
     specs = flat(element_spec)
-    if not all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
-        return None
-    return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
-
-
-def _nbytes(part: Any) -> int:
-    if is_bytes_list(part):
-        return sum(memoryview(x).nbytes for x in part)
-    return int(np.asarray(part).nbytes)
+    if all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
+        return int(sum(math.prod(spec.shape) * spec.dtype.size for spec in specs))
+    if not waits:
+        raise UsageError("a capacity in bytes needs a signature of fixed size; give a number of batches")
+    parts = leaves_of(element_spec, _first_batch(passes))
+    return sum(sum(map(len, part)) if is_bytes_list(part) else np.asarray(part).nbytes for part in parts)
 
 
 Leaves = list[Any]
