@@ -10,6 +10,7 @@ import numpy as np
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import decode_rgb
+from shardprep.loaders.order.rng import record_rng
 from support.image_files import cmyk_jpeg, encoded, numbers_png, photograph, with_orientation
 
 
@@ -17,8 +18,16 @@ class Example(NamedTuple):
     key: str
     label: int
     image: bytes
-    columns: dict[str, Any]
+    columns: dict[str, Any] = {}  # noqa: RUF012 - never changed
     crop_ready: bool = False
+
+
+COFFEE = Example("coffee", 7, photograph("coffee.jpg"))
+
+
+def rng(record: int = 0, epoch: int = 0) -> np.random.Generator:
+    """The random numbers of a record of a loader with seed 1."""
+    return record_rng(1, epoch, record)
 
 
 def example(image: bytes, *, ready: bool = False) -> Example:

@@ -4,40 +4,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import decode_rgb
-from shardprep.loaders.order.rng import record_rng
-from support.image_files import photograph
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
+from support.transform_examples import COFFEE, rng
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # or its import asks the package index
 A = pytest.importorskip("albumentations", exc_type=ImportError)
 
 from shardprep.loaders.transforms.albumentations import Albumentations  # noqa: E402
 
-
-class Example(NamedTuple):
-    key: str
-    label: int
-    image: bytes
-
-
-COFFEE = Example("coffee", 7, photograph("coffee.jpg"))
 STEPS = [
     A.RandomResizedCrop((32, 32)),
     A.OneOf([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)], p=0.7),
     A.RandomBrightnessContrast(p=0.5),
     A.Normalize(),
 ]
-
-
-def rng(record: int = 0) -> np.random.Generator:
-    return record_rng(1, 0, record)
 
 
 def test_the_image_is_decoded_to_rgb() -> None:
@@ -80,7 +67,7 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_bad_image_names_its_record() -> None:
     with pytest.raises(BadImage, match="broken: does not decode"):
-        Albumentations(A.NoOp())(Example("broken", 0, COFFEE.image[:9000]), rng())
+        Albumentations(A.NoOp())(COFFEE._replace(key="broken", image=COFFEE.image[:9000]), rng())
 
 
 @pytest.mark.slow

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pickle
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
-from shardprep.loaders.order.rng import record_rng
-from support.image_files import photograph, with_orientation
+from support.image_files import with_orientation
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
+from support.transform_examples import COFFEE, rng
 
 ops = pytest.importorskip("support.torchvision_ops", exc_type=ImportError)
 
@@ -24,19 +24,6 @@ from torchvision.transforms import v2  # noqa: E402
 
 from shardprep.loaders.transforms.torchvision import Torchvision  # noqa: E402
 from support.torchvision_ops import TRAINING, Here, threads_in_use, three_generators  # noqa: E402
-
-
-class Example(NamedTuple):
-    key: str
-    label: int
-    image: bytes
-
-
-COFFEE = Example("coffee", 7, photograph("coffee.jpg"))
-
-
-def rng(record: int = 0) -> np.random.Generator:
-    return record_rng(1, 0, record)
 
 
 def test_the_image_is_an_image_of_torchvision_in_rgb() -> None:
@@ -120,7 +107,7 @@ def test_exif_orientation_is_applied_if_it_is_asked_for() -> None:
 
 def test_a_bad_image_names_its_record() -> None:
     with pytest.raises(BadImage, match="broken: does not decode"):
-        Torchvision(TRAINING)(Example("broken", 0, COFFEE.image[:9000]), rng())
+        Torchvision(TRAINING)(COFFEE._replace(key="broken", image=COFFEE.image[:9000]), rng())
 
 
 def test_another_kind_of_image_is_refused() -> None:

@@ -14,11 +14,11 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats.errors import BadImage, BadTarget, UsageError
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
-from shardprep.loaders.order.rng import record_rng
 from shardprep.loaders.transforms.geometry import Span
 from shardprep.loaders.transforms.targets import kept_boxes
 from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform
-from support.image_files import chunk, encoded, exif_of, numbers_png, photograph, with_orientation
+from support.image_files import chunk, encoded, exif_of, numbers_png, with_orientation
+from support.transform_examples import COFFEE, rng
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,6 @@ class Sample:
     crop_ready: bool = False
     key: str = "sample"
     label: int = 0
-
-
-def rng(record: int = 0) -> np.random.Generator:
-    return record_rng(1, 0, record)
 
 
 def ramps(width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +193,6 @@ def shown_of(span: Span, low: float, high: float) -> tuple[float, float, float]:
     return left, right, max(0.0, seen[1] - seen[0])
 
 
-COFFEE = photograph("coffee.jpg")
 BOXES = np.array([[0, 0, 0.5, 0.5], [0.4, 0.4, 0.6, 0.6], [0, 0, 1, 1], [0.5, 0.5, 0.5, 0.9]], np.float32)
 WHOLE = EvalTransform((64, 64), resize=64, boxes="boxes")
 
@@ -238,7 +233,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (MASKED, {"mask": np.zeros((4, 6), np.uint16)}, BadTarget, r"uint16\[4, 6\]"),
     (MASKED, {"mask": np.zeros((4, 6, 3), np.uint8)}, BadTarget, r"uint8\[4, 6, 3\]"),
     (MASKED, {"mask": encoded(np.zeros((4, 6, 3), np.uint8), ".png")}, BadTarget, "colour PNG"),
-    (MASKED, {"mask": COFFEE}, BadTarget, "not a PNG"),
+    (MASKED, {"mask": COFFEE.image}, BadTarget, "not a PNG"),
     (MASKED, {"mask": "text"}, BadTarget, "str"),
     (MASKED, {"mask": np.zeros((6, 4), np.uint8)}, BadTarget, "4x6 pixels, but the image has 6x4"),
     (MASKED, {"mask": damaged(numbers_png(np.zeros((4, 6), np.uint8)))}, BadImage, "CRC"),

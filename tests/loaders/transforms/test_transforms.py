@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from dataclasses import fields, replace
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -28,30 +27,15 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
-from support.image_files import encoded, photograph
+from support.image_files import encoded
+from support.transform_examples import COFFEE, rng
 
-
-class Example(NamedTuple):
-    key: str
-    label: int
-    image: bytes
-
-
-COFFEE = Example("coffee", 7, photograph("coffee.jpg"))
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 JITTERED = TrainTransform(64, color_jitter=ColorJitter(), lighting=0.1)
 TRANSFORMS = [TrainTransform(64), JITTERED, EvalTransform(64, resize=73)]
 
 draws = st.lists(st.floats(0, 1, exclude_max=True), min_size=CROP_DRAWS, max_size=CROP_DRAWS)
 sides = st.integers(1, 3000)
-
-
-def rng(record=0, epoch=0):
-    return record_rng(1, epoch, record)
-
-
-def example(pixels) -> Example:
-    return Example("example", 0, encoded(pixels, ".png"))
 
 
 @given(width=sides, height=sides, draws=draws)
@@ -100,7 +84,7 @@ def test_the_eval_image_is_the_centre_of_the_resized_one(shape):
     ]
     top, left = round((whole.shape[0] - 56) / 2), round((whole.shape[1] - 56) / 2)
 
-    image = EvalTransform(56, resize=64)(example(pixels), rng())
+    image = EvalTransform(56, resize=64)(COFFEE._replace(image=encoded(pixels, ".png")), rng())
 
     np.testing.assert_array_equal(image, whole[top : top + 56, left : left + 56])
 
