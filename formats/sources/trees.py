@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,13 +148,11 @@ class FolderWalk:
         """Whether a file below ``place`` is no image by its name and first bytes; if so, it is counted."""
         if is_image(file):
             return False
-        path, folder = f"{place}/{file.path}".lstrip("/"), os.open(self.top, _FOLDER)
+        path = f"{place}/{file.path}".lstrip("/")
         try:
-            fd = _opened_below(folder, os.fsencode(path), follow_symlinks=self.follow_symlinks)
+            fd = self._opened(path, OPEN_FLAGS, open_below)
         except OSError as error:
             raise self._failed(error, self.top / path) from error
-        finally:
-            os.close(folder)
         try:
             is_other = not begins_as_image(os.read(fd, _HEAD_BYTES))
         finally:
@@ -168,7 +166,7 @@ class FolderWalk:
         here = self.top / place
         found: list[FoundFile | str] = []
         try:
-            folder = self._opened(place)
+            folder = self._opened(place, _FOLDER, open_folder_below)
             try:
                 with os.scandir(folder) as scan:
                     entries = sorted(scan, key=lambda entry: entry.name)
@@ -192,16 +190,16 @@ class FolderWalk:
             raise self._failed(error, here) from error
         return found
 
-    def _opened(self, place: str) -> int:
+    def _opened(self, place: str, flags: int, below: Callable[[int, bytes], int]) -> int:
         if self.follow_symlinks:
-            return os.open(self.top / place, _FOLDER)
-        folder = open_folder(self.top)
+            return os.open(self.top / place, flags)
+        top = open_folder(self.top)
         if not place:
-            return folder
+            return top
         try:
-            return open_folder_below(folder, os.fsencode(place))
+            return below(top, os.fsencode(place))
         finally:
-            os.close(folder)
+            os.close(top)
 
     def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
         """Whether the entry is a file or a folder with a good name; if not, it is added to the problems."""
@@ -249,10 +247,6 @@ def refuse_links(top: Path, path: Path) -> None:
         path = path.parent
 
 
-def _opened_below(folder: int, place: bytes, *, follow_symlinks: bool) -> int:
-    return os.open(place, OPEN_FLAGS, dir_fd=folder) if follow_symlinks else open_below(folder, place)
-
-
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 
 
@@ -279,7 +273,8 @@ class TreeReader(OpeningReader[Descriptor]):
         folder, place = self.opened.fileno(), entry[self.columns[0]].item()
         fd = -1
         try:
-            fd = _opened_below(folder, place, follow_symlinks=self.follow_symlinks)
+            follows = self.follow_symlinks
+            fd = os.open(place, OPEN_FLAGS, dir_fd=folder) if follows else open_below(folder, place)
             pieces, missing = [], int(entry[self.columns[1]])
             self._check(fd, entry)
             while missing and (piece := os.read(fd, missing)):
