@@ -73,10 +73,7 @@ class GroundTruth:
 
 
 def check_first_label(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
-    """Raise LabelConflict if the official validation images have labels of another space.
-
-    ``first`` is the label of the first image, None if it is missing.
-    """
+    """Raise LabelConflict if the ``first`` of the official validation images has a label of another space."""
     if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
         raise LabelConflict(
             f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "

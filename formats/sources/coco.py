@@ -353,10 +353,7 @@ class CocoReader(ImagesAndFile):
 
 
 class JsonText:
-    """The text of a JSON file, of which one value, at most MAX_OBJECT_BYTES, is in memory at a time.
-
-    All methods raise ValueError for anything else than they expect.
-    """
+    """The text of a JSON file, read value by value. Methods raise ValueError for what they do not expect."""
 
     def __init__(self, file: ArchiveFile) -> None:
         self._file = file

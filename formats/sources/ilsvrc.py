@@ -124,11 +124,7 @@ class IlsvrcSource(Source):
         )
 
     def expected(self, split: str) -> int | None:
-        """Return the number of images that there should be, None if it is unknown.
-
-        It is the official number for the official classes and for official archives without a devkit, and
-        that in the annotation files for others.
-        """
+        """Return the number of images that there should be, officially or by annotations; None if unknown."""
         if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
         if split == "train":

@@ -34,10 +34,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class GrowingTable:
-    """Rows of a structured dtype, appended one at a time; text columns (S) get as wide as needed.
-
-    The peak of memory is the finished table and one piece of 16,384 rows.
-    """
+    """Rows of a structured dtype, packed in pieces as they come; text columns (S) get as wide as needed."""
 
     def __init__(self, row: np.dtype[np.void]) -> None:
         self._row = row
@@ -130,10 +127,7 @@ class EntryTable:
 
 
 def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
-    """Return the keys that occur more than once, sorted. Takes 8 bytes per key.
-
-    Equal keys have equal hashes, so only keys of equal hash are compared.
-    """
+    """Return the keys that occur more than once, sorted. Takes 8 bytes per key: only hashes are sorted."""
     hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
     hashes.sort()
     repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
@@ -200,10 +194,9 @@ class StoredEntries:
 
 
 def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
-    """Add the images in the folder ``place`` of the walk that are not among ``listed`` to its problems.
+    """Add the images in the folder ``place`` of the walk to its problems that are not among ``listed``.
 
-    ``listed`` are paths of the walk; ``advice`` is the problem of an image. Returns the files of file
-    managers and the hidden ones that were left out, by name.
+    ``advice`` is the problem of an image. Returns what the walk ignored.
     """
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):

@@ -123,10 +123,7 @@ class ListedSource(Source):
 
     @abstractmethod
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        """Return an image's split, and its path below the root and below the split's folder.
-
-        Raises ValueError.
-        """
+        """Return an image's split, and its path below the root and the split's folder. Raises ValueError."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -195,10 +192,9 @@ class ListedImages:
         return self.images[split]
 
     def read_table(self, path: Path) -> ListedTable:
-        """Read all rows of a table.
+        """Read all rows of a table; what cannot be used is added to the problems.
 
-        What cannot be used is added to the problems. Raises SourceDamaged, with the line, where the rows
-        after it cannot be read, and UsageError for columns that are not there.
+        Raises SourceDamaged where no further row can be read, and UsageError for columns that are not there.
         """
         with ArchiveFile(path) as file:
             with self._at(path, lambda: 1):
@@ -264,10 +260,7 @@ class ListedImages:
         )
 
     def finish(self) -> None:
-        """Set the fields, the label space, and the entries with the labels in it.
-
-        Repeated images are added to the problems.
-        """
+        """Set the fields, the label space, and the entries with the labels in it."""
         self.fields = {header: kind.field for header, kind in self.kinds.items()}
         self.space, numbers = self.labels.numbered()
         for one in self.images.values():
@@ -277,10 +270,7 @@ class ListedImages:
 
 @dataclass
 class RowReader(ImagesAndFile):
-    """Reader of images below a folder, and of the rows of the table at ``path``, each read in its place.
-
-    ``fields`` are those of the columns, by their headers.
-    """
+    """Reader of images, and of their rows in a table; ``fields`` are those of the columns, by headers."""
 
     form: TableForm
     fields: Mapping[str, Field]
@@ -402,10 +392,7 @@ class LabelledList(ListedSource):
 
 
 def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str | None]:
-    """Return the names of the columns of paths, of labels, and of splits, None if there is none.
-
-    A column of splits that is chosen as a column of values is none.
-    """
+    """Return the names of the columns of paths, of labels, and of splits, None unless there is a free one."""
     by_lower = {name.lower(): name for name in reversed(names)}
     used = []
     for wanted, usual, option in (

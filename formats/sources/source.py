@@ -40,10 +40,7 @@ def split_of(cell: object) -> str | None:
 
 
 def split_folders(path: Path) -> dict[str, str]:
-    """Return the folders of splits in a folder, by split and in the order of SPLITS.
-
-    Raises UsageError for two folders of one split.
-    """
+    """Return the folders of splits in a folder, in the order of SPLITS. Raises UsageError for two of one."""
     found: dict[str, str] = {}
     with os.scandir(path) as entries:
         names = sorted(
@@ -154,9 +151,8 @@ Entries = npt.NDArray[np.void]
 def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
     """Return the columns of a listing: a record's key and label, and the place of its bytes.
 
-    ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside of one.
-    ``mtime_ns`` is the file's by :func:`.trees.mtime_of`, 0 in an archive; it shows that a source has
-    changed since it was planned. A source may add columns for its reader.
+    ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside of one. ``mtime_ns``
+    is the file's by :func:`.trees.mtime_of`, 0 in an archive. A source may add columns for its reader.
     """
     return np.dtype(
         [
@@ -185,10 +181,7 @@ class ByteReader(AbstractContextManager["ByteReader"]):
     """
 
     def expect(self, entries: Entries) -> None:
-        """Note that these entries are read next, in this order; some may be left out.
-
-        A reader for which each answer takes long reads ahead.
-        """
+        """Read ahead where answers take long: these entries are next, in this order; some may be left out."""
         return
 
     @abstractmethod
@@ -283,13 +276,11 @@ class Listing:
 
     ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
     number of images that there should be, None if it is unknown; ``shortfall`` says which are missing.
-    ``problems`` are those of files that could
-    not be listed. ``ignored`` counts the files and folders of file managers, hidden ones, and others that
-    were left out, by name; ``notes`` are lines about what else was. ``options`` are those that the source was
-    read with, as the manifest keeps them. ``schema`` has the columns beside key, label and image, of which
-    the reader gives the values; ``has_images`` is False for records without an image, of which the reader
-    gives no bytes. ``kept_by`` is what decides the entries, if they are worth keeping until the conversion is
-    finished, because they took long.
+    ``problems`` are those of files that could not be listed. ``ignored`` counts the files and folders of file
+    managers, hidden ones, and others that were left out, by name; ``notes`` are lines about what else was.
+    ``options`` are those that the source was read with, as the manifest keeps them. ``schema`` has the
+    columns of which the reader gives the values; without ``has_images`` it gives no images. ``kept_by`` is
+    what decides the entries, if they took long, so that they are kept until the conversion is finished.
     """
 
     split: str
@@ -383,10 +374,7 @@ class Source(ABC):
         return listing
 
     def known_by(self, split: str) -> Mapping[str, Any] | None:
-        """Return all that decides a split's entries, as a JSON object; None if only a survey tells.
-
-        Raises what :meth:`survey` raises.
-        """
+        """Return all that decides a split's entries, as JSON; None if only a survey tells. Raises as it."""
         return None
 
     def boxes(self, split: str) -> Iterator[Box] | None:

@@ -85,10 +85,7 @@ class ListedClasses:
         return -2 - self._folders.setdefault(folder, len(self._folders))
 
     def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
-        """Return the space of all classes, and the label in it of each number.
-
-        Those of names count from 0 on, and of folders from -2 down: from the end, where that of none is last.
-        """
+        """Return the space of all classes, and the label in it of each number: of folders from -2 down."""
         folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
         space, numbers = LabelSpace.of(self._of_name or folders), list[int]()
         if self._are_numbers:
@@ -101,10 +98,7 @@ class ListedClasses:
 
 @dataclass
 class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
-    """Reader of images below a folder, and of their rows in the file at ``path``, read in their place.
-
-    ``identity`` is that of the file when it was listed.
-    """
+    """Reader of images below a folder, and of their rows in the file at ``path``, with its first identity."""
 
     images: TreeReader
     path: Path
@@ -124,10 +118,7 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
 
 
 def place_below(path: str, roots: Sequence[Path]) -> str:
-    """Return the path of a file below the root, in its shortest form. Raises ValueError.
-
-    ``roots`` are the names of the root in which an absolute path may begin.
-    """
+    """Return the shortest path below the root, in whose names ``roots`` it may begin. Raises ValueError."""
     if path.startswith("/"):
         root = next((root for root in roots if Path(path).is_relative_to(root)), None)
         if root is None:
@@ -189,10 +180,7 @@ _FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
-    """Return a cell as its column stores it; ``typed`` cells are values of JSON, others text.
-
-    Raises BadValue, which names the column.
-    """
+    """Return a cell as its column stores it; ``typed`` ones are values of JSON. Raises BadValue."""
     try:
         return field.codec.encode(_value(field, cell, typed=typed))
     except (ValueError, BadValue, RecursionError) as error:
@@ -330,10 +318,7 @@ class CellKind:
 def cell_kinds(
     names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str | None], *, typed: bool
 ) -> dict[str, CellKind]:
-    """Return the kinds by the header of their column: the chosen ones, or all but those in ``used``.
-
-    Raises UsageError for a header that is not there.
-    """
+    """Return the kinds by header: the chosen ones, or all but those in ``used``. Raises UsageError."""
     chosen = list(choices)
     if not chosen:
         used = {*used}

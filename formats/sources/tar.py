@@ -300,9 +300,8 @@ def headers_ahead(archive: RemoteArchive) -> ReadAt:
     """Return the archive's ``read_at``, for a walk, which finds most headers there already.
 
     A chain of headers is one answer after the other. So the archive is cut into segments; in each, all at
-    once, what looks like a header is found, and the chain from there is read. The walk decides which of these
-    blocks it uses: those at the offsets that its own chain leads to. Others, such as a tar within an image,
-    change nothing.
+    once, what looks like a header is found, and the chain from there is read. The walk uses those at the
+    offsets that its own chain leads to; others, such as a tar within an image, change nothing.
     """
     count = max(1, min(HEADERS_AT_ONCE, archive.end // SEGMENT_BYTES))
     starts = [archive.end * number // count // BLOCK * BLOCK for number in range(count)]
