@@ -293,27 +293,23 @@ class OfficialTars(IlsvrcSource):
         )
 
     def _listed(self, archive: OpenArchive, split: str, problems: Problems) -> Entries:
-        table = EntryTable(archive.path, problems)
+        table, label_of = EntryTable(archive.path, problems), self.labels.label_of
         if split == "train":
-            for wnid, images in archive.mapped(partial(_images_of, archive), self._class_tars(archive)):
+            for wnid, images in archive.mapped(partial(_images_of, archive), _members(archive, split)):
+                if wnid not in label_of:
+                    raise LabelConflict(
+                        f"the class {wnid} is not in the devkit; use the devkit of these images",
+                        path=archive.path,
+                    )
                 for image in images:
                     key = record_key(wnid, f"{wnid}/{image.name}")
-                    table.append(key, self.labels.label_of[wnid], length=image.size, offset=image.offset)
+                    table.append(key, label_of[wnid], length=image.size, offset=image.offset)
         else:
             truth = self.truth_of_flat() if split == "val" else None
             for key, image in _members(archive, split):
                 label = truth.label_of(key) if truth else UNLABELLED
                 table.append(key, label, length=image.size, offset=image.offset)
         return table.finish()
-
-    def _class_tars(self, archive: OpenArchive) -> Iterator[tuple[str, Member]]:
-        for wnid, member in _members(archive, "train"):
-            if wnid not in self.labels.label_of:
-                raise LabelConflict(
-                    f"the class {wnid} is not in the devkit; use the devkit of these images",
-                    path=archive.path,
-                )
-            yield wnid, member
 
 
 def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str, list[Member]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardprep.formats import SourceOptions, convert, open_dataset, repair
+from shardprep.formats import Converted, SourceOptions, convert, open_dataset, repair
 from shardprep.formats.errors import DataError, LabelConflict, ShardprepError, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.recognise import recognise
@@ -177,6 +177,19 @@ PAIRED = [f"{number}.png" for number in range(5)]
 MASKS = SourceOptions(pairs=("mask=masks",))
 
 
+@pytest.fixture
+def paired(tmp_path: Path) -> Path:
+    """A folder with images and their masks."""
+    for folder in ("images", "masks"):
+        write_pictures(tmp_path / "s" / folder, PAIRED)
+    return tmp_path / "s"
+
+
+def with_masks(folder: Path) -> Converted:
+    (done,) = convert(folder, folder.parent / "out", workers=0, source_options=MASKS)
+    return done
+
+
 def test_class_folders_give_labels_and_pairs_may_lie_anywhere(tmp_path: Path) -> None:
     names = ["cat/1.png", "dog/1.png"]
     write_pictures(tmp_path / "s/train", names)
@@ -203,13 +216,11 @@ def test_class_folders_give_labels_and_pairs_may_lie_anywhere(tmp_path: Path) ->
         ("images/sub/1.png", r"images/sub/1\.png: has no mask in .*masks; add it, or remove this image$"),
     ],
 )
-def test_a_missing_or_surplus_partner_is_named(more: str, match: str, tmp_path: Path) -> None:
-    for folder in ("images", "masks"):
-        write_pictures(tmp_path / "s" / folder, PAIRED)
-    write(tmp_path / "s" / more, picture(9))
+def test_a_missing_or_surplus_partner_is_named(more: str, match: str, paired: Path) -> None:
+    write(paired / more, picture(9))
 
     with pytest.raises(DataError, match=match):
-        convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
+        with_masks(paired)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +230,13 @@ def test_a_missing_or_surplus_partner_is_named(more: str, match: str, tmp_path: 
         (["lost.png", "other.jpg", "notes.txt"], {"images beside the folders": 2}),
     ],
 )
-def test_what_is_left_out_is_counted(more: list[str], ignored: dict[str, int], tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted(more: list[str], ignored: dict[str, int], paired: Path) -> None:
     for folder in ("images", "masks"):
-        write_pictures(tmp_path / "s" / folder, PAIRED)
-        write(tmp_path / "s" / folder / "without-extension", picture(7))
+        write(paired / folder / "without-extension", picture(7))
     for name in (*more, "unlabeled/more/1.jpg"):
-        write(tmp_path / "s" / name, b"x")
+        write(paired / name, b"x")
 
-    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
+    done = with_masks(paired)
 
     assert done.ignored == ignored
     assert done.notes == ("folders with images that are left out: unlabeled",)
@@ -246,12 +256,12 @@ def test_what_is_left_out_is_counted(more: list[str], ignored: dict[str, int], t
 def test_no_split_is_lost(more: str, match: str, tmp_path: Path) -> None:
     for folder in ("images/training", "masks/train"):
         write_pictures(tmp_path / "s" / folder, PAIRED)
-    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
+    done = with_masks(tmp_path / "s")
     assert (done.path.name, done.manifest.records) == ("train", 5)
     write(tmp_path / "s" / more, picture(1))
 
     with pytest.raises(ShardprepError, match=match):
-        convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
+        with_masks(tmp_path / "s")
 
 
 def test_partners_of_another_size_are_said(tmp_path: Path) -> None:
@@ -269,8 +279,7 @@ def test_each_image_may_be_as_large_as_an_image_may_be(tmp_path: Path) -> None:
     large = picture(1) + bytes(MAX_IMAGE_BYTES - len(picture(1)))  # bytes after the end of a PNG
     for folder in ("images", "masks"):
         write(tmp_path / "s" / folder / "1.png", large)
-    (done,) = convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
-    with open_dataset(done.path) as opened:
+    with open_dataset(with_masks(tmp_path / "s").path) as opened:
         assert opened[0].image == opened[0]["mask"] == large
 
     with (tmp_path / "s/masks/1.png").open("ab") as file:
@@ -282,25 +291,15 @@ def test_each_image_may_be_as_large_as_an_image_may_be(tmp_path: Path) -> None:
     assert "images/1.png" not in str(found.value)
 
 
-def test_a_partner_that_is_no_image_is_named(tmp_path: Path) -> None:
-    for folder in ("images", "masks"):
-        write_pictures(tmp_path / "s" / folder, PAIRED)
-    write(tmp_path / "s/masks/3.png", b"no image")
-
-    with pytest.raises(DataError, match=r"masks/3\.png: ") as found:
-        convert(tmp_path / "s", tmp_path / "out", workers=0, source_options=MASKS)
-
-    assert found.value.key == "3.png"
-
-
-def test_a_partner_that_changed_since_it_was_listed_is_an_error(tmp_path: Path) -> None:
-    for folder in ("images", "masks"):
-        write_pictures(tmp_path / "s" / folder, PAIRED)
-    listing = recognise(tmp_path / "s", options=MASKS).listing("train")
-    write(tmp_path / "s/masks/3.png", picture(4, grey=True))
+def test_a_partner_that_is_no_image_or_has_changed_since_it_was_listed_is_named(paired: Path) -> None:
+    listing = recognise(paired, options=MASKS).listing("train")
+    write(paired / "masks/3.png", b"no image")
 
     with listing.reader as reader, pytest.raises(DataError, match=r"masks/3\.png: changed"):
         [reader.values(entry) for entry in listing.entries]
+    with pytest.raises(DataError, match=r"masks/3\.png: ") as found:
+        with_masks(paired)
+    assert found.value.key == "3.png"
 
 
 @pytest.mark.parametrize(
@@ -315,27 +314,18 @@ def test_a_partner_that_changed_since_it_was_listed_is_an_error(tmp_path: Path) 
         ("key=masks", "reserved"),
     ],
 )
-def test_a_pair_that_is_none_is_refused(pair: str, match: str, tmp_path: Path) -> None:
-    write_pictures(tmp_path / "s/images", PAIRED)
-    write_pictures(tmp_path / "s/masks", PAIRED)
-    (tmp_path / "s/same").symlink_to("images")
+def test_a_pair_that_is_none_is_refused(pair: str, match: str, paired: Path) -> None:
+    (paired / "same").symlink_to("images")
 
     with pytest.raises(UsageError, match=match):
-        convert(
-            tmp_path / "s",
-            tmp_path / "out",
-            workers=0,
-            source_options=SourceOptions(pairs=(pair,), follow_symlinks=True),
-        )
+        recognise(paired, options=SourceOptions(pairs=(pair,), follow_symlinks=True)).listing("train")
 
 
-def test_pairs_of_a_source_that_has_none_are_refused(tmp_path: Path) -> None:
+def test_pairs_of_a_source_that_has_none_are_refused(paired: Path, tmp_path: Path) -> None:
     write(tmp_path / "list.txt", b"a.png cat\n")
-    write_pictures(tmp_path / "s/images", PAIRED)
-    write_pictures(tmp_path / "s/masks", PAIRED)
-    write(tmp_path / "s/metadata.csv", b"file_name\n")
+    write(paired / "metadata.csv", b"file_name\n")
 
     with pytest.raises(UsageError, match=r"--pair: not for image-list: .* prep join"):
         recognise(tmp_path / "list.txt", options=MASKS)
     with pytest.raises(UsageError, match=r"several kinds: .*prep join"):
-        recognise(tmp_path / "s", options=MASKS)
+        recognise(paired, options=MASKS)

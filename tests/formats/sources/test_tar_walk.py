@@ -345,6 +345,9 @@ def test_checked_md5s_are_under_the_root_and_stay_there(
     inspected = prep_here("inspect", checked.path).stdout
     assert f"official MD5  {expected[VAL]} of {VAL}, {expected[DEVKIT]} of" in inspected
     assert convert(officials, checked.path, split="val", workers=0)[0].manifest.root == manifest.root
+    checks = {"split": "val", "options": ConvertOptions(check_md5=True), "workers": 0}
+    convert_part(officials, tmp_path / "parts", (1, 1), **checks)
+    assert convert(officials, tmp_path / "parts", **checks)[0].manifest == manifest
 
     (checked.path / manifest.shards[0].name).unlink()
     repair(checked.path, officials, workers=0).raise_for_findings()
@@ -353,18 +356,6 @@ def test_checked_md5s_are_under_the_root_and_stay_there(
     assert read_manifest(tmp_path / "copy") == manifest
     np.save(tmp_path / "scores.npy", np.arange(manifest.records))
     assert join(checked.path, {"score": tmp_path / "scores.npy"}, workers=0).manifest.archive_md5 == expected
-
-
-def test_parts_do_not_lose_checked_md5s(
-    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    officials = made_official(archives, monkeypatch)
-    options = ConvertOptions(check_md5=True)
-    convert_part(officials, tmp_path / "out", (1, 1), split="val", options=options, workers=0)
-
-    (done,) = convert(officials, tmp_path / "out", split="val", options=options, workers=0)
-
-    assert done.manifest.archive_md5.keys() == {VAL, DEVKIT}
 
 
 def test_an_archive_alone_is_converted_and_checking_its_md5_changes_nothing(
