@@ -103,7 +103,9 @@ def _advice(folder: Path, images: str, partners: Sequence[str], command: str) ->
 
 def _paths_below(folder: Path) -> Iterator[str]:
     """Yield the paths of the files below a folder, relative to it; hidden ones are left out."""
-    return (file.path for file in FolderWalk(folder, follow_symlinks=True).files_below())
+    for place, _, names in os.walk(folder):
+        inner = Path(place).relative_to(folder)
+        yield from ((inner / name).as_posix() for name in names if not name.startswith("."))
 
 
 def images_among(names: Iterable[str]) -> str | None:
