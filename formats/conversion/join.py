@@ -54,7 +54,14 @@ from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, r
 from shardprep.formats.shards.tables import checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
-from shardprep.formats.sources.tables import MAX_ROW_BYTES, CellKind, Lines, TableForm, encoded_cell
+from shardprep.formats.sources.tables import (
+    MAX_ROW_BYTES,
+    CellKind,
+    Lines,
+    TableForm,
+    encoded_cell,
+    row_at,
+)
 
 JOINED_SUFFIX = ".joined"
 Built = tuple[BuiltColumn, ...]
@@ -435,12 +442,7 @@ class FileValues:
             yield partial(self._value, file)
 
     def _value(self, file: ArchiveFile, number: int) -> bytes:
-        length, offset = int(self.lengths[number]), int(self.offsets[number])
-        data = file.read_at(length, offset)
-        if len(data) < length:
-            raise SourceDamaged("ends before its last row does; start again", path=self.path)
-        with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
-            return self.encoded(data)
+        return row_at(file, int(self.lengths[number]), int(self.offsets[number]), self.encoded)
 
     def where(self, number: int) -> str:
         """Return the place of a value, for messages."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from shardprep.formats.errors import SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
@@ -49,6 +49,7 @@ from shardprep.formats.sources.tables import (
     cell_kinds,
     encoded_cell,
     place_below,
+    row_at,
 )
 from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
@@ -277,11 +278,7 @@ class RowReader(ImagesAndFile):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         length, offset = int(entry["row_length"]), int(entry["offset"])
-        data = self.opened[1].read_at(length, offset)
-        if len(data) < length:
-            raise SourceDamaged("ends before its last row does; start again", path=self.path)
-        with foreign_file(self.path, "start again", place=lambda: f"the row at byte {offset}: "):
-            row = self.form.cells(data)
+        row = row_at(self.opened[1], length, offset, self.form.cells)
         typed = not self.form.delimiter
         return tuple(encoded_cell(field, row[header], typed=typed) for header, field in self.fields.items())
 
@@ -295,7 +292,7 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
         UsageError: The root is no folder, or the file has COCO's instances.
     """
     of_lists = (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES)
-    has_name = path.suffix.lower() in of_lists or options.given("root", "path_column", "label_column")
+    has_name = path.suffix.lower() in of_lists or options.kept("root", "path_column", "label_column")
     if not path.is_file() or not has_name:
         return None
     refuse_coco_file(path)

@@ -157,7 +157,7 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
 
 def _refuse_others(options: SourceOptions, source: Source) -> None:
     """Raise UsageError for options that the source does not take."""
-    every = options.given("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
+    every = options.kept("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
     refused = [name for name in every if name not in source.TAKES]
     if refused == ["image_column"]:
         raise UsageError(

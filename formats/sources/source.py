@@ -463,10 +463,6 @@ class SourceOptions:
                 raise UsageError(f"expected NAME=FOLDER, not {text!r}")
         return choices
 
-    def given(self, *names: str) -> list[str]:
-        """Return those of the named options that are in use."""
-        return [name for name in names if getattr(self, name) not in (None, ())]
-
     @property
     def in_use(self) -> dict[str, Any]:
         """The options that the manifest keeps and that are in use, by name."""

@@ -6,28 +6,29 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
-from shardprep.formats.runtime.files import ArchiveFile, Identity
+from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
 from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader
 
 MAX_CLASSES = 100_000
 MAX_NAME = 255  # characters of a class's name
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+Row = TypeVar("Row")
 
 
 class ListedClasses:
@@ -115,6 +116,15 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
 
     def where(self, entry: np.void) -> str:
         return self.images.where(entry)
+
+
+def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes], Row]) -> Row:
+    """Parse the row at its place in a file. Raises SourceDamaged if it is not the one that was listed."""
+    data = file.read_at(length, offset)
+    if len(data) < length:
+        raise SourceDamaged("ends before its last row does; start again", path=file.path)
+    with foreign_file(file.path, "start again", place=lambda: f"the row at byte {offset}: "):
+        return parse(data)
 
 
 def place_below(path: str, roots: Sequence[Path]) -> str:

@@ -171,7 +171,7 @@ class _Contents:
 
         Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
         """
-        if not self._options.given("image_column", "label_column"):
+        if not self._options.kept("image_column", "label_column"):
             match decoded(first):
                 case [ByteRange(), int()]:  # meant for an image and its label, which are checked later
                     return
