@@ -354,8 +354,11 @@ class LabelledList(ListedSource):
         if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
             form = TableForm(_PLAIN, form.delimiter, has_header=False)
             return ListedTable(file.path, file.identity, form)
-        path, label, split = _used_columns(names, options)
+        path = _column(names, options.path_column, PATH_COLUMNS, "--path-column")
+        label = _column(names, options.label_column, LABEL_COLUMNS, "--label-column")
         choices = options.column_choices
+        used = {path, label, *(choice.origin for choice in choices)}
+        split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
         found.kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
         taken = tuple(dict.fromkeys(name for name in (path, label, split, *found.kinds) if name))
         if twice := next((name for name in taken if names.count(name) > 1), None):
@@ -388,24 +391,16 @@ class LabelledList(ListedSource):
         return [self.root] if given is None else [self.root, user_path(given).absolute()]
 
 
-def _used_columns(names: Sequence[str], options: SourceOptions) -> tuple[str, str, str | None]:
-    """Return the names of the columns of paths, of labels, and of splits, None unless there is a free one."""
+def _column(names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str) -> str:
+    """Return the name of the wanted column, or of the first usual one, in any case. Raises ValueError."""
     by_lower = {name.lower(): name for name in reversed(names)}
-    used = []
-    for wanted, usual, option in (
-        (options.path_column, PATH_COLUMNS, "--path-column"),
-        (options.label_column, LABEL_COLUMNS, "--label-column"),
-    ):
-        found = wanted if wanted in names else None
-        if wanted is None:
-            found = next((by_lower[name] for name in usual if name in by_lower), None)
-        if found is None:
-            what = f"no column {wanted!r}" if wanted else "none of the usual columns"
-            raise ValueError(f"has {what}; name it with {option}, of these: {', '.join(names)[:200]}")
-        used.append(found)
-    taken = {*used, *(choice.origin for choice in options.column_choices)}
-    splits = (name for name in names if name.lower() == SPLIT_COLUMN and name not in taken)
-    return used[0], used[1], next(splits, None)
+    found = wanted if wanted in names else None
+    if wanted is None:
+        found = next((by_lower[name] for name in usual if name in by_lower), None)
+    if found is None:
+        what = f"no column {wanted!r}" if wanted else "none of the usual columns"
+        raise ValueError(f"has {what}; name it with {option}, of these: {', '.join(names)[:200]}")
+    return found
 
 
 TABLES = ("metadata.csv", "metadata.jsonl")
@@ -490,16 +485,11 @@ class MetadataFolder(ListedSource):
 
     def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
         form, options = TableForm.of(file), self.source_options
-        names, there = form.names, ", ".join(form.names)[:200]
-        path, label = options.path_column or PATH_NAME, options.label_column
-        if label is not None and label not in names:
-            raise ValueError(f"has no column {label!r}; its columns are: {there}")
-        if path not in names:
-            raise ValueError(
-                f"has no column {path!r}; name the column of paths with --path-column, one of: {there}"
-            )
-        if label is None:
-            label = next((name for name in LABEL_NAMES if name in names), None)
+        names = form.names
+        path = _column(names, options.path_column or PATH_NAME, (), "--path-column")
+        label = next((name for name in LABEL_NAMES if name in names), None)
+        if options.label_column is not None:
+            label = _column(names, options.label_column, (), "--label-column")
         used = (path, label, split := self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
         found.kinds = found.kinds or kinds
