@@ -79,28 +79,34 @@ class Hdf5ShardReader(ShardReader):
         return self._keys[ordinal], label, crc32c, self._start + start, stop - start
 
 
-class _ShardStream(Owned, io.RawIOBase):
-    """The file object that libhdf5 reads. ``error`` keeps the system's error, which libhdf5 replaces."""
+class _FileObject(io.RawIOBase):
+    """The file object that libhdf5 is given. ``size`` is that of the file."""
 
-    def __init__(self, file: ShardFile) -> None:
-        self.error: OSError | None = None
-        self._file = file
-        self._position = 0
+    size = 0
+    _position = 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         self._position = base + offset
         return self._position
 
     def tell(self) -> int:
         return self._position
 
+
+class _ShardStream(Owned, _FileObject):
+    """A shard that is read. ``error`` keeps the system's error, which libhdf5 replaces."""
+
+    def __init__(self, file: ShardFile) -> None:
+        self.error: OSError | None = None
+        self._file, self.size = file, file.size
+
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer, or raise ValueError: libhdf5 ignores the number of bytes returned."""
         memory = memoryview(buffer).cast("B")
         end = self._position + len(memory)
         try:
-            count = self._file.read_into(memory, self._position) if end <= self._file.size else 0
+            count = self._file.read_into(memory, self._position) if end <= self.size else 0
         except OSError as error:
             self.error = error
             raise
@@ -153,21 +159,11 @@ def bytes_needed(extent: Extent) -> int:
     return DATA_OFFSET + extent.payload_bytes + extent.records * (extent.key_bytes + 16) + 8192
 
 
-class _Skeleton(io.RawIOBase):
-    """A file object that keeps what libhdf5 writes, by offset: headers and small columns, not the data."""
+class _Skeleton(_FileObject):
+    """What libhdf5 writes, by offset: headers and small columns, not the data."""
 
     def __init__(self) -> None:
         self.parts: dict[int, bytes] = {}
-        self.size = 0
-        self._position = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
 
     def truncate(self, size: int | None = None) -> int:
         self.size = self._position if size is None else size

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
@@ -35,25 +36,19 @@ from shardprep.formats.shards.in_place import ARCHIVE_NAME
 CONTAINERS = ("lmdb", "hdf5")
 IN_PLACE = "tar"
 ALL_CONTAINERS = (*CONTAINERS, IN_PLACE)
+_MODULES = {  # start-up time: only the library that is used is imported
+    "lmdb": "shardprep.formats.shards.lmdb",
+    "hdf5": "shardprep.formats.shards.hdf5",
+    IN_PLACE: "shardprep.formats.shards.in_place",
+}
 
 
 def container(name: str) -> Container:
     """Return the container of that name. Raises UsageError for an unknown name."""
-    if name == "lmdb":
-        from shardprep.formats.shards import (
-            lmdb as lmdb_shard,  # start-up time: only the library that is used is imported
-        )
-
-        return lmdb_shard.CONTAINER
-    if name == "hdf5":
-        from shardprep.formats.shards import hdf5 as hdf5_shard  # start-up time
-
-        return hdf5_shard.CONTAINER
-    if name == IN_PLACE:
-        from shardprep.formats.shards import in_place as tar_table  # start-up time
-
-        return tar_table.CONTAINER
-    raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
+    if name not in _MODULES:
+        raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
+    found: Container = import_module(_MODULES[name]).CONTAINER
+    return found
 
 
 class Shard(Owned):

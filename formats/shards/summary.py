@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
@@ -41,34 +39,29 @@ class ColumnSummary:
 
 def column_summaries(dataset: Dataset) -> tuple[ColumnSummary, ...]:
     """Return the summaries of all columns; no shard is read. Raises ManifestDamaged, OSError."""
-    return tuple(_summaries(dataset))
-
-
-def _summaries(dataset: Dataset) -> Iterator[ColumnSummary]:
     columns = dataset.manifest.columns
-    for entry in columns.entries if columns else ():
-        reader, field = dataset.columns[entry.field.name], entry.field
-        lengths = reader.lengths()
-        counts = _label_counts(entry, reader)
-        present = counts[1:][counts[1:] > 0] if counts is not None else ()
-        yield ColumnSummary(
-            name=field.name,
-            kind=field.kind,
-            bytes=int(lengths.sum(dtype=np.int64)),
-            disk_bytes=sum(file.size for file in entry.files),
-            lengths=None if field.is_fixed else spread(lengths),
-            classes=len(field.classes),
-            per_class=(int(min(present)), int(max(present))) if len(present) else None,
-            unlabelled=None if counts is None else int(counts[0]),
-        )
+    entries = columns.entries if columns else ()
+    return tuple(_column(entry, dataset.columns[entry.field.name]) for entry in entries)
 
 
-def _label_counts(entry: ColumnEntry, reader: ColumnReader) -> npt.NDArray[np.int64] | None:
-    """Return the number of records without a label, and of each class; None for another kind of column."""
-    if entry.field.kind != "label":
-        return None
-    labels = np.clip(reader.fixed_values(), -1, len(entry.field.classes) - 1)
-    return np.bincount(labels + 1, minlength=len(entry.field.classes) + 1)
+def _column(entry: ColumnEntry, reader: ColumnReader) -> ColumnSummary:
+    field, lengths = entry.field, reader.lengths()
+    per_class = unlabelled = None
+    if field.kind == "label":
+        labels = np.clip(reader.fixed_values(), -1, len(field.classes) - 1)
+        unlabelled, *counts = np.bincount(labels + 1, minlength=len(field.classes) + 1).tolist()
+        present = [count for count in counts if count]
+        per_class = (min(present), max(present)) if present else None
+    return ColumnSummary(
+        name=field.name,
+        kind=field.kind,
+        bytes=int(lengths.sum(dtype=np.int64)),
+        disk_bytes=sum(file.size for file in entry.files),
+        lengths=None if field.is_fixed else spread(lengths),
+        classes=len(field.classes),
+        per_class=per_class,
+        unlabelled=unlabelled,
+    )
 
 
 def spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:

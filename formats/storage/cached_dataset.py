@@ -44,13 +44,9 @@ def publish_folder(cache: CacheFolder, manifest: Manifest, data: bytes) -> None:
             return
         folder.mkdir(exist_ok=True)
         for entry in manifest.files:
-            _link(folder / entry.name, _target(cache, folder, entry))
+            target = os.path.relpath(cache.path_of(hex_of(entry)), folder)  # a cache may be moved as a whole
+            _link(folder / entry.name, target)
         publish_bytes(folder / MANIFEST_NAME, data, folder)
-
-
-def _target(cache: CacheFolder, folder: Path, entry: FileEntry) -> str:
-    """Return where a link leads: within the cache, which may be moved as a whole."""
-    return os.path.relpath(cache.path_of(hex_of(entry)), folder)
 
 
 def _link(path: Path, target: str) -> None:
@@ -134,8 +130,14 @@ class CachedDataset(Dataset):
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root which the cache knows, else the one at the place."""
-        known = known_dataset(folder, root) if root else None
-        return known or _asked(self._opening[0], folder, root, self._opening[3])
+        if root and (known := known_dataset(folder, root)) is not None:
+            return known
+        place, _, _, policy = self._opening
+        found = remote_dataset(place, policy)
+        if root not in (None, found.manifest.root):
+            raise SourceDamaged("was replaced by another dataset; open it again", path=place.url)
+        publish_folder(folder, found.manifest, found.data)
+        return found.manifest
 
     @property
     def location(self) -> str:
@@ -160,15 +162,6 @@ class CachedDataset(Dataset):
         place, folder, limit, policy = self._opening
         again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root, policy=policy)
         return again, (place, folder, limit)
-
-
-def _asked(place: Location, folder: CacheFolder, root: str | None, policy: RetryPolicy) -> Manifest:
-    """Read the manifest at the place, and make the dataset's folder in the cache."""
-    found = remote_dataset(place, policy)
-    if root not in (None, found.manifest.root):
-        raise SourceDamaged("was replaced by another dataset; open it again", path=place.url)
-    publish_folder(folder, found.manifest, found.data)
-    return found.manifest
 
 
 def found_at(place: Location, policy: RetryPolicy = PATIENT) -> dict[str, RemoteDataset]:

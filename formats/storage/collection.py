@@ -33,7 +33,7 @@ from shardprep.formats.shards.dataset import (
     refuse_folder_of_splits,
 )
 from shardprep.formats.shards.files import Rows, published_file, read_small, table_header
-from shardprep.formats.shards.manifest import COLLECTION_NAME, ROOT, Manifest, read_manifest
+from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, ROOT, Manifest, read_manifest
 from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype, index_row_of
 from shardprep.formats.storage.open import open_dataset, refuse_cache, url_of
 
@@ -434,28 +434,27 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
         ManifestDamaged, UnknownVersion: A manifest cannot be read.
         OSError: A file cannot be read or written.
     """
-    folder = user_path(out)
-    folders = [user_path(part) for part in parts]
-    found = CollectionFile(tuple(_entries(folder, folders)))
-    _refuse_another(folder, found)
+    folder, folders = user_path(out), [user_path(part) for part in parts]
+    if not 0 < len(folders) <= MAX_PARTS:
+        raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
+    names, manifests = _names_of(folders), [_manifest(part) for part in folders]
+    roots = [manifest.root for manifest in manifests]
+    for name, root in zip(names, roots, strict=True):
+        if roots.count(root) > 1:
+            raise UsageError(f"{name} is given twice, or equals another part: its root is {root}")
+    if different := differences(names, manifests):
+        raise UsageError(different)
+    places = [_place(part, folder) for part in folders]
+    found = CollectionFile(tuple(map(PartEntry.of, names, places, manifests)))
+    if (folder / MANIFEST_NAME).exists():
+        raise UsageError("holds a dataset; make the collection in another folder", path=folder)
+    if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != found.to_bytes():
+        raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f"{COLLECTION_NAME}.*.tmp"):  # by a run that was killed
         left.unlink(missing_ok=True)
     publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), folder)
     return open_collection(folder)
-
-
-def _entries(out: Path, folders: Sequence[Path]) -> Iterable[PartEntry]:
-    if not 0 < len(folders) <= MAX_PARTS:
-        raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
-    names, manifests = _names_of(folders), [_manifest(folder) for folder in folders]
-    roots = [manifest.root for manifest in manifests]
-    for name, root in zip(names, roots, strict=True):
-        if roots.count(root) > 1:
-            raise UsageError(f"{name} is given twice, or equals another part: its root is {root}")
-    if found := differences(names, manifests):
-        raise UsageError(found)
-    return map(PartEntry.of, names, (_place(folder, out) for folder in folders), manifests)
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -479,10 +478,3 @@ def _place(folder: Path, out: Path) -> str:
     """Return the path of a part in the list: relative below or beside the collection, else absolute."""
     part, here = folder.resolve(), out.resolve()
     return os.path.relpath(part, here) if here.parent in part.parents else str(part)
-
-
-def _refuse_another(folder: Path, wanted: CollectionFile) -> None:
-    if (folder / "manifest.json").exists():
-        raise UsageError("holds a dataset; make the collection in another folder", path=folder)
-    if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
-        raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)

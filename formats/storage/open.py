@@ -75,27 +75,17 @@ def open_dataset(
         CacheTooSmall: The limit is less than the files that are read at once.
         OSError: A file cannot be read.
     """
-    dataset = _opened(path, labels, cache, cache_limit, verify=verify)
-    return dataset if transform is None else TransformedDataset(dataset, transform)
-
-
-def _opened(
-    path: str | os.PathLike[str],
-    labels: str,
-    cache: str | os.PathLike[str] | None,
-    cache_limit: int | str | None,
-    *,
-    verify: bool,
-) -> Dataset:
     url = url_of(path)
     if url is None:
         refuse_cache(path, cache, cache_limit)
-        return Dataset(path, labels=labels, verify=verify)
-    place = Location.parse(url)
-    folder = cache_for(place, cache)
-    from shardprep.formats.storage.cached_dataset import CachedDataset  # start-up time: asyncio
+        dataset = Dataset(path, labels=labels, verify=verify)
+    else:
+        place = Location.parse(url)
+        folder = cache_for(place, cache)
+        from shardprep.formats.storage.cached_dataset import CachedDataset  # start-up time: asyncio
 
-    return CachedDataset(place, folder, limit_bytes(cache_limit), labels=labels)
+        dataset = CachedDataset(place, folder, limit_bytes(cache_limit), labels=labels)
+    return dataset if transform is None else TransformedDataset(dataset, transform)
 
 
 def datasets_in(place: str | os.PathLike[str]) -> dict[str, Path | str]:
