@@ -48,12 +48,13 @@ from support.faulty_proxy import HIDDEN, Proxy
 from support.waiting import until
 
 URL = "s3://bucket/splits/train"
+Shards = tuple[FileEntry, ...]
 PATIENT = RetryPolicy(retries=5, timeout_s=30.0)
 SOON = RetryPolicy(retries=5, timeout_s=0.5)
 
 
 @pytest.fixture
-def shards(bucket: Path) -> tuple[FileEntry, ...]:
+def shards(bucket: Path) -> Shards:
     return read_manifest(bucket / "splits/train").shards
 
 
@@ -67,7 +68,7 @@ def files_in(cache: Path) -> set[str]:
     return {path.name for path in (cache / "files").glob("*/*")}
 
 
-def names(entries: tuple[FileEntry, ...]) -> set[str]:
+def names(entries: Shards) -> set[str]:
     return {hex_of(entry) for entry in entries}
 
 
@@ -75,7 +76,7 @@ def names(entries: tuple[FileEntry, ...]) -> set[str]:
     "fault", ["flip", "cut", *(pytest.param(f, marks=pytest.mark.slow) for f in ("short", "long", "stall"))]
 )
 def test_an_answer_that_is_wrong_once_is_fetched_anew(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], fault: str
+    proxy: Proxy, tmp_path: Path, shards: Shards, fault: str
 ) -> None:
     proxy.fault = lambda path, count: fault if count == 1 else None
 
@@ -94,7 +95,7 @@ def test_an_answer_that_is_wrong_once_is_fetched_anew(
     ],
 )
 def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], fault: str, error: type[Exception]
+    proxy: Proxy, tmp_path: Path, shards: Shards, fault: str, error: type[Exception]
 ) -> None:
     bad = shards[1]
     proxy.fault = lambda path, count: fault if path.endswith(bad.name) else None
@@ -114,7 +115,7 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
 
 
 def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     limit = sum(shard.size for shard in shards[:4])
     with opened(tmp_path / "cache") as generous, opened(tmp_path / "cache", limit) as strict:
@@ -127,7 +128,7 @@ def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
 
 
 def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
-    bucket: Path, tmp_path: Path, shards: tuple[FileEntry, ...]
+    bucket: Path, tmp_path: Path, shards: Shards
 ) -> None:
     largest = max(shard.size for shard in shards)
     place = Location.parse((bucket / "splits/train").as_uri())
@@ -145,7 +146,7 @@ def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
 
 
 def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file_ahead(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     soon, later, last, never = shards[:4]
     limit = sum(sorted(shard.size for shard in shards[:4])[-3:])
@@ -170,16 +171,12 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
 
 
 def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     with opened(tmp_path / "cache"):
         pass
     left = [tmp_path / "cache/readers/1-dead", tmp_path / "cache/parts" / f"{hex_of(shards[0])}.part"]
-    own = [
-        tmp_path / "cache/parts/notes.txt",
-        tmp_path / "cache/files/mine",
-        tmp_path / "cache/files/ab/mine",
-    ]
+    own = [tmp_path / "cache" / name for name in ("parts/notes.txt", "files/mine", "files/ab/mine")]
     own[2].parent.mkdir()
     for path in (*left, *own):
         path.write_bytes(b"x" * 100)
@@ -192,7 +189,7 @@ def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
 
 
 def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_damaged_one(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink, sizes = Path.unlink, dict[str, int]()
 
@@ -211,7 +208,7 @@ def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_dam
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_closing_a_cache_that_was_deleted_ends_all_of_it(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     threads = threading.active_count()
     cache = FileCache(tmp_path / "cache", None, Location.parse(URL), policy=RetryPolicy(0, 3600.0))
@@ -233,7 +230,7 @@ def test_closing_a_cache_that_was_deleted_ends_all_of_it(
 
 
 def test_a_closed_cache_tells_nothing_and_waits_for_nothing(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     limit = sum(shard.size for shard in shards[:2])
     cache = opened(tmp_path / "cache", limit)
@@ -266,9 +263,7 @@ def test_a_folder_that_can_be_no_cache_is_refused_and_none_is_made(
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_reader_file_with_anything_in_it_is_no_error(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
-) -> None:
+def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
     with opened(tmp_path / "cache") as cache:
         folder = CacheFolder(tmp_path / "cache")
         program = (
@@ -305,13 +300,8 @@ with CachedDataset(Location.parse(sys.argv[2]), sys.argv[1], None) as found:
 @contextmanager
 def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator[int]:
     """A process that is stopped when it has printed a line, and then something holds."""
-    command = [
-        sys.executable,
-        "-c",
-        f"import sys, time\nfrom pathlib import Path\n{program}",
-        str(cache),
-        URL,
-    ]
+    code = f"import sys, time\nfrom pathlib import Path\n{program}"
+    command = [sys.executable, "-c", code, str(cache), URL]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -324,7 +314,7 @@ def frozen(program: str, cache: Path, stopped: Callable[[], object]) -> Iterator
 
 
 def test_a_process_that_is_frozen_in_its_turn_is_named_and_waited_for_so_long(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...]
+    proxy: Proxy, tmp_path: Path, shards: Shards
 ) -> None:
     with opened(tmp_path / "cache", patience_s=0.6) as cache:
         cache.hold(shards[:1]).release()
@@ -342,7 +332,7 @@ def test_a_process_that_is_frozen_in_its_turn_is_named_and_waited_for_so_long(
 
 
 def test_a_process_that_is_frozen_in_a_download_is_named_and_one_that_lives_is_waited_for(
-    proxy: Proxy, tmp_path: Path, shards: tuple[FileEntry, ...], monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = shards[0].name
     proxy.fault = lambda path, count: "stall" if path.endswith(bad) and count == 1 else None

@@ -119,19 +119,8 @@ def on_small_disk(program: str, size: int, dataset: Path, disk: Path) -> str:
         pytest.skip("needs leave to mount")
     disk.mkdir()
     script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec "$2" -c "$3" "$4" "$5"'
-    command = [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        str(size),
-        sys.executable,
-        PRELUDE + program,
-        dataset,
-        disk,
-    ]
+    mounted = ["unshare", "-m", "sh", "-c", script, "sh", str(size)]
+    command = [*mounted, sys.executable, PRELUDE + program, dataset, disk]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -88,24 +88,19 @@ HOSTILITIES: dict[str, Hostility] = {
     "compact layout": compact,
     "extra dataset": lambda f: f.create_dataset("more", data=ZEROS),
     "group for a column": lambda f: (f.pop("labels"), f.create_group("labels")),
-    "type for a column": lambda f: (f.pop("labels"), f.__setitem__("labels", np.dtype("<i4"))),
     "attribute of the root": lambda f: f.attrs.__setitem__("note", "read me"),
     "missing column": lambda f: f.pop("crc32c"),
     "two dimensions": replaced("labels", data=np.zeros((RECORDS, 1), "<i4")),
-    "scalar": replaced("labels", data=np.int32(1)),
     "null space": replaced("labels", data=h5py.Empty("<i4")),
     "big-endian": replaced("labels", data=ZEROS.astype(">i4")),
-    "floats": replaced("offsets", data=np.arange(RECORDS + 1, dtype="<f8")),
     "variable-length bytes": replaced("keys", data=["a", "b", "c"], dtype=h5py.string_dtype()),
     "references": replaced("labels", shape=(RECORDS,), dtype=h5py.ref_dtype),
-    "opaque keys": replaced("keys", data=np.zeros(RECORDS, "V8")),
     "huge data": replaced("data", shape=(1 << 40,), dtype="u1"),
     "a size that wraps around": replaced("keys", shape=((1 << 61) - 1,), dtype="S8"),
     "shorter column": replaced("labels", data=ZEROS[:-1]),
     "no offsets": with_offsets(),
     "negative offset": with_offsets(-1, 3, 63, PAYLOAD),
     "offsets from one": with_offsets(1, 3, 63, PAYLOAD),
-    "overlapping offsets": with_offsets(0, 63, 3, PAYLOAD),
     "offsets behind the data": with_offsets(0, 3, 63, PAYLOAD + 1),
     "offsets that overflow": with_offsets(0, (1 << 63) - 1, -(1 << 63), PAYLOAD),
 }
@@ -144,42 +139,32 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "shard.lmdb"
 
 
-VALUES = {
-    "nothing": (b"", "cut short"),
-    "half a header": (HONEST[FIRST][: HEADER.size - 1], "cut short"),
-    "a key longer than the value": (HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key", "unknown header"),
-    "version 0": (bytes(64), "unknown header"),
-    "version 2": (b"\x02" + HONEST[FIRST][1:], "unknown header"),
+def first_is(value: bytes) -> dict[bytes, bytes]:
+    return HONEST | {FIRST: value}
+
+
+CRAFTED = {
+    "nothing": (first_is(b""), "record 0 .*cut short"),
+    "half a header": (first_is(HONEST[FIRST][: HEADER.size - 1]), "record 0 .*cut short"),
+    "a key longer than the value": (first_is(HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key"), "unknown header"),
+    "version 2": (first_is(b"\x02" + HONEST[FIRST][1:]), "record 0 .*unknown header"),
+    "another ordinal": (
+        {(9).to_bytes(8, "big") if k == FIRST else k: v for k, v in HONEST.items()},
+        "no record",
+    ),
+    "longer ordinals": ({k + b"\0": v for k, v in HONEST.items()}, "has no record"),
+    "little-endian ordinals": ({k[::-1]: v for k, v in HONEST.items()}, "has no record"),
+    "a key too many": (HONEST | {FIRST + b"\0": b"more"}, "4 records, not 3"),
 }
 
 
-@pytest.mark.parametrize(("value", "message"), VALUES.values(), ids=VALUES)
-def test_a_value_that_is_no_record_is_refused(path: Path, value: bytes, message: str) -> None:
-    write_lmdb(path, HONEST | {FIRST: value})
-
-    with pytest.raises(ShardDamaged, match=f"record 0 .*{message}"):
-        read(path, "lmdb", 3)
-
-
-ORDINALS = {
-    "missing": {k: v for k, v in HONEST.items() if k != FIRST} | {(3).to_bytes(8, "big"): HONEST[FIRST]},
-    "longer": {k + b"\0": v for k, v in HONEST.items()},
-    "little-endian": {k[::-1]: v for k, v in HONEST.items()},
-}
-
-
-@pytest.mark.parametrize("pairs", ORDINALS.values(), ids=ORDINALS)
-def test_keys_that_are_not_the_ordinals_are_refused(path: Path, pairs: dict[bytes, bytes]) -> None:
+@pytest.mark.parametrize(("pairs", "message"), CRAFTED.values(), ids=CRAFTED)
+def test_keys_and_values_that_are_no_records_are_refused(
+    path: Path, pairs: dict[bytes, bytes], message: str
+) -> None:
     write_lmdb(path, pairs)
 
-    with pytest.raises(ShardDamaged, match="has no record"):
-        read(path, "lmdb", 3)
-
-
-def test_a_key_too_many_is_refused(path: Path) -> None:
-    write_lmdb(path, HONEST | {FIRST + b"\0": b"more"})
-
-    with pytest.raises(ShardDamaged, match="4 records, not 3"):
+    with pytest.raises(ShardDamaged, match=message):
         read(path, "lmdb", 3)
 
 
@@ -197,12 +182,10 @@ METAS = {
     "a root among the metas": (ROOT, struct.pack("<Q", 0)),
     "no root": (ROOT, b"\xff" * 8),
     "2**64 - 1 entries": (ENTRIES, b"\xff" * 8),
-    "2**63 entries": (ENTRIES, struct.pack("<Q", 1 << 63)),
     "no entries": (ENTRIES, bytes(8)),
     "another version": (VERSION, struct.pack("<I", 2)),
     "a page size of 0": (PAGE_SIZE, struct.pack("<I", 0)),
     "a page size of 4095": (PAGE_SIZE, struct.pack("<I", 4095)),
-    "a page size of 2**31": (PAGE_SIZE, struct.pack("<I", 1 << 31)),
     "65535 levels": (DEPTH, b"\xff\xff"),
     "keys in reverse": (FLAGS, b"\x02\0"),
 }
@@ -292,23 +275,9 @@ print(sorted(set(found["opening"])), sorted(set(found["reading"])), found["right
 def under_strace(kind: str, path: Path, *injections: str) -> tuple[list[str], list[str], int]:
     """The errors in opening and in reading, and the number of records read."""
     rules = [word for injection in injections for word in ("-e", f"inject={injection}")]
-    command = [
-        STRACE,
-        "-f",
-        "-qq",
-        "-o",
-        "/dev/null",
-        "-P",
-        path,
-        "-P",
-        path.with_name(ARCHIVE_NAME),
-        *rules,
-        sys.executable,
-        "-c",
-        READING,
-        kind,
-        path,
-    ]
+    paths = ["-P", path, "-P", path.with_name(ARCHIVE_NAME)]
+    program = [sys.executable, "-c", READING, kind, path]
+    command = [STRACE, "-f", "-qq", "-o", "/dev/null", *paths, *rules, *program]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -380,11 +349,7 @@ def _failing(call: Callable[..., Any], file: Path, place: int) -> Callable[..., 
     status = file.stat()
 
     def failing(descriptor: int, what: Any, at: int) -> Any:
-        if (
-            at == place
-            and os.path.sameopenfile(descriptor, descriptor)
-            and os.fstat(descriptor).st_ino == status.st_ino
-        ):
+        if at == place and os.fstat(descriptor).st_ino == status.st_ino:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return call(descriptor, what, at)
 

@@ -1,4 +1,4 @@
-"""A replay is what was delivered, and states go on, wherever the records are: here, at a URL, in parts."""
+"""A loader of a URL replays after it was closed, and a forked copy of it is refused."""
 
 from __future__ import annotations
 
@@ -15,43 +15,22 @@ from shardprep.formats import UsageError, open_dataset, read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from support.cached_shards import limit_of
-from support.cut_datasets import collected
 from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
 
-WINDOW = LocalShuffle(20)
-
-
-@pytest.fixture(scope="module")
-def parts(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return collected(lmdb_shards, tmp_path_factory.mktemp("cut"), 5)
-
 
 @pytest.fixture
-def place(lmdb_shards: Path, parts: Path, tmp_path: Path) -> Callable[[str], Callable[..., Loader]]:
-    """What makes loaders of the records here, at a URL with little room, in parts, or by weight."""
-    small = {"cache": tmp_path / "c", "cache_limit": limit_of(lmdb_shards, 0.5)}
-    name = lmdb_shards.name
-
-    def loader_at(where: str) -> Callable[..., Loader]:
-        path, more = {
-            "here": (lmdb_shards, {}),
-            "at a URL": (lmdb_shards.as_uri(), small),
-            "in parts": (parts, {}),
-            "here by weight": (lmdb_shards, {"weights": {name: 2}}),
-            "at a URL by weight": (lmdb_shards.as_uri(), small | {"weights": {name: 2}}),
-            "in parts by weight": (parts, {"weights": {"part-0": 1, "part-1": 4}}),
-        }[where]
-        options = {"shuffle": WINDOW, "transform": TrainTransform(16), **more}
-        return lambda **others: loader_on(path, **(options | others))
-
-    return loader_at
+def remote(lmdb_shards: Path, tmp_path: Path) -> Callable[..., Loader]:
+    """What makes loaders of the records at a URL, with little room."""
+    cache = {"cache": tmp_path / "c", "cache_limit": limit_of(lmdb_shards, 0.5)}
+    options = {"shuffle": LocalShuffle(20), "transform": TrainTransform(16), **cache}
+    return lambda **others: loader_on(lmdb_shards.as_uri(), **(options | others))
 
 
 def test_a_replay_of_a_closed_loader_leaves_nothing_open(
-    place: Callable[[str], Callable[..., Loader]], tmp_path: Path
+    remote: Callable[..., Loader], tmp_path: Path
 ) -> None:
-    with place("at a URL")() as loader:
+    with remote() as loader:
         first = epoch_of(loader, 1)
     before = active_count()
     assert_same([kept(loader.replay(0, 0).batch)], first)
@@ -104,10 +83,8 @@ def code_of_copy(call: Callable[[], None], folder: Path) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def test_a_forked_copy_of_an_iteration_is_refused(
-    place: Callable[[str], Callable[..., Loader]], tmp_path: Path
-) -> None:
-    with place("at a URL")(shuffle=None, read_ahead=0) as loader:
+def test_a_forked_copy_of_an_iteration_is_refused(remote: Callable[..., Loader], tmp_path: Path) -> None:
+    with remote(shuffle=None, read_ahead=0) as loader:
         batches = iter(loader)
         first = kept(next(batches))
         assert code_of_copy(lambda: list(map(kept, batches)) and None, tmp_path) == 2
