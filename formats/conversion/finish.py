@@ -6,7 +6,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,11 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         columns = DatasetColumns(tuple(entries), records_root, listing.has_images)
     archive = None
     if planned.in_place:
-        sizes = tuple(region.size for region in planned.regions)
-        digests = tuple(shard.region_sha256 for shard in built)
-        archive = IndexedArchive(planned.in_place.path.name, sizes, digests, BLOCK_BYTES)
+        regions = tuple(
+            replace(region, sha256=shard.region_sha256)
+            for region, shard in zip(planned.regions, built, strict=True)
+        )
+        archive = IndexedArchive(planned.in_place.path.name, regions, BLOCK_BYTES)
     manifest = Manifest(
         split=listing.split,
         records=len(index),

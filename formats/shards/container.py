@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.records.record import record_crc
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.files import ShardFile
 
@@ -109,7 +109,9 @@ class ShardReader(Owned, AbstractContextManager["ShardReader"]):
     def checked(self, ordinal: int) -> StoredRecord:
         """Return the record at an ordinal, checked against its checksum."""
         address = self.address(ordinal)
-        key, label, crc32c, offset, _ = address
+        key, label, crc32c, offset, length = address
+        if length > MAX_IMAGE_BYTES:
+            raise ShardDamaged(f"gives record {ordinal} a length that no image has", path=self.path)
         image = checked_image(self._file, self.path, ordinal, address, self._file.read_at)
         return StoredRecord(key, label, crc32c, image, offset)
 

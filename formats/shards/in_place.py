@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
+from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
 from shardprep.formats.shards.container import (
     Address,
@@ -67,41 +67,34 @@ class Region:
 class IndexedArchive:
     """The archive of a dataset, as the manifest has it.
 
-    ``name`` is the file's name when it was indexed; nothing is found by it. ``sizes`` and ``sha256`` are
-    those of the shards' regions, in stored order, which are the whole archive, one after the other.
-    ``block_bytes`` is about the number of image bytes in a block, which an epoch reads from its beginning to
-    its end.
+    ``name`` is the file's name when it was indexed; nothing is found by it. ``regions`` are those of the
+    shards, in stored order, which are the whole archive, one after the other. ``block_bytes`` is about the
+    number of image bytes in a block, which an epoch reads from its beginning to its end.
     """
 
     name: str
-    sizes: tuple[int, ...]
-    sha256: tuple[str, ...]
+    regions: tuple[Region, ...]
     block_bytes: int
 
     @property
     def size(self) -> int:
         """The archive's size in bytes."""
-        return sum(self.sizes)
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """The region of each shard."""
-        stops = tuple(accumulate(self.sizes))
-        parts = zip(self.sizes, stops, self.sha256, strict=True)
-        return tuple(Region(stop - size, stop, sha256) for size, stop, sha256 in parts)
+        return self.regions[-1].stop
 
     def to_json(self) -> dict[str, Any]:
         """Return the archive as the manifest has it."""
-        regions = zip(self.sizes, self.sha256, strict=True)
-        listed = [{"size": size, "sha256": sha256} for size, sha256 in regions]
+        listed = [{"size": region.size, "sha256": region.sha256} for region in self.regions]
         return {"name": self.name, "block_bytes": self.block_bytes, "regions": listed}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> IndexedArchive:
         """Return the archive of a valid manifest; the inverse of :meth:`to_json`."""
-        regions = value["regions"]
-        sizes, digests = (tuple(region[name] for region in regions) for name in ("size", "sha256"))
-        return cls(value["name"], sizes, digests, value["block_bytes"])
+        stops = accumulate(each["size"] for each in value["regions"])
+        regions = (
+            Region(stop - each["size"], stop, each["sha256"])
+            for stop, each in zip(stops, value["regions"], strict=True)
+        )
+        return cls(value["name"], tuple(regions), value["block_bytes"])
 
     def issue(self, dataset: Path) -> str:
         """Say what is wrong with the archive of a dataset's folder, by its size; empty if nothing.
@@ -221,7 +214,6 @@ class TarTableReader(ShardReader):
             self._rows = self._table()
             self._file.close()
             self._file = ShardFile(self._link)
-            self._check_ends()
         except MemoryError as error:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
         except FileNotFoundError as error:
@@ -249,18 +241,6 @@ class TarTableReader(ShardReader):
     def _no_table(self) -> ShardDamaged:
         message = "is not a table of images in an archive; prep repair rebuilds it"
         return ShardDamaged(message, path=self.path)
-
-    def _check_ends(self) -> None:
-        """Raise ShardDamaged for an image that the archive cannot have."""
-        offsets, lengths, size = self._rows["offset"], self._rows["length"], np.uint64(self._file.size)
-        if (lengths > MAX_IMAGE_BYTES).any():
-            raise ShardDamaged("has lengths that no image has; prep repair rebuilds it", path=self.path)
-        outside = (offsets > size) | (lengths > size - np.minimum(offsets, size))
-        if outside.any():
-            raise not_indexed(
-                self._link,
-                f"has {size} bytes, but record {outside.argmax()} of {self.path.name} ends beyond them",
-            )
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -301,7 +301,7 @@ class Manifest:
     @property
     def image_room(self) -> tuple[int, ...]:
         """The bytes in which the images of each shard lie."""
-        return self.archive.sizes if self.archive else tuple(shard.size for shard in self.shards)
+        return tuple(each.size for each in (self.archive.regions if self.archive else self.shards))
 
     def _body(self) -> dict[str, Any]:
         critical: dict[str, Any] = {"kinds": list(self.kinds)} if self.kinds else {}
