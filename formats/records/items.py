@@ -11,6 +11,7 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import NO_COLUMNS, Record
 from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.runtime.json_record import matches
 
 
 class ColumnValues(Mapping[str, Any]):
@@ -193,10 +194,6 @@ class ItemForm:
         if "items" not in source:
             return None
         form, names, classes = source.get("items"), source.get("names", ""), source.get("classes", [])
-        if form not in FORMS or not _are_names(names) or not _are_names(classes):
+        if form not in FORMS or not matches(names, [str]) or not matches(classes, [str]):
             raise ManifestDamaged("does not state the form of its items; save them again")
         return cls(form, tuple(names), source.get("labels") == "names", tuple(classes))
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)

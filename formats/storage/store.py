@@ -91,7 +91,8 @@ class Location:
         """Return the place of a URL that a user gives. Raises UsageError, which shows no secret."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
-            raise UsageError(f"is not a URL with one of {', '.join(SCHEMES)}{_hint(url)}", path=redacted(url))
+            hint = "" if separator else "; for a folder on this machine write file:// and its full path"
+            raise UsageError(f"is not a URL with one of {', '.join(SCHEMES)}{hint}", path=redacted(url))
         if redacted(url) != url:
             raise UsageError(
                 "has a user, a query, a fragment or parameters; give the URL without them, and credentials "
@@ -128,15 +129,6 @@ class Location:
 def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
     """Return a path as a user gives it, or the place of a URL. Raises UsageError for a URL that is none."""
     return Location.parse(given) if isinstance(given, str) and "://" in given else user_path(given)
-
-
-def is_loopback(url: str) -> bool:
-    """Whether the host of a URL is this machine."""
-    return urlsplit(url).hostname in LOOPBACK
-
-
-def _hint(url: str) -> str:
-    return "" if "://" in url else "; for a folder on this machine write file:// and its full path"
 
 
 class RemoteMissing(DataError):
@@ -648,7 +640,7 @@ def may_use_http(place: Location) -> bool:
     """Whether the place may be read without TLS: its URL says so, or its endpoint is this machine's."""
     if place.scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         return True
-    return is_loopback(_endpoint())
+    return urlsplit(_endpoint()).hostname in LOOPBACK
 
 
 def _endpoint() -> str:
