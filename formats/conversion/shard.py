@@ -39,7 +39,7 @@ from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.container import Extent, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, write_table
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import Shard, container
 from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
@@ -106,7 +106,7 @@ class PublishingJob:
 def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """Read a shard back, compare each record's checksum, and return the offsets. Raises CorruptRecord."""
     offsets = np.zeros(len(crcs), np.uint64)
-    with container(kind).read(path) as reader:
+    with Shard(path, kind) as reader:
         for ordinal, crc32c in enumerate(crcs.tolist()):
             stored = reader.checked(ordinal)
             if stored.crc32c != crc32c:

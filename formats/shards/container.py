@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
+from shardprep.formats.records.record import record_crc
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.files import ShardFile
 
@@ -64,63 +64,33 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
         """Store the next record. Raises OSError if the disk fails."""
 
 
-class ShardReader(Owned, AbstractContextManager["ShardReader"]):
-    """Reader of the records of a finished shard, by their ordinals, without the index. Reusable until closed.
+class Addresses(Protocol):
+    """The addresses of a shard's records, as its container says them.
 
-    It proves a shard after it was written and when it is verified, and finds the addresses that an index of
-    format 1.0 lacks; training reads by the addresses of the index (:mod:`.read`). Thread-safe except for
-    :meth:`close`. Neither copyable nor picklable. Raises ShardDamaged if the container is malformed,
-    CorruptRecord if a record does not match its checksum, and OSError if the system fails or memory is short,
-    which says nothing about the data. A file that changes while it is open gives an error, never a signal.
+    They prove a shard after it was written and when it is verified; an index of format 1.0 has none.
+    Thread-safe. Raises ShardDamaged if the container is malformed, and OSError if the system fails, which
+    says nothing about the data.
     """
 
-    instead = "open the shard again by its path"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = ShardFile(path)
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Check the container, and read the positions of the records."""
-
-    @abstractmethod
     def __len__(self) -> int:
         """The number of records in the shard."""
 
-    @abstractmethod
-    def _find(self, ordinal: int) -> Address:
+    def find(self, ordinal: int) -> Address:
         """Return the record at an ordinal below the length. Its image may end after the end of the file."""
 
-    def address(self, ordinal: int) -> Address:
-        """Return the key, label, checksum and place of the record at an ordinal."""
-        if not 0 <= ordinal < len(self):
-            raise ShardDamaged(f"has no record {ordinal}", path=self.path)
-        try:
-            return self._find(ordinal)
-        except (OSError, MemoryError) as error:
-            raise unread(self._file.path, ordinal, error) from error
 
-    def checked(self, ordinal: int) -> StoredRecord:
-        """Return the record at an ordinal, checked against its checksum."""
-        address = self.address(ordinal)
-        key, label, crc32c, offset, length = address
-        if length > MAX_IMAGE_BYTES:
-            raise ShardDamaged(f"gives record {ordinal} a length that no image has", path=self.path)
-        image = checked_image(self._file, self.path, ordinal, address, self._file.read_at)
-        return StoredRecord(key, label, crc32c, image, offset)
+class ColumnAddresses:
+    """Addresses in memory, as columns: about 60 bytes for each record."""
 
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+    def __init__(self, *columns: npt.NDArray[Any]) -> None:
+        self._columns = columns
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def find(self, ordinal: int) -> Address:
+        key, label, crc32c, offset, length = (column[ordinal].item() for column in self._columns)
+        return key, label, crc32c, offset, length
 
 
 Image = TypeVar("Image", bytes, Memory)
@@ -196,9 +166,10 @@ def not_indexed(link: Path, issue: str) -> ShardDamaged:
 
 @dataclass(frozen=True)
 class Container:
-    """One kind of shard: its writer, its reader, the upper bound of its size, and its library's versions."""
+    """One kind of shard: its writer, addresses, upper bound of its size, and its library's versions."""
 
     write: Callable[[Path, Extent], ShardWriter]
-    read: Callable[[Path], ShardReader]
+    addresses: Callable[[Path, ShardFile], Addresses]
+    """Return the addresses of the shard with this path, whose images are in this file."""
     bytes_needed: Callable[[Extent], int]
     library: Callable[[], dict[str, str | int]]

@@ -1,11 +1,10 @@
-"""Shards in HDF5: their writer, and their reader.
+"""Shards in HDF5: flat and plain, so that any HDF5 tool reads them and nothing can be hidden in them.
 
-The reader of shards in HDF5: libhdf5 reads the small columns, and images are read by position. libhdf5 reads
-through a file object of this module, which keeps the errors of the system apart from damage.
+``data`` uint8 contiguous (all images one after the other), ``offsets`` int64 [n+1] into it, ``labels`` int32,
+``keys`` fixed-width bytes, ``crc32c`` uint32. Any other content is refused.
 
-Shards in HDF5: flat and plain, so that any HDF5 tool reads them and nothing can be hidden in them. ``data``
-uint8 contiguous (all images one after the other), ``offsets`` int64 [n+1] into it, ``labels`` int32, ``keys``
-fixed-width bytes, ``crc32c`` uint32. Any other content is refused.
+libhdf5 reads the small columns, through a file object of this module, which keeps the errors of the system
+apart from damage; images are read by position.
 
 libhdf5 never writes to the disk here: it crashes the process when the disk fills up, and after a failed write
 the same process reads the file back without an error. It makes the headers and the small columns in memory;
@@ -14,9 +13,7 @@ the images are written with ordinary writes.
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +24,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import Address, Container, ShardReader, ShardWriter, StoredRecord
+from shardprep.formats.shards.container import ColumnAddresses, Container, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import ShardFile
 
 if TYPE_CHECKING:
@@ -39,44 +36,26 @@ COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c
 MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
 
 
-class Hdf5ShardReader(ShardReader):
-    """Reader of one shard, with the small columns in memory and the offset of ``data``."""
-
-    def _open(self) -> None:
-        stream = _ShardStream(self._file)
-        try:
-            bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
-            with h5py.File(stream, "r") as file:
-                self._take(file)
-        except ShardDamaged as error:
-            raise stream.error or ShardDamaged(error.message, path=self.path) from error
-        except (OSError, KeyError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-            raise self._explained(error, stream.error) from error
-
-    def _explained(self, error: Exception, of_system: OSError | None) -> Exception:
-        """Return the error for the cause: the system, too little memory, or the file."""
-        if of_system is not None:
-            return of_system
-        if isinstance(error, MemoryError):
-            return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path))
-        return ShardDamaged(f"is not a readable HDF5 shard: {error}", path=self.path)
-
-    def _take(self, file: h5py.File) -> None:
-        datasets = plain_datasets(file, self._file.size)
-        self._offsets: npt.NDArray[np.int64] = datasets["offsets"][()]
-        self._keys, self._labels, self._crcs = (datasets[c][()] for c in ("keys", "labels", "crc32c"))
-        self._start: int = datasets["data"].id.get_offset() or 0
-        bounds = self._offsets
-        if bounds[0] != 0 or bounds[-1] != datasets["data"].shape[0] or (bounds[1:] < bounds[:-1]).any():
-            raise ShardDamaged("its offsets do not divide its data")
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def _find(self, ordinal: int) -> Address:
-        start, stop = int(self._offsets[ordinal]), int(self._offsets[ordinal + 1])
-        label, crc32c = int(self._labels[ordinal]), int(self._crcs[ordinal])
-        return self._keys[ordinal], label, crc32c, self._start + start, stop - start
+def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
+    """Read the small columns of a shard, and where ``data`` is. Raises ShardDamaged, MemoryError, OSError."""
+    stream = _ShardStream(file)
+    try:
+        bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
+        with h5py.File(stream, "r") as opened:
+            datasets = plain_datasets(opened, file.size)
+            bounds: npt.NDArray[np.int64] = datasets["offsets"][()]
+            keys, labels, crcs = (datasets[name][()] for name in ("keys", "labels", "crc32c"))
+            start = datasets["data"].id.get_offset() or 0
+            size = datasets["data"].shape[0]
+    except ShardDamaged as error:
+        raise stream.error or ShardDamaged(error.message, path=path) from error
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        if stream.error is not None:
+            raise stream.error from error
+        raise ShardDamaged(f"is not a readable HDF5 shard: {error}", path=path) from error
+    if bounds[0] != 0 or bounds[-1] != size or (bounds[1:] < bounds[:-1]).any():
+        raise ShardDamaged("its offsets do not divide its data", path=path)
+    return ColumnAddresses(keys, labels, crcs, start + bounds[:-1], np.diff(bounds))
 
 
 class _FileObject(io.RawIOBase):
@@ -244,4 +223,4 @@ def library() -> dict[str, str | int]:
     return {"hdf5": h5py.version.hdf5_version}
 
 
-CONTAINER = Container(write=Hdf5ShardWriter, read=Hdf5ShardReader, bytes_needed=bytes_needed, library=library)
+CONTAINER = Container(write=Hdf5ShardWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)

@@ -10,12 +10,12 @@ blocks, the more classes a window of the same size has.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -28,9 +28,8 @@ from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
 from shardprep.formats.shards.container import (
-    Address,
+    ColumnAddresses,
     Container,
-    ShardReader,
     ShardWriter,
     StoredRecord,
     advice_for,
@@ -206,48 +205,19 @@ class TarTableWriter(ShardWriter):
                 write_table(self._file, self._rows[: self._count])
 
 
-class TarTableReader(ShardReader):
-    """Reader of one shard, with its table in memory: about 60 bytes per record."""
-
-    def _open(self) -> None:
-        try:
-            self._rows = self._table()
-            self._file.close()
-            self._file = ShardFile(self._link)
-        except MemoryError as error:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
-        except FileNotFoundError as error:
-            raise not_indexed(self._link, "is not there") from error
-
-    @property
-    def _link(self) -> Path:
-        return self.path.with_name(ARCHIVE_NAME)
-
-    def _table(self) -> npt.NDArray[np.void]:
-        file = self._file
-        if not 10 < file.size <= MAX_TABLE_BYTES:
-            raise self._no_table()
-        data = file.read_at(file.size, 0)
-        start = 10 + int.from_bytes(data[8:10], "little")
-        shape = _SHAPE.search(data[:start])
-        key_bytes, records = (int(number) for number in shape.groups()) if shape else (0, 0)
-        row = place_dtype(key_bytes)
-        if not 1 <= key_bytes <= MAX_KEY_BYTES or data[:start] != table_header(row, records):
-            raise self._no_table()
-        if len(data) - start != records * row.itemsize:
-            raise self._no_table()
-        return np.frombuffer(data, row, records, start)
-
-    def _no_table(self) -> ShardDamaged:
-        message = "is not a table of images in an archive; prep repair rebuilds it"
-        return ShardDamaged(message, path=self.path)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _find(self, ordinal: int) -> Address:
-        offset, length, label, crc32c, key = self._rows[ordinal].item()
-        return key, label, crc32c, offset, length
+def addresses(path: Path, archive: ShardFile) -> ColumnAddresses:
+    """Read a table into memory. Raises ShardDamaged, MemoryError, OSError."""
+    with closing(ShardFile(path)) as file:
+        data = file.read_at(file.size, 0) if 10 < file.size <= MAX_TABLE_BYTES else bytes(10)
+    start = 10 + int.from_bytes(data[8:10], "little")
+    shape = _SHAPE.search(data[:start])
+    key_bytes, records = (int(number) for number in shape.groups()) if shape else (0, 0)
+    row = place_dtype(key_bytes)
+    is_table = 1 <= key_bytes <= MAX_KEY_BYTES and data[:start] == table_header(row, records)
+    if not is_table or len(data) - start != records * row.itemsize:
+        raise ShardDamaged("is not a table of images in an archive; prep repair rebuilds it", path=path)
+    rows = np.frombuffer(data, row, records, start)
+    return ColumnAddresses(*(rows[name] for name in ("key", "label", "crc32c", "offset", "length")))
 
 
 def library() -> dict[str, str | int]:
@@ -255,7 +225,7 @@ def library() -> dict[str, str | int]:
     return {}
 
 
-CONTAINER = Container(write=TarTableWriter, read=TarTableReader, bytes_needed=bytes_needed, library=library)
+CONTAINER = Container(write=TarTableWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)
 
 BLOCK_BYTES = 4 << 20  # a disk that seeks in 10 ms and reads 150 MB/s spends a quarter of the time seeking
 _OVERHEAD = 768  # of a member of a tar: its header, and padding to whole blocks of 512 bytes

@@ -17,7 +17,7 @@ import lmdb
 from shardprep.formats.errors import NoSpace, ShardDamaged
 from shardprep.formats.runtime.files import no_space
 from shardprep.formats.shards.container import Container, ShardWriter, StoredRecord
-from shardprep.formats.shards.lmdb_reader import VALUE_HEADER, VALUE_VERSION, LmdbShardReader
+from shardprep.formats.shards.lmdb_reader import VALUE_HEADER, VALUE_VERSION, LmdbAddresses
 
 if TYPE_CHECKING:
     from shardprep.formats.shards.container import Extent
@@ -141,4 +141,6 @@ def library() -> dict[str, str | int]:
     }
 
 
-CONTAINER = Container(write=LmdbShardWriter, read=LmdbShardReader, bytes_needed=bytes_needed, library=library)
+CONTAINER = Container(
+    write=LmdbShardWriter, addresses=LmdbAddresses, bytes_needed=bytes_needed, library=library
+)

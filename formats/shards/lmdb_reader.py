@@ -11,11 +11,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from pathlib import Path
 from typing import NamedTuple
 
 from shardprep.formats.errors import DataError, ShardDamaged
 from shardprep.formats.runtime.files import ReadAt
-from shardprep.formats.shards.container import Address, ShardReader
+from shardprep.formats.shards.container import Address
+from shardprep.formats.shards.files import ShardFile
 
 # mdb.c's MDB_page, MDB_meta and MDB_node on little-endian 64-bit platforms.
 HEADER = struct.Struct("<QHHHH")
@@ -168,19 +170,20 @@ FIRST_BYTES = VALUE_HEADER.size + 100  # of a value: usually all but the image
 SMALLEST_RECORD = 18  # bytes that a record takes in a leaf: its key, its node and the pointer to that
 
 
-class LmdbShardReader(ShardReader):
-    """Reader of one shard. The leaves of its tree are listed when it is opened, and one is kept."""
+class LmdbAddresses:
+    """The addresses of a shard. The leaves of its tree are listed when this is made, and one is kept."""
 
-    def _open(self) -> None:
+    def __init__(self, path: Path, file: ShardFile) -> None:
+        self._path, self._file = path, file
         try:
-            self._pages = LmdbPages(self._file.read_at, self._file.size, ShardDamaged)
+            self._pages = LmdbPages(file.read_at, file.size, ShardDamaged)
             meta = self._pages.meta
             self._records = meta.entries
-            if meta.entries * SMALLEST_RECORD > self._file.size:
+            if meta.entries * SMALLEST_RECORD > file.size:
                 raise ShardDamaged(f"it claims {meta.entries} records")
             self._leaves = self._below(meta.root, meta.depth) if meta.entries else []
         except ShardDamaged as error:
-            raise ShardDamaged(f"is not an LMDB file: {error.message}", path=self.path) from None
+            raise ShardDamaged(f"is not an LMDB file: {error.message}", path=path) from None
         self._leaf = Page(0, b"", 0, 0), 0  # and its first ordinal
 
     def _below(self, root: int, depth: int) -> list[tuple[bytes, int]]:
@@ -199,24 +202,21 @@ class LmdbShardReader(ShardReader):
     def __len__(self) -> int:
         return self._records
 
-    def _find(self, ordinal: int) -> Address:
+    def find(self, ordinal: int) -> Address:
         try:
-            return self._parsed(ordinal)
+            page, node = self._node(ordinal)
+            start, length, first = self._pages.value(page, node, FIRST_BYTES)
         except ShardDamaged as error:
             if error.path is not None:
                 raise
             reason = f"cannot be read at record {ordinal}: {error.message}; prep repair rebuilds it"
-            raise ShardDamaged(reason, path=self.path) from None
-
-    def _parsed(self, ordinal: int) -> Address:
-        page, node = self._node(ordinal)
-        start, length, first = self._pages.value(page, node, FIRST_BYTES)
+            raise ShardDamaged(reason, path=self._path) from None
         if length < VALUE_HEADER.size:
-            raise ShardDamaged(f"record {ordinal} is cut short", path=self.path)
+            raise ShardDamaged(f"record {ordinal} is cut short", path=self._path)
         version, _, key_bytes, label, crc32c = VALUE_HEADER.unpack_from(first)
         head = VALUE_HEADER.size + key_bytes
         if version != VALUE_VERSION or head > length:
-            raise ShardDamaged(f"record {ordinal} has an unknown header", path=self.path)
+            raise ShardDamaged(f"record {ordinal} has an unknown header", path=self._path)
         key = first[VALUE_HEADER.size : head]
         if head > len(first):
             key = self._file.read_at(key_bytes, start + VALUE_HEADER.size)
@@ -235,4 +235,4 @@ class LmdbShardReader(ShardReader):
             node = self._pages.node(page, ordinal - first)
             if page.data[node[3] : node[4]] == wanted:
                 return page, node
-        raise ShardDamaged(f"has no record {ordinal}", path=self.path)
+        raise ShardDamaged(f"has no record {ordinal}", path=self._path)

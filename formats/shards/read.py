@@ -6,6 +6,8 @@ format 1.0 has no offsets; then the container says them, once for each record th
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -18,13 +20,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
+from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.container import (
     Address,
+    Addresses,
     Container,
     Memory,
     Room,
-    ShardReader,
+    StoredRecord,
     checked_image,
     corrupt,
     not_indexed,
@@ -51,32 +55,69 @@ def container(name: str) -> Container:
     return found
 
 
-class Shard(Owned):
+class Shard(Owned, AbstractContextManager["Shard"]):
     """The open file of a shard; records are read by their addresses. Thread-safe except to close.
 
-    Raises ShardDamaged for a file that is not as long as its ``entry`` says, or ends before a record,
+    ``entry`` is what the manifest lists; without it, all that the container says is read at once. Raises
+    ShardDamaged for a file that is not as long as the entry says, is malformed or ends before a record,
     CorruptRecord for a record that does not match its checksum, and OSError if the system fails or memory is
-    short. Each error names the record.
+    short. Each error names the record. A file that changes while it is open gives an error, never a signal.
     """
 
     instead = "open the dataset again by its path"
 
-    def __init__(self, path: Path, container: str, entry: FileEntry) -> None:
+    def __init__(self, path: Path, container: str, entry: FileEntry | None = None) -> None:
         self.path = path
         self._container = container
-        self._records = entry.records
+        self._records = entry.records if entry else None
         in_place = container == IN_PLACE
+        images = path.with_name(ARCHIVE_NAME) if in_place else path
         try:
-            self.file = ShardFile(path.with_name(ARCHIVE_NAME) if in_place else path)
+            self.file = ShardFile(images)
         except FileNotFoundError as error:
             if not in_place:
                 raise
-            raise not_indexed(path.with_name(ARCHIVE_NAME), "is not there") from error
-        if not in_place and self.file.size != entry.size:
+            raise not_indexed(images, "is not there") from error
+        try:
+            if entry is None:
+                self._addresses  # noqa: B018 - read and checked here
+            elif not in_place and self.file.size != entry.size:
+                message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
+                raise ShardDamaged(message, path=path)
+        except BaseException:
             self.close()
-            raise ShardDamaged(
-                f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it", path=path
-            )
+            raise
+
+    @cached_property
+    def _addresses(self) -> Addresses:
+        try:
+            found = container(self._container).addresses(self.path, self.file)
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
+        if self._records not in (None, len(found)):
+            raise ShardDamaged(f"has {len(found)} records, not {self._records}", path=self.path)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def address(self, ordinal: int) -> Address:
+        """Return the key, label, checksum and place of the record at an ordinal, as the container says."""
+        try:
+            if 0 <= ordinal < len(self):
+                return self._addresses.find(ordinal)
+        except (OSError, MemoryError) as error:
+            raise unread(self.file.path, ordinal, error) from error
+        raise ShardDamaged(f"has no record {ordinal}", path=self.path)
+
+    def checked(self, ordinal: int) -> StoredRecord:
+        """Return the record at an ordinal, as the container says, checked against its checksum."""
+        address = self.address(ordinal)
+        key, label, crc32c, offset, length = address
+        if length > MAX_IMAGE_BYTES:
+            raise ShardDamaged(f"gives record {ordinal} a length that no image has", path=self.path)
+        image = checked_image(self.file, self.path, ordinal, address, self.file.read_at)
+        return StoredRecord(key, label, crc32c, image, offset)
 
     def image(self, ordinal: int, address: Address) -> bytes:
         """Return the image at an address, its record checked against its checksum."""
@@ -96,21 +137,10 @@ class Shard(Owned):
 
     def _located(self, ordinal: int, address: Address) -> Address:
         """Return an address of format 1.0 with the offset that the container says."""
-        try:
-            found = self._reader.address(ordinal)
-        except (OSError, MemoryError) as error:
-            raise unread(self.path, ordinal, error) from error
+        found = self.address(ordinal)
         if found[:3] != address[:3] or found[4] != address[4]:
             raise corrupt(self.file, self.path, ordinal, address[0])
         return found
-
-    @cached_property
-    def _reader(self) -> ShardReader:
-        reader = container(self._container).read(self.path)
-        if len(reader) != self._records:
-            reader.close()
-            raise ShardDamaged(f"has {len(reader)} records, not {self._records}", path=self.path)
-        return reader
 
     @property
     def is_deleted(self) -> bool:
@@ -120,8 +150,9 @@ class Shard(Owned):
     def close(self) -> None:
         """Close the file. Idempotent."""
         self.file.close()
-        if reader := self.__dict__.pop("_reader", None):
-            reader.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 # A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.

@@ -40,7 +40,7 @@ from shardprep.formats.shards.container import StoredRecord
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_small, table_header
 from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
-from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.read import IN_PLACE, Shard
 from shardprep.formats.shards.tables import index_row, kinds_in
 from shardprep.formats.verification.report import CheckResult, Finding, reading
 
@@ -106,7 +106,7 @@ class FileCheck:
         """Return the key of a record. Raises ShardDamaged."""
         if not self.container:
             return text_of(self._key(ordinal) or b"")
-        with container(self.container).read(self.path) as reader:
+        with Shard(self.path, self.container) as reader:
             return text_of(reader.address(ordinal)[0])
 
     def _add(self, found: CheckResult, key: str | None, problem: str) -> None:
@@ -121,7 +121,7 @@ class FileCheck:
 
     def _stored(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
-        with container(self.container).read(named) as reader:
+        with Shard(named, self.container) as reader:
             if len(reader) != self.entry.records:
                 self._add(found, None, f"has {len(reader)} records, not {self.entry.records}")
             for ordinal in ordinals:

@@ -10,7 +10,7 @@ import pytest
 from shardprep import Loader
 from shardprep.formats import collect, open_dataset, report, write_dataset
 from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import Shard
 from support.datasets import prep_here
 
 
@@ -76,7 +76,7 @@ def test_the_custody_of_a_record_leads_from_its_bytes_to_the_root(folder: Path) 
 
     chain = json.loads(done.stdout)["custody"]
     shard = folder / "shards/train" / chain["example"]["shard"]
-    with container(manifest.container).read(shard) as reader:
+    with Shard(shard, manifest.container) as reader:
         image = reader.checked(chain["example"]["ordinal"]).image
     assert (chain["example"]["key"], image, chain["root"]) == (last.key, last.image, manifest.root)
     assert chain["example"]["sha256"] == hash_file(shard)

@@ -67,7 +67,7 @@ def address(record: StoredRecord) -> Address:
 def read(path: Path, kind: str, records: int) -> list[StoredRecord]:
     """What the shard says of its records; each is read by its address, too, and without its offset."""
     found = []
-    with container(kind).read(path) as reader, closing(opened(path, kind, records)) as shard:
+    with Shard(path, kind) as reader, closing(opened(path, kind, records)) as shard:
         for ordinal in range(records):
             record = reader.checked(ordinal)
             found.append(record._replace(offset=0))

@@ -18,10 +18,8 @@ import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.shards.hdf5 import Hdf5ShardReader
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.lmdb_reader import LmdbShardReader
-from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, Shard
 from support.loaded import epoch_of, loader_on
 from support.sampling import torture_except
 from support.shard_files import HEADER, THREE, read, stored, values, write, write_around, write_lmdb
@@ -112,7 +110,7 @@ def test_what_no_converter_writes_is_refused(shard: Path, hostility: Hostility) 
         hostility(file)
 
     with pytest.raises(ShardDamaged) as raised:
-        Hdf5ShardReader(shard)
+        Shard(shard, "hdf5")
     assert raised.value.path == str(shard)
 
 
@@ -215,7 +213,7 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
         path.write_bytes(data)
         with (
             pytest.raises(ShardDamaged, match=r"page .* is not the one|more pages than any tree"),
-            LmdbShardReader(path) as reader,
+            Shard(path, "lmdb") as reader,
         ):
             reader.checked(0)
 
@@ -231,7 +229,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 READING = """
 import errno, os, sys
 from pathlib import Path
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import Shard
 from support import shard_files
 
 kind, path = sys.argv[1], Path(sys.argv[2])
@@ -246,7 +244,7 @@ def attempt(where, call):
         found[where].append(errno.errorcode[error.errno])
 
 for _ in range(10):
-    if (reader := attempt("opening", lambda: container(kind).read(path))) is None:
+    if (reader := attempt("opening", lambda: Shard(path, kind))) is None:
         continue
     if (shard := attempt("opening", lambda: shard_files.opened(path, kind, 3))) is None:
         continue
@@ -361,7 +359,7 @@ def test_damage_in_the_tree_is_of_the_records_below_it_alone(tmp_path: Path) -> 
     path.write_bytes(data)
 
     lost = []
-    with container("lmdb").read(path) as reader:
+    with Shard(path, "lmdb") as reader:
         for ordinal, record in enumerate(records):
             try:
                 assert reader.checked(ordinal)[:4] == record[:4]

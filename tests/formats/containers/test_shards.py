@@ -16,11 +16,11 @@ from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
-from shardprep.formats.shards.container import Memory, ShardReader, StoredRecord
+from shardprep.formats.shards.container import Memory, StoredRecord
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
-from shardprep.formats.shards.read import ALL_CONTAINERS, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, Shard, container
 from shardprep.formats.verification.checks import FileCheck
 from shardprep.formats.verification.report import CheckResult
 from support.image_files import png
@@ -65,13 +65,13 @@ def shard(kind: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader(shard: Path, kind: str) -> Iterator[ShardReader]:
-    with container(kind).read(shard) as reader:
+def reader(shard: Path, kind: str) -> Iterator[Shard]:
+    with Shard(shard, kind) as reader:
         yield reader
 
 
 @pytest.fixture
-def records(reader: ShardReader) -> list[StoredRecord]:
+def records(reader: Shard) -> list[StoredRecord]:
     """THREE, with their offsets in the shard."""
     return [record._replace(offset=reader.address(n)[3]) for n, record in enumerate(THREE)]
 
@@ -163,7 +163,7 @@ def test_eight_threads_read_through_one_shard(tmp_path: Path, kind: str) -> None
     path = write(tmp_path / "shard", kind, MANY)
     ordinals = list(range(len(MANY))) * 8
     with (
-        container(kind).read(path) as reader,
+        Shard(path, kind) as reader,
         closing(opened(path, kind, len(MANY))) as shard,
         ThreadPoolExecutor(8) as pool,
     ):
@@ -182,12 +182,12 @@ def test_no_descriptor_stays_open_and_a_closed_reader_is_not_read(shard: Path, k
     damaged = shard.with_name("damaged")
     damaged.write_bytes(b"\0" * 9000)
     for _ in range(3):
-        with container(kind).read(shard) as reader:
+        with Shard(shard, kind) as reader:
             reader.close()
             with pytest.raises(ValueError, match="closed"):
                 reader.checked(0)
         with pytest.raises(ShardDamaged):
-            container(kind).read(damaged)
+            Shard(damaged, kind)
         with closing(opened(shard, kind, 2)) as short, pytest.raises(ShardDamaged):
             short.image(0, address(THREE[0]))
         write(shard.with_name("other"), kind, THREE)

@@ -24,7 +24,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import Shard
 from support.datasets import converted, flip
 from support.file_changes import CHANGES
 from support.resealed import with_rows
@@ -159,7 +159,7 @@ def test_a_hostile_address_is_an_error_in_the_index_and_in_a_table(
 
     table = min(dataset.glob("shard-*.tar.npy"))
     with_rows(dataset, table.name, change)
-    with pytest.raises((ShardDamaged, CorruptRecord)), container("tar").read(table) as reader:
+    with pytest.raises((ShardDamaged, CorruptRecord)), Shard(table, "tar") as reader:
         reader.checked(1)
     assert verify(dataset, level="records").findings
     with_rows(dataset, "index.npy", change)
