@@ -112,8 +112,8 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
             if stored.crc32c != crc32c:
                 raise CorruptRecord("reads back differently than it was written", path=path)
             offsets[ordinal] = stored.offset
-        if len(reader) != len(crcs):
-            raise CorruptRecord(f"reads back {len(reader)} records of {len(crcs)}", path=path)
+        if reader.records != len(crcs):
+            raise CorruptRecord(f"reads back {reader.records} records of {len(crcs)}", path=path)
     return offsets
 
 

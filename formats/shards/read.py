@@ -69,7 +69,7 @@ class Shard(Owned, AbstractContextManager["Shard"]):
     def __init__(self, path: Path, container: str, entry: FileEntry | None = None) -> None:
         self.path = path
         self._container = container
-        self._records = entry.records if entry else None
+        self._listed = entry.records if entry else None
         in_place = container == IN_PLACE
         images = path.with_name(ARCHIVE_NAME) if in_place else path
         try:
@@ -94,17 +94,19 @@ class Shard(Owned, AbstractContextManager["Shard"]):
             found = container(self._container).addresses(self.path, self.file)
         except MemoryError as error:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), os.fspath(self.path)) from error
-        if self._records not in (None, len(found)):
-            raise ShardDamaged(f"has {len(found)} records, not {self._records}", path=self.path)
+        if self._listed not in (None, len(found)):
+            raise ShardDamaged(f"has {len(found)} records, not {self._listed}", path=self.path)
         return found
 
-    def __len__(self) -> int:
+    @property
+    def records(self) -> int:
+        """The number of records in the shard, as the container says."""
         return len(self._addresses)
 
     def address(self, ordinal: int) -> Address:
         """Return the key, label, checksum and place of the record at an ordinal, as the container says."""
         try:
-            if 0 <= ordinal < len(self):
+            if 0 <= ordinal < self.records:
                 return self._addresses.find(ordinal)
         except (OSError, MemoryError) as error:
             raise unread(self.file.path, ordinal, error) from error

@@ -122,11 +122,11 @@ class FileCheck:
     def _stored(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
         named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
         with Shard(named, self.container) as reader:
-            if len(reader) != self.entry.records:
-                self._add(found, None, f"has {len(reader)} records, not {self.entry.records}")
+            if reader.records != self.entry.records:
+                self._add(found, None, f"has {reader.records} records, not {self.entry.records}")
             for ordinal in ordinals:
                 wanted = self._key(ordinal)
-                if wanted is None and ordinal >= len(reader):
+                if wanted is None and ordinal >= reader.records:
                     return  # no record that is missing can be named
                 key = None if wanted is None else text_of(wanted)
                 try:
