@@ -33,6 +33,7 @@ from shardprep.formats.sources.listing import official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,
     ByteWindow,
+    Cursor,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -44,7 +45,6 @@ from shardprep.formats.sources.record_files import (
     usual_label,
 )
 from shardprep.formats.sources.source import Problems, SourceOptions
-from shardprep.formats.sources.tfrecord import MAX_VARINT, varint
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary")
@@ -69,8 +69,6 @@ _LEVEL_BYTES = 8  # of each value within a list or struct
 _ELEMENT_BYTES = 4  # of an element of a list beside its value
 _UNCOMPRESSED, _COMPRESSED = 2, 3
 _DATA = (5, 8)  # of both versions: structs that begin with the number of values
-_TRUE, _FALSE, _BYTE, _INT16, _INT32, _INT64, _DOUBLE, _BYTES, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 12
-_SIZES = {_BYTE: 1, _DOUBLE: 8}
 _MOST_DEPTH = 8
 Sizes = npt.NDArray[np.int64]
 Columns = Mapping[str, Any]
@@ -128,61 +126,43 @@ def pages_of(archive: ArchiveFile, chunk: Any) -> tuple[int, int, int]:
     start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
     if dictionary is not None and 0 < dictionary < start:
         start = dictionary
-    window, at = ByteWindow(archive.read_at, 0, archive.end), start
-    size = largest = values = 0
-    while values < chunk.num_values and at < start + chunk.total_compressed_size:
-        header, at = _page_header(window, at)
+    cursor, size, largest, values = Cursor(ByteWindow(archive.read_at, 0, archive.end), start), 0, 0, 0
+    while values < chunk.num_values and cursor.at < start + chunk.total_compressed_size:
+        header = _thrift_struct(cursor)
         length = count(header.get(_UNCOMPRESSED))
         size, largest = size + length, max(largest, length)
         values += max(count(header.get(data, {}).get(1, 0)) for data in _DATA)
-        at += count(header.get(_COMPRESSED))
+        cursor.skip(count(header.get(_COMPRESSED)))
     return size, largest, values
 
 
-def _page_header(window: ByteWindow, at: int) -> tuple[dict[int, Any], int]:
-    """Return a page's header in Thrift's compact protocol, and the place after it.
-
-    A struct becomes a dict of its structs, and numbers of 32 bits, by the numbers of their fields.
-    """
-
-    def take(length: int) -> bytes:
-        nonlocal at
-        at += length
-        return window.take(at - length, at)
-
-    def unsigned() -> int:
-        nonlocal at
-        number, used = varint(window.take(at, min(at + MAX_VARINT, window.end)), 0)
-        at += used
-        return number
-
-    def signed() -> int:
-        return (number := unsigned()) >> 1 ^ -(number & 1)
-
-    def struct(depth: int = 0) -> dict[int, Any]:
-        nonlocal at
-        found: dict[int, Any] = {}
-        number = 0
-        while head := take(1)[0]:
-            number = number + (head >> 4) if head >> 4 else signed()
-            number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # as in 16 bits
-            kind = head & 15
-            if kind == _STRUCT and depth < _MOST_DEPTH:
-                found[number] = struct(depth + 1)
-            elif kind == _INT32:
-                found[number] = signed()
-            elif kind in (_INT16, _INT64):
-                unsigned()
-            elif kind in _SIZES:
-                take(_SIZES[kind])
-            elif kind == _BYTES:
-                length = unsigned()
-                at += length
-            elif kind not in (_TRUE, _FALSE):
+def _thrift_struct(cursor: Cursor, depth: int = 0) -> dict[int, Any]:
+    """Return the structs and numbers of 32 bits in a struct of Thrift's compact protocol, by field."""
+    found: dict[int, Any] = {}
+    number = 0
+    while head := cursor.take(1)[0]:
+        number = number + (head >> 4) if head >> 4 else _signed(cursor)
+        number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # as in 16 bits
+        match head & 15:
+            case 1 | 2:  # true and false
+                pass
+            case 3 | 7 as kind:  # a byte and a double
+                cursor.skip({3: 1, 7: 8}[kind])
+            case 4 | 6:  # integers of 16 and 64 bits
+                cursor.varint()
+            case 5:
+                found[number] = _signed(cursor)
+            case 8:
+                cursor.skip(cursor.varint())
+            case 12 if depth < _MOST_DEPTH:
+                found[number] = _thrift_struct(cursor, depth + 1)
+            case kind:
                 raise ValueError(f"a page's header has a field of type {kind}")
-        return found
+    return found
 
-    return struct(), at
+
+def _signed(cursor: Cursor) -> int:
+    return (number := cursor.varint()) >> 1 ^ -(number & 1)
 
 
 class RowGroups(Owned):

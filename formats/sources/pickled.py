@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from dataclasses import dataclass
 from typing import Any
 
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
-from shardprep.formats.sources.record_files import ByteWindow
+from shardprep.formats.sources.record_files import ByteWindow, Cursor
 
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
 MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has 105 at most
@@ -105,35 +104,15 @@ def kind_of(item: object) -> str:
     return "a name of numpy's"
 
 
-class _Reader:
-    """A place in a value, from which its bytes are read on."""
-
-    def __init__(self, window: ByteWindow) -> None:
-        self.at = window.start
-        self._window = window
-
-    def skip(self, length: int) -> int:
-        start = self.at
-        if length > self._window.end - start:
-            raise ValueError("it is cut off")
-        self.at += length
-        return start
-
-    def take(self, length: int) -> bytes:
-        start = self.skip(length)
-        return self._window.take(start, self.at)
-
-    def number(self, layout: str) -> Any:
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
-
-    def line(self) -> str:
-        """Return the short text before the next end of a line, which is skipped."""
-        rest = self._window.take(self.at, min(self.at + _LONGEST_NAME, self._window.end))
-        text, end, _ = rest.partition(b"\n")
-        if not end:
-            raise ValueError("its pickle is damaged: a name does not end")
-        self.at += len(text) + 1
-        return text.decode("ascii", errors="backslashreplace")
+def line_at(cursor: Cursor) -> str:
+    """Return the short text before the next end of a line, which is skipped."""
+    window = cursor.window
+    rest = window.take(cursor.at, min(cursor.at + _LONGEST_NAME, window.end))
+    text, end, _ = rest.partition(b"\n")
+    if not end:
+        raise ValueError("its pickle is damaged: a name does not end")
+    cursor.skip(len(text) + 1)
+    return text.decode("ascii", errors="backslashreplace")
 
 
 MSGPACK_FIRST_BYTES = tuple(
@@ -164,23 +143,23 @@ def unpack(window: ByteWindow) -> Any:
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    reader, left = _Reader(window), MOST_PARTS
+    cursor, left = Cursor(window), MOST_PARTS
 
     def item(depth: int) -> Any:
         nonlocal left
         left -= 1
         if left < 0 or depth > _MAX_DEPTH:
             raise ValueError(f"it has more than {MOST_PARTS} items, or more than {_MAX_DEPTH} levels")
-        code = reader.number(">B")
+        code = cursor.number(">B")
         if code not in _MSGPACK:
-            raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {reader.at - 1})")
+            raise ValueError(f"it is damaged, or of an extension type (0x{code:02x} at byte {cursor.at - 1})")
         kind, size = _MSGPACK[code]
-        length = reader.number(f">{size}") if isinstance(size, str) else size
+        length = cursor.number(f">{size}") if isinstance(size, str) else size
         match kind:
             case "text":
-                return Text(reader.skip(length), length)
+                return Text(cursor.skip(length), length)
             case "bytes":
-                return ByteRange(reader.skip(length), length)
+                return ByteRange(cursor.skip(length), length)
             case "list":
                 return [item(depth + 1) for _ in range(length)]
             case "map":
@@ -200,7 +179,7 @@ def unpack(window: ByteWindow) -> Any:
         raise ValueError("it holds an array of more than plain numbers")
 
     plain = item(0)
-    if reader.at != window.end:
+    if cursor.at != window.end:
         raise ValueError("it is damaged: something follows its end")
     return plain
 
@@ -316,7 +295,7 @@ def unpickle(window: ByteWindow) -> Any:
 
     Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
     """
-    reader, memo = _Reader(window), dict[int, Any]()
+    cursor, memo = Cursor(window), dict[int, Any]()
     stack: list[Any] = []
 
     def popped(count: int) -> list[Any]:
@@ -330,16 +309,16 @@ def unpickle(window: ByteWindow) -> Any:
 
     def step(code: str) -> None:
         kind, stored = _OPCODES.get(code, (code, None))
-        argument = reader.number(stored) if isinstance(stored, str) else stored
+        argument = cursor.number(stored) if isinstance(stored, str) else stored
         match kind:
             case "number":
                 stack.append(argument)
             case "integer" if argument <= _LONGEST_INTEGER:
-                stack.append(int.from_bytes(reader.take(argument), "little", signed=True))
+                stack.append(int.from_bytes(cursor.take(argument), "little", signed=True))
             case "bytes":
-                stack.append(ByteRange(reader.skip(argument), argument))
+                stack.append(ByteRange(cursor.skip(argument), argument))
             case "text":
-                stack.append(Text(reader.skip(argument), argument))
+                stack.append(Text(cursor.skip(argument), argument))
             case "put":
                 memo[argument] = stack[-1]
             case "\x94":
@@ -347,7 +326,7 @@ def unpickle(window: ByteWindow) -> Any:
             case "get":
                 stack.append(memo[argument])
             case "skip":
-                reader.skip(argument)
+                cursor.skip(argument)
             case "tuple":
                 stack.append(tuple(popped(argument)))
             case "t":
@@ -372,7 +351,7 @@ def unpickle(window: ByteWindow) -> Any:
                 for name, item in zip(items[::2], items[1::2], strict=True):
                     stack[-1][name_of(window, name)] = item
             case "c":
-                stack.append(_global(f"{reader.line()}.{reader.line()}"))
+                stack.append(_global(f"{line_at(cursor)}.{line_at(cursor)}"))
             case "\x93":
                 stack.append(_global(".".join(name_of(window, item) for item in popped(2))))
             case "R":
@@ -384,9 +363,9 @@ def unpickle(window: ByteWindow) -> Any:
                 raise ValueError(f"its pickle asks for more than plain data (opcode 0x{ord(code):02x})")
 
     for _ in range(MOST_PARTS):
-        code = chr(reader.take(1)[0])
+        code = chr(cursor.take(1)[0])
         if code == ".":
-            if len(stack) != 1 or reader.at != window.end:
+            if len(stack) != 1 or cursor.at != window.end:
                 raise ValueError("its pickle is damaged: it ends before it is complete")
             return stack[0]
         try:

@@ -6,6 +6,7 @@ Parquet, TFRecord and WebDataset build on it.
 from __future__ import annotations
 
 import re
+import struct
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
 
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
+MAX_VARINT = 10  # bytes
 MAX_LABEL = 99_999
 HEAD_BYTES = 64  # of an image, to know its kind
 
@@ -81,6 +83,47 @@ class ByteWindow:
             raise ValueError("the file ends within it")
         self._pieces = [(start, piece), *self._pieces[: _PIECES - 1]]
         return piece[: end - start]
+
+
+class Cursor:
+    """A place ``at`` in a window, from which its bytes are read on. Raises ValueError at its end."""
+
+    def __init__(self, window: ByteWindow, at: int | None = None) -> None:
+        self.window, self.at = window, window.start if at is None else at
+
+    def skip(self, length: int) -> int:
+        """Skip the next ``length`` bytes, and return their start."""
+        start = self.at
+        if length > self.window.end - start:
+            raise ValueError("it is cut off")
+        self.at += length
+        return start
+
+    def take(self, length: int) -> bytes:
+        """Return the next ``length`` bytes."""
+        start = self.skip(length)
+        return self.window.take(start, self.at)
+
+    def number(self, layout: str) -> Any:
+        """Return the next number, stored in that layout of the module struct."""
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+
+    def varint(self) -> int:
+        """Return the next number of as many bytes as it needs, 0 to 2**64 - 1."""
+        data = self.window.take(self.at, min(self.at + MAX_VARINT, self.window.end))
+        number, used = varint(data, 0)
+        self.at += used
+        return number
+
+
+def varint(data: bytes, start: int) -> tuple[int, int]:
+    """Return the number at a place, 0 to 2**64 - 1, and the place after it. Raises ValueError."""
+    number = 0
+    for place, byte in enumerate(data[start : start + MAX_VARINT]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80 and number < 1 << 64:
+            return number, start + place + 1
+    raise ValueError("a number is cut off, or has more than 64 bits")
 
 
 class RecordClasses:

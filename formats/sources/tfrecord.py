@@ -24,6 +24,7 @@ from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
     LABELS,
+    MAX_VARINT,
     ByteWindow,
     FilesReader,
     RecordContents,
@@ -36,11 +37,11 @@ from shardprep.formats.sources.record_files import (
     usual,
     usual_image,
     usual_label,
+    varint,
 )
 from shardprep.formats.sources.source import Box, SourceOptions, boxes_by_key
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-MAX_VARINT = 10  # bytes
 MAX_VALUES = 1 << 20  # of one list, where numbers are not packed
 _SIZES = {FIXED64: 8, FIXED32: 4}
 
@@ -77,16 +78,6 @@ def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> I
             raise ValueError(f"a field of type {kind} and {size} bytes does not fit into its message")
         at = begin + size
         yield WireField(number, kind, begin, at)
-
-
-def varint(data: bytes, start: int) -> tuple[int, int]:
-    """Return the number at a place, 0 to 2**64 - 1, and the place after it. Raises ValueError."""
-    number = 0
-    for place, byte in enumerate(data[start : start + MAX_VARINT]):
-        number |= (byte & 0x7F) << 7 * place
-        if byte < 0x80 and number < 1 << 64:
-            return number, start + place + 1
-    raise ValueError("a number is cut off, or has more than 64 bits")
 
 
 def integers(data: bytes) -> npt.NDArray[np.int64]:
