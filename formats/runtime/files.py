@@ -28,7 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from shardprep.formats.errors import NoSpace, OperationError, ShardprepError, SourceDamaged, UsageError
+from shardprep.formats.errors import (
+    DataError,
+    NoSpace,
+    OperationError,
+    ShardprepError,
+    SourceDamaged,
+    UnknownVersion,
+    UsageError,
+)
 from shardprep.formats.runtime.owned import Descriptor, Owned
 
 
@@ -70,6 +78,15 @@ ReadAt = Callable[[int, int], bytes]
 
 # O_NONBLOCK: opening a fifo in place of a file must not wait.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+@contextmanager
+def naming_file(path: Path, where: str = "") -> Iterator[None]:
+    """Name the file, and the place ``where`` in it, in the errors of what is read from it."""
+    try:
+        yield
+    except (DataError, UnknownVersion) as error:
+        raise type(error)(f"{where}{error.message}", path=path) from error
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Canonical JSON: one text for each value, fit for hashing; and the shapes of parsed values."""
+"""Canonical JSON: one text for each value, fit for hashing; shapes of parsed values; dataclasses as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 # Lists, objects and their elements: each takes some 200 bytes of memory, and 2 bytes of a file. A list of
 # shards or classes in a file of 64 MiB has fewer, because an entry has at least 100 bytes.
@@ -77,3 +80,57 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def natural(value: object, *, below: float = math.inf) -> int:
+    """Check a count or number of a file. Raises ValueError unless it is an int from 0 to ``below``."""
+    if type(value) is not int or not 0 <= value < below:
+        raise ValueError(f"{value!r} is not a number of 0 or more")
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return a value of JSON types: dataclasses become their fields, or what their ``to_json`` returns."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    return list(map(plain, value)) if isinstance(value, tuple) else value
+
+
+def built(kind: Any, value: Any) -> Any:
+    """Return a value of a type from its JSON.
+
+    The type is a dataclass, one with ``from_json``, a tuple or dict of one kind, a plain type, or one of
+    these ``| None``. Whole numbers are 0 or more. Fields with defaults may be missing. Raises KeyError,
+    TypeError or ValueError for other values.
+    """
+    if isinstance(kind, UnionType):
+        return None if value is None else built(get_args(kind)[0], value)
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(built(get_args(kind)[0], part) for part in value)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: built(get_args(kind)[1], part) for name, part in value.items()}
+    if hasattr(kind, "from_json"):
+        return kind.from_json(value)
+    if kind is Any:
+        return value
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**built_fields(kind, value))
+    if kind is int:
+        return natural(value)
+    if type(value) is not kind:
+        raise TypeError(f"{json.dumps(value)[:100]} has the wrong type")
+    return value
+
+
+def built_fields(kind: Any, value: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass from its JSON, as :func:`built` does, but not those ``without``."""
+    hints, found = get_type_hints(kind), {}
+    for field in fields(kind):
+        if field.name not in without and (field.default is MISSING or field.name in value):
+            try:
+                found[field.name] = built(hints[field.name], value[field.name])
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"its {field.name}: {error}") from error
+    return found

@@ -11,6 +11,7 @@ from typing import Any, Self, cast
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending
@@ -22,7 +23,6 @@ from shardprep.loaders.flow.sources import FromParts
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
 from shardprep.loaders.flow.threads import ThreadMap
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
-from shardprep.loaders.order.receipt import natural
 
 STATE_VERSION = 1
 

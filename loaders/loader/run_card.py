@@ -24,10 +24,15 @@ from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, 
 from shardprep.formats.images.canaries import checked_decoder
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.files import save_bytes, user_path
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
+from shardprep.formats.runtime.files import naming_file, save_bytes, user_path
+from shardprep.formats.runtime.json_record import (
+    built,
+    built_fields,
+    canonical_json,
+    parse_canonical_json,
+    plain,
+)
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built, built_fields, naming_file, plain
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
 from shardprep.loaders.order.parts import MAX_RECORDS, Records

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
-from shardprep.formats.runtime.files import naming, save_bytes, user_path
-from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.files import naming, naming_file, save_bytes, user_path
+from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields, naming_file, plain
 from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
 from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges

@@ -16,6 +16,7 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.loaders.batches.passes import FrameworkHint
@@ -46,7 +47,7 @@ from shardprep.loaders.machines.socket import (
     endpoints_of,
 )
 from shardprep.loaders.order.epoch import LoadedStep
-from shardprep.loaders.order.receipt import Receipt, Tally, natural
+from shardprep.loaders.order.receipt import Receipt, Tally
 
 MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # of a peer, which is dropped then

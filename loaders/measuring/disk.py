@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, save_bytes, user_path
+from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, naming_file, save_bytes, user_path
+from shardprep.formats.runtime.json_record import built_fields
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.json_parts import built_fields, naming_file
 from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
     CACHE_LINE,

@@ -8,9 +8,8 @@ can construct other records with the same sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.json_record import built_fields, natural, plain
 
 VERSION = 1
 T = TypeVar("T")
@@ -183,15 +183,10 @@ class Receipt:
         )
 
     def to_json(self) -> dict[str, Any]:
-        omitted = {"omitted": self.omitted.to_json()} if self.omitted.count else {}
-        return omitted | {
-            "version": VERSION,
-            "dataset": self.dataset,
-            "epoch": self.epoch,
-            "delivered": self.delivered.to_json(),
-            "skipped": list(self.skipped),
-            "left_out": self.left_out.to_json(),
-        }
+        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
+        if not self.omitted.count:  # releases before 0.4 do not know it
+            del values["omitted"]
+        return {"version": VERSION} | values
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Receipt:
@@ -199,16 +194,12 @@ class Receipt:
         try:
             if value["version"] != VERSION:
                 raise UnknownVersion(f"a receipt of version {value['version']!r}, not {VERSION}")
-            return cls(
-                dataset=str(value["dataset"]),
-                epoch=natural(value["epoch"]),
-                delivered=Tally.from_json(value["delivered"]),
-                skipped=tuple(natural(number, below=1 << 63) for number in value["skipped"]),
-                left_out=Tally.from_json(value["left_out"]),
-                omitted=Tally.from_json(value["omitted"]) if "omitted" in value else Tally(),
-            )
+            receipt = cls(**built_fields(cls, {"omitted": plain(Tally())} | value))
+            if max(receipt.skipped, default=0) >= 1 << 63:
+                raise ValueError("it has too large record numbers")
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not a receipt: {error!r}") from error
+        return receipt
 
 
 def _digest(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
@@ -227,10 +218,3 @@ def _common(name: str, values: set[T]) -> T:
         given = ", ".join(sorted(map(str, values))) or "none"
         raise UsageError(f"receipts merge only where they agree on {name}: {given}")
     return values.pop()
-
-
-def natural(value: object, *, below: float = math.inf) -> int:
-    """Check a count or number of a file. Raises ValueError unless it is an int from 0 to ``below``."""
-    if type(value) is not int or not 0 <= value < below:
-        raise ValueError(f"{value!r} is not a number of 0 or more")
-    return value
