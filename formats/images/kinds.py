@@ -204,10 +204,7 @@ def _check_order(kind: bytes, seen: set[bytes], last: bytes, *, has_palette: boo
 
 
 def _check_animation(chunks: list[tuple[bytes, int]]) -> None:
-    """Raise BadImage unless an animation has the declared number of frames, and all parts in order.
-
-    Each chunk is given with its first number: of acTL the number of frames, of the others their place.
-    """
+    """Raise BadImage unless the chunks, each with its first number, are the declared frames in order."""
     if not chunks:
         return
     kinds, (frames, *numbers) = zip(*chunks, strict=True)

@@ -414,11 +414,7 @@ class Probes:
 
 
 def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
-    """Check the verdict of ``speed`` in a few runs of ``seconds`` each.
-
-    ``make`` must make the loader that was measured, with ``transform``, and another one if it is given
-    options. The consumer does nothing in any of them. Raises the errors of a loader.
-    """
+    """Check the verdict of ``speed`` in a few runs of ``seconds``, of loaders that ``make`` makes."""
     with make(workers=0) as loader:
         layout = loader.engine.layout
     rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)

@@ -160,10 +160,7 @@ def write_all(descriptor: int, data: memoryview) -> int:
 
 
 def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
-    """Write and flush 4 MiB to 1 GiB for ``seconds``; return a descriptor, which the stack closes.
-
-    It is flushed piece by piece: writes to the page cache do not show how long the disk takes.
-    """
+    """Write 4 MiB to 1 GiB, flushed piece by piece, for ``seconds``; return its descriptor."""
     size = room(folder, LARGEST)
     if size < SMALLEST:
         raise NoSpace(f"has no room for a file of {SMALLEST >> 20} MiB; make room", path=folder)
@@ -183,10 +180,7 @@ def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
 
 @contextmanager
 def temporary_folder(beside: Path) -> Iterator[Path]:
-    """Make a new folder in ``beside``, and remove it at the end. Raises OSError where it cannot be made.
-
-    Signals are delayed during the removal, so that a second Ctrl-C leaves nothing behind.
-    """
+    """Make a new folder in ``beside``, and remove it at the end, whatever signals come. Raises OSError."""
     folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
     with ExitStack() as stack:
         stack.callback(_remove, folder)  # again, as a signal may come before the first removal delays them
@@ -365,10 +359,7 @@ def forget(descriptor: int) -> None:
 
 
 def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
-    """The share of the pieces' pages that are in memory.
-
-    Adjacent pieces are joined: a call of mincore for each would take longer than reading them.
-    """
+    """The share of the pieces' pages in memory; adjacent pieces are joined, because each call takes time."""
     found = asked = 0
     for file in np.unique(pieces[:, 0]).tolist():
         begins = np.sort(pieces[pieces[:, 0] == file, 1])

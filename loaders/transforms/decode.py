@@ -150,10 +150,7 @@ class EncodedImage:
         return self._decoded
 
     def decode_together(self, crops: Iterable[Crop], *, reduction: Reduction = 1) -> None:
-        """Decode what these crops need once: :meth:`pixels` then returns any of them without decoding.
-
-        Crops are decoded as one rectangle where that has no more pixels than they have one by one.
-        """
+        """Decode what these crops need once, as few rectangles, for :meth:`pixels` to return them."""
         if self._grid is None and reduction == 1:
             self.all_pixels()
             return
