@@ -29,6 +29,7 @@ from shardprep.loaders.flow.steps import (
     Unbatch,
 )
 from shardprep.loaders.flow.threads import Prefetch, ThreadMap
+from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
@@ -160,7 +161,10 @@ class Flow(Pipeline):
         file. Labels are ints. As in :class:`.FakeData`, images are read-only and repeat after a few different
         ones, and each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
-        return cls(FromFakeData.of(items, size=size, encoded=encoded, seconds=seconds, seed=seed))
+        items = checked_int(items, "the number of items", least=0)
+        seconds = checked_seconds(seconds, "what an item costs")
+        data = FakeData(items, batch_size=1, size=size, encoded=encoded, seconds=seconds, seed=seed_of(seed))
+        return cls(FromFakeData(data))
 
     # Steps on each item
 

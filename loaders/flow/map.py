@@ -140,22 +140,16 @@ def _record_of(item: Any) -> Record:
     """Return the record that a transform is given for an item."""
     if isinstance(item, Record):
         return item
-    if isinstance(item, dict):
-        return _record_of_values(item)
     if isinstance(item, tuple | list) and len(item) == 2:
         image, label = item
-        if isinstance(image, dict):
-            return _record_of_values(image | {"label": label})
-        return Record("", int(label), image)
-    raise UsageError(f"a transform needs items of (image, label), or dicts, not a {type(item).__name__}")
-
-
-def _record_of_values(values: dict[str, Any]) -> Record:
-    label = values.get("label", UNLABELLED)
+        item = (image if isinstance(image, dict) else {"image": image}) | {"label": label}
+    if not isinstance(item, dict):
+        raise UsageError(f"a transform needs items of (image, label), or dicts, not a {type(item).__name__}")
+    label = item.get("label", UNLABELLED)
     if isinstance(label, str):
         raise UsageError("a transform needs labels as numbers, which from_dataset(path, columns=...) gives")
-    columns = {name: value for name, value in values.items() if name not in RESERVED}
-    record = Record(values.get("key", ""), int(label), values.get("image", b""))
+    columns = {name: value for name, value in item.items() if name not in RESERVED}
+    record = Record(item.get("key", ""), int(label), item.get("image", b""))
     return ColumnRecord.of(record, columns) if columns else record
 
 

@@ -40,7 +40,7 @@ from shardprep.loaders.flow.passes import Function, Kept, PassContext, PassResou
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
-from shardprep.loaders.transforms.contract import ArraySpec
+from shardprep.loaders.transforms.contract import ArraySpec, write_rows
 
 # An item's position in the inputs, and its row.
 ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
@@ -288,20 +288,9 @@ class MapWork:
         if result is None:
             return SkippedRow("None")
         if self.outputs is not None:
-            _write(result, self.outputs, rows)
+            write_rows(result, rows, "the function")
             return None
         return None if writer.write(result, place) else outcome_of(result)
-
-
-def _write(result: Any, outputs: tuple[ArraySpec, ...], rows: list[Any]) -> None:
-    arrays = result if isinstance(result, tuple) else (result,)
-    found = [(np.shape(array), np.asarray(array).dtype) for array in arrays]
-    if found != [(spec.shape, np.dtype(spec.dtype)) for spec in outputs]:
-        returned = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
-        declared = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in outputs)
-        raise UsageError(f"the function returned {returned}, where outputs declare {declared}")
-    for array, row in zip(arrays, rows, strict=True):
-        row[...] = array
 
 
 SLOT_ROWS = 64  # least capacity of a slot in items: about a millisecond of the cheapest work

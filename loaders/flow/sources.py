@@ -24,7 +24,6 @@ from shardprep.loaders.flow.node import (
     Length,
     Node,
     checked_int,
-    checked_seconds,
     exact,
     seed_of,
     within,
@@ -158,20 +157,6 @@ class FromFakeData(Fetched):
 
     title = "fake"
     facts = "{0.length}"
-
-    @classmethod
-    def of(cls, items: int, *, size: tuple[int, int], encoded: bool, seconds: float, seed: int) -> Self:
-        """Return the source of ``items`` items. Raises UsageError."""
-        return cls(
-            FakeData(
-                checked_int(items, "the number of items", least=0),
-                batch_size=1,
-                size=size,
-                encoded=encoded,
-                seconds=checked_seconds(seconds, "what an item costs"),
-                seed=seed_of(seed),
-            )
-        )
 
     @property
     def length(self) -> Length:

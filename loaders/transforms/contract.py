@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -147,7 +147,11 @@ def fill_rows(
     if fill is not None:
         fill(record, rng, *rows)
         return
-    made = transform(record, rng)
+    write_rows(transform(record, rng), rows, "the transform", key=record.key)
+
+
+def write_rows(made: Any, rows: Sequence[Array], maker: str, *, key: str | None = None) -> None:
+    """Write an array, or a tuple of them, to ``rows``. Raises UsageError for arrays of another form."""
     arrays = made if isinstance(made, tuple) else (made,)
     is_as_declared = len(arrays) == len(rows) and all(
         np.shape(array) == row.shape and np.asarray(array).dtype == row.dtype
@@ -156,7 +160,7 @@ def fill_rows(
     if not is_as_declared:
         returned = ", ".join(f"{np.asarray(a).dtype}{list(np.shape(a))}" for a in arrays)
         declared = ", ".join(f"{row.dtype}{list(row.shape)}" for row in rows)
-        raise UsageError(f"the transform declares {declared} and returns {returned}", key=record.key)
+        raise UsageError(f"{maker} declares {declared} and returns {returned}", key=key)
     for array, row in zip(arrays, rows, strict=True):
         row[...] = array
 

@@ -97,7 +97,7 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
 def test_an_output_of_another_form_than_declared_says_both() -> None:
     with (
         numbers(3).map(lambda x: np.zeros(3), processes=1, outputs=IMAGE) as flow,
-        pytest.raises(UsageError, match=r"float64\[3\], where outputs declare float32\[4, 5\]"),
+        pytest.raises(UsageError, match=r"declares float32\[4, 5\] and returns float64\[3\]"),
     ):
         list(flow)
 

@@ -37,31 +37,23 @@ def plan(**options: Any) -> EpochPlan:
 STATE = Epoch(plan(), 0).state()
 FOREIGN = [
     ({"version": 2}, "version"),
-    ({"version": None}, "version"),
     ({"dataset": "sha256:abd"}, "another dataset"),
     ({"seed": 8}, "another seed"),
     ({"shuffle": None}, "another shuffle"),
     ({"shuffle": {"kind": "local", "window": 10}}, "another shuffle"),
-    ({"shuffle": "no"}, "another shuffle"),
     ({"epoch": -1}, "epoch"),
     ({"epoch": 1}, "another epoch"),
-    ({"epoch": "0"}, "epoch"),
     ({"epoch": 1 << 64}, "epoch"),
     ({"place": -1}, "place"),
     ({"place": RECORDS + 1}, "cannot continue"),
-    ({"place": 1.0}, "place"),
     ({"place": True}, "place"),
-    ({"place": [4]}, "place"),
     ({"rank": None}, "rank"),
     ({"world_size": "1"}, "world_size"),
     ({"receipt": None}, "receipt"),
-    ({"receipt": []}, "receipt"),
-    ({"receipt": {}}, "receipt"),
     ({"receipt": STATE["receipt"] | {"version": 9}}, "receipt"),
     ({"receipt": STATE["receipt"] | {"dataset": "sha256:abd"}}, "another epoch or dataset"),
     ({"receipt": STATE["receipt"] | {"epoch": 4}}, "another epoch or dataset"),
     ({"receipt": STATE["receipt"] | {"delivered": {"count": -4, "digest": "0" * 32}}}, "receipt"),
-    ({"receipt": STATE["receipt"] | {"delivered": {"count": 4, "digest": "x" * 32}}}, "receipt"),
 ]
 
 
