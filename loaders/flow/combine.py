@@ -24,7 +24,6 @@ BLOCK = 1024
 
 
 def words(bits: np.random.Philox) -> Iterator[int]:
-    """Yield the stream's 64-bit words."""
     while True:
         yield from bits.random_raw(BLOCK).tolist()
 
@@ -48,13 +47,11 @@ class Combined(Node):
         return all(node.never_change for node in self.nodes)
 
     def begun(self, now: PassContext) -> list[Iterator[Any]]:
-        """Begin a pass of each source."""
         return [node.run(now.of(self, n)) for n, node in enumerate(self.nodes)]
 
 
 @contextmanager
 def ended(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
-    """A context that ends all passes."""
     with ExitStack() as opened:
         for items in passes:
             opened.callback(end, items)

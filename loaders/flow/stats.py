@@ -75,7 +75,6 @@ class FlowStats(ShownStats):
 
     @classmethod
     def of(cls, meter: PassMeter, *, has_rows: bool) -> Self:
-        """Return what one pass has counted."""
         counts = {name: getattr(meter, name) for name in COUNTS[1:]}
         main = meter.main.read() if meter.items else GroupTimes("main", "main")
         groups = {MAIN: main} | {at: group.read() for at, group in list(meter.groups.items())}
@@ -201,7 +200,6 @@ class FlowMeter:
         self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
-        """Return a pass that is counted from now on."""
         begun = RunningPass(items, meter, has_rows=self._has_rows)
         total, known = self._passes
         running = [(drawn, of) for drawn, of in known if drawn() is not None]

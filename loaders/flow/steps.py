@@ -87,7 +87,6 @@ class Batch(Step):
         return self._made_of(now, items, (len(self._items_of(number)) for number in begun), begun.again)
 
     def _items_of(self, number: int) -> range:
-        """The numbers of the items in this batch; the last batch may have fewer."""
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
 
     def _made_of(
@@ -100,7 +99,6 @@ class Batch(Step):
 
     @property
     def _least(self) -> int:
-        """The least number of rows that make a batch."""
         return self.size if self.remainder == "drop" else 1
 
     def _finished(self, batch: Any) -> Any:

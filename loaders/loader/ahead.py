@@ -74,7 +74,6 @@ class StorageCounts:
         return self.waited - self.waited_first
 
     def since(self, before: StorageCounts) -> StorageCounts:
-        """Return the counts since ``before``."""
         counts = {
             name: count - getattr(before, name) for name, count in vars(self).items() if name != "shards"
         }
@@ -89,7 +88,6 @@ class LocalShards:
         return nullcontext(self)
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        """Yield the request."""
         yield request
 
     def held(self, shards: Iterable[int]) -> AbstractContextManager[object]:
@@ -98,7 +96,6 @@ class LocalShards:
 
     @property
     def counts(self) -> StorageCounts:
-        """Files downloaded, found in the cache, and waited for."""
         return StorageCounts()
 
     def close(self) -> None:
@@ -272,7 +269,6 @@ class EpochFeed(Owned):
             return True
 
     def _refuse_copied(self) -> None:
-        """Raise UsageError in a forked copy of the process, which has no threads that hold shards."""
         if not self.made_here:
             raise UsageError("this Loader belongs to the process that forked this one; make another")
 
@@ -306,7 +302,6 @@ class ShardFiles:
         self.total = int(self.sizes.sum())
 
     def of(self, shards: Iterable[int]) -> list[FileEntry]:
-        """Return the files of these shards, one shard after the other."""
         return [files[shard] for shard in shards for files in self._kinds]
 
 
@@ -354,7 +349,6 @@ class ShardFeed(LocalShards, Owned):
             )
 
     def _instead(self) -> str:
-        """Say which order needs fewer shards at once."""
         shuffle, records = self._plan.shuffle, sum(self._plan.shard_counts)
         if shuffle is None:
             return "smaller shards"
@@ -400,7 +394,6 @@ class ShardFeed(LocalShards, Owned):
                     self._dataset.close()
 
     def hold(self, shards: Iterable[int]) -> Future[FileHold]:
-        """Begin to hold shards."""
         return self._prefetcher.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
 
     def waited(self, seconds: float, *, is_first: bool) -> None:

@@ -120,7 +120,6 @@ class Subset:
 
     @cached_property
     def _counts(self) -> list[list[int]]:
-        """The number of these records in each block of each part."""
         counts = [block.records for block in self.dataset.blocks]
         bounds = np.cumsum([0, *counts])
         if self.chosen is not None:
@@ -131,14 +130,12 @@ class Subset:
 
     @cached_property
     def mean_image(self) -> float:
-        """The mean size of an encoded image, in bytes."""
         if self.chosen is None:
             return self.dataset.image_bytes / max(1, len(self))
         return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
 
     @cached_property
     def crop_ready(self) -> float:
-        """The share of the images that are crop-ready, 0..1."""
         if self.chosen is None:
             return self.dataset.crop_ready / max(1, len(self))
         flags = self.dataset.index["flags"][self.chosen]
@@ -251,7 +248,6 @@ def plan_of(
     world_size: int | None,
     drop_last: bool,
 ) -> EpochPlan:
-    """Return the plan of this process's epochs. Raises UsageError."""
     if not isinstance(shuffle, Shuffle | None):
         raise UsageError(f"shuffle must be LocalShuffle(n), GlobalShuffle() or None, not {shuffle!r}")
     rank, world_size = rank_and_world_size(rank, world_size)
@@ -325,7 +321,6 @@ def _fields(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
 
 
 def worker_count(workers: object) -> int:
-    """Return the number of worker processes. Raises UsageError."""
     if workers == "auto":
         return usable_cpus()
     if not isinstance(workers, SupportsIndex) or operator.index(workers) < 0:
@@ -334,12 +329,10 @@ def worker_count(workers: object) -> int:
 
 
 def described(item: Any) -> str:
-    """The key of an item that is given to a worker."""
     return str(item["key"], errors="replace")
 
 
 def located(item: Any) -> str:
-    """The key, number and shard of an item that is given to a worker."""
     return f"{described(item)} (record {item['number']}, shard {item['shard']})"
 
 
@@ -357,7 +350,6 @@ class WantedColumns(NamedTuple):
 
     @property
     def with_image(self) -> bool:
-        """Whether images are read."""
         return IMAGE in self.names
 
     @property
@@ -367,7 +359,6 @@ class WantedColumns(NamedTuple):
         return AsColumns(self.names, rows, tuple(field.name for field in self.fields if field.kind == "json"))
 
     def files_of(self, dataset: RecordSet) -> tuple[PartFiles, ...]:
-        """Return the files that are read of each part."""
         names = [field.name for field in self.fields]
         return tuple(part.files(dataset.label_space, names, self.boxes) for part in dataset.parts)
 

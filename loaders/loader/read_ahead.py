@@ -103,7 +103,6 @@ class ReadAhead(Owned):
             self._thread.start()
 
     def expect(self, numbers: Records) -> None:
-        """Note that the workers will soon read these records."""
         self._spans.put(self._stream.span(numbers))
 
     def close(self) -> None:

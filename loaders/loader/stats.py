@@ -94,7 +94,6 @@ class GroupTimes:
         return cls(name, "worker", width, seconds, starved, stats.blocked, filling, cpu, queued)
 
     def count(self, stage: str, seconds: float) -> None:
-        """Add the seconds of a stage that were measured elsewhere."""
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
@@ -113,12 +112,10 @@ class GroupTimes:
                 yield draw()  # in no variable: a batch that is held keeps its slot
 
     def restart(self) -> None:
-        """Set the counters of this thread to 0."""
         self.stages.update(dict.fromkeys(self.stages, 0.0))
         self.starved = self.blocked = 0.0
 
     def read(self) -> Self:
-        """Return the times until now."""
         return replace(self, stages=dict(self.stages))
 
     def plus(self, other: Self, sign: int = 1) -> Self:

@@ -260,7 +260,6 @@ class DeclaredResults:
     """The arrays that a transform declares."""
 
     def request(self, items: Items) -> BatchRequest:
-        """Return the request to an engine."""
         return BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
@@ -269,7 +268,7 @@ class DeclaredResults:
 
 
 class EncodedImages(DeclaredResults):
-    """A list of the encoded images, without a transform."""
+    """A list of the encoded images."""
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         return [list(batch.payloads.values())]
@@ -335,5 +334,4 @@ def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
 
 
 def without(skipped: Sequence[int], arrays: Iterable[Any]) -> list[Any]:
-    """Return the arrays without these rows."""
     return [np.delete(array, skipped, axis=0) if len(skipped) else array for array in arrays]

@@ -75,7 +75,6 @@ class EpochPlan:
             )
 
     def split(self, start: int) -> EpochSplit:
-        """Return this rank's batches of an epoch that continues at ``start``."""
         whole = RankSplit(self.places, self.batch_size, self.rank, self.world_size, self.drop_last, start)
         return EpochSplit(whole, self.shuffle.partitions if self.shuffle else 1)
 
@@ -215,11 +214,9 @@ class Epoch:
         return self.plan.delivered(self._order.batch(self._split.places(step)), self.number)
 
     def batches(self) -> Iterator[Records]:
-        """Yield the record numbers of each batch."""
         return map(self.batch, range(len(self)))
 
     def loaded(self, step: int, batch: Sequence[Any], delivered: Records, skipped: Records) -> LoadedStep:
-        """Return a step's batch with its record numbers."""
         if step < len(self) - 1:
             return LoadedStep(step, tuple(batch), delivered, skipped)
         omitted = self.plan.omitted_places(self.number)

@@ -139,7 +139,6 @@ class EpochOrder:
         return sum(map(len, self._parts))
 
     def __getitem__(self, places: slice) -> Records:
-        """Return the record numbers at adjacent places."""
         start, stop, _ = places.indices(len(self))
         numbers, partitions = np.empty(max(0, stop - start), np.int64), len(self._parts)
         for number in range(partitions):
@@ -153,7 +152,6 @@ class EpochOrder:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def each(self, places: Iterable[int]) -> Iterator[int]:
-        """Yield the record number at each of these places; see :meth:`DisplacedOrder.each`."""
         if len(self._parts) == 1:
             yield from self._parts[0].each(places)
             return

@@ -45,7 +45,6 @@ class Omission:
         return bits
 
     def kept(self, places: Records, epoch: int) -> Records:
-        """Return the places that have other records."""
         return places[~self.has(places, epoch)]
 
     def gaps(self, order: OrderedPart, epoch: int) -> Records:
@@ -88,7 +87,6 @@ class ClosedOrder:
         return place + int(np.searchsorted(self._places_before, place, side="right"))
 
     def __getitem__(self, places: slice) -> Records:
-        """Return the numbers at adjacent places."""
         start, stop, _ = places.indices(len(self))
         if start >= stop:
             return np.empty(0, np.int64)
@@ -97,5 +95,4 @@ class ClosedOrder:
         return np.delete(self._order[first:end], self._gaps[low:high] - first)
 
     def each(self, places: Iterable[int]) -> Iterator[int]:
-        """Yield the number at each of these places, which may be in any order."""
         return self._order.each(map(self._place, places))

@@ -154,7 +154,6 @@ class Partition:
 
     @property
     def records(self) -> int:
-        """The number of records."""
         return int(self.counts.sum())
 
     def order(self, window: int, *, seed: int, epoch: int) -> DisplacedOrder:

@@ -29,7 +29,6 @@ class ProcessRank(NamedTuple):
         return f"{self.said_by} says rank {self.rank} of {self.world_size}"
 
     def is_same(self, other: ProcessRank) -> bool:
-        """Whether both are the same rank of the same world."""
         return self[:2] == other[:2]
 
     def may_have_started(self, other: ProcessRank) -> bool:
@@ -139,7 +138,7 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
 
 
 def _tf_config(text: str) -> ProcessRank | None:
-    """Return the task's rank; None for an evaluator, and where there is no cluster."""
+    """None for an evaluator, and where there is no cluster."""
     try:
         config = json.loads(text)
         cluster = config.get("cluster") or {}
