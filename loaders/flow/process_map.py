@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -21,7 +20,7 @@ from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
-from shardprep.loaders.engine.dispatcher import BatchRequest
+from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
 from shardprep.loaders.engine.engine import Engine, EngineStats
 from shardprep.loaders.engine.messages import (
     ROW_COLUMNS,
@@ -42,7 +41,7 @@ from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
 from shardprep.loaders.transforms.contract import ArraySpec, write_rows
 
-# An item's position in the inputs, and its row.
+# An item's position in the inputs, and its row. Items of a size of 0 have no input: see InProcess.
 ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
 GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
 GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
@@ -61,7 +60,7 @@ class EngineMeter:
 
     @contextmanager
     def run(
-        self, engine: Engine, groups: ItemGroups, consumer: GroupTimes
+        self, engine: Engine, plans: Iterable[Plan], consumer: GroupTimes
     ) -> Iterator[Iterator[EngineBatch]]:
         """Run the engine within the context. Its waits count as those of the ``consumer``'s thread."""
         waited, self._current = engine.meter.waiting, (engine, engine.stats())
@@ -70,10 +69,10 @@ class EngineMeter:
             nonlocal waited
             before, waited = waited, engine.meter.waiting
             consumer.starved += waited - before
-            return groups.counted(batch)
+            return batch
 
         try:
-            with ending(engine.run(groups)) as batches:
+            with ending(engine.run(plans)) as batches:
                 yield map(counted, batches)
         finally:
             self._ended, self._current = self.read(), None
@@ -92,9 +91,9 @@ class EngineMeter:
 class ItemGroups:
     """The ``numbered`` items in groups of at most ``rows``, as requests of an engine.
 
-    Groups grow from ``least`` items to what is :meth:`counted` in ``seconds``. Once the form of the results
-    is ``known``, the workers write the rows of a batch. An exception of ``numbered`` is raised after the
-    group before it.
+    Groups grow from ``least`` items with the rate at which results are :meth:`counted`. Once the form of the
+    results is ``known``, the workers write the rows of a batch. An exception of ``numbered`` is raised after
+    the group before it.
     """
 
     def __init__(
@@ -106,13 +105,11 @@ class ItemGroups:
         least: int,
         never_change: bool,
         known: Kept | None = None,
-        seconds: float = GROUP_WORK_S,
     ) -> None:
         self._numbered = numbered
         self._pass = pass_number
         self._rows, self._least = rows, min(least, rows)
         self._known = known or Kept()
-        self._seconds = seconds
         self._never_change = never_change
         self._began = perf_counter()
         self._delivered = self._bytes = 0
@@ -171,7 +168,7 @@ class ItemGroups:
 
     def _size(self) -> int:
         """The size of the next group; sizes double, so that slots seldom change layout."""
-        worth = self._seconds / max(1e-9, perf_counter() - self._began)
+        worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
         wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
         size = self._least
         while size < self._rows and size * 2 <= wanted:
@@ -264,7 +261,8 @@ class MapWork:
         for row, (number_of_pass, number, at, size, place, *_) in enumerate(items.tolist()):
             began = got = fetched = perf_counter()
             try:
-                key = unpickled(inputs[at : at + size], copied=True)  # a second try sees the original
+                # copied: a second try sees the original
+                key = unpickled(inputs[at : at + size], copied=True) if size else (number_of_pass, at, number)
                 got = fetched = perf_counter()
                 value = item_of(key) if item_of else key
                 fetched = perf_counter()
@@ -385,7 +383,7 @@ class ProcessMap(Mapped):
             now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
             now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,
         ):
-            yield from batches
+            yield from map(groups.counted, batches)
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
         work = MapWork(
@@ -478,6 +476,16 @@ class _RunningPass(Owned):
 _runs = count()
 
 
+def _keys(pass_number: int, rows: int) -> Iterator[Items]:
+    """Yield the keys of items, which need no input: first of one, then of growing groups."""
+    run, first, size = next(_runs), 0, 1
+    while True:
+        items = np.zeros(size, ITEM)
+        items["pass"], items["at"], items["number"] = pass_number, run, range(first, first + size)
+        yield items
+        first, size = first + size, min(2 * size, rows)
+
+
 @dataclass(frozen=True)
 class InProcess(Step):
     """Runs ``source`` in a worker, at most max(``ahead``, PASS_SLOTS) ahead. See :meth:`.Flow.in_process`."""
@@ -491,15 +499,11 @@ class InProcess(Step):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         # one group more than slots: the consumer still draws from one while the others are made
-        rows, run = max(1, (self.ahead + 1) // (PASS_SLOTS + 1)), next(_runs)
-        keys = (((now.number, run, number), number) for number in count())
-        groups = ItemGroups(
-            keys, pass_number=now.number, rows=rows, least=1, never_change=True, seconds=math.inf
-        )
+        rows = max(1, (self.ahead + 1) // (PASS_SLOTS + 1))
         meter = EngineMeter(self.label, 1, {}, self.label)
         with (
             now.kept.borrowed(now.place(self), partial(self._engine, now, rows)) as engine,
-            now.meter.group(now.place(self), meter).run(engine, groups, now.here) as batches,
+            now.meter.group(now.place(self), meter).run(engine, _keys(now.number, rows), now.here) as batches,
         ):
             for batch in batches:
                 for row in range(len(batch.payloads)):
