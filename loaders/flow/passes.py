@@ -226,28 +226,23 @@ class Function:
         return str(getattr(self.call, "__qualname__", type(self.call).__qualname__))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _has_name(self):
-            return Function, (self.call,)
+        try:
+            _, of_main = dumps_noting_main(self.call)
+        except Exception as error:  # a lambda or closure; cloudpickle reports other reasons
+            if not can_dump_by_value():
+                raise UsageError(
+                    f"{self.name} cannot be sent to another process ({error}): {INSTALL_CLOUDPICKLE}, define it "
+                    "at the top level of a module, or use threads"
+                ) from error
+        else:
+            if not (of_main and can_dump_by_value()):
+                return Function, (self.call,)
         try:
             return _unpacked, (dumps_by_value(self.call),)
         except Exception as error:
             raise UsageError(
                 f"{self.name} cannot be sent to another process ({error}); what it refers to must be picklable"
             ) from error
-
-
-def _has_name(function: Function) -> bool:
-    """Whether another process can import the function by its name."""
-    try:
-        _, of_main = dumps_noting_main(function.call)
-    except Exception as error:  # a lambda or closure; cloudpickle reports other reasons
-        if not can_dump_by_value():
-            raise UsageError(
-                f"{function.name} cannot be sent to another process ({error}): {INSTALL_CLOUDPICKLE}, define it "
-                "at the top level of a module, or use threads"
-            ) from error
-        return False
-    return not (of_main and can_dump_by_value())
 
 
 def _unpacked(packed: bytes) -> Function:
