@@ -128,7 +128,7 @@ class Pipeline(FrameworkHint):
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
         """Measure how fast the flow delivers to a consumer that does nothing, for ``seconds`` seconds."""
-        return measure(self, seconds=seconds)
+        return measure(self, has_rows=makes_batches(self.node), seconds=seconds)
 
     def stats(self) -> FlowStats:
         """Return the counts and times of all passes since the flow was made, to be printed. Thread-safe.

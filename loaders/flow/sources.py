@@ -126,6 +126,12 @@ def _item(item: Any, number: int) -> Any:
     return item
 
 
+def _returned(function: Function, items: object) -> Iterable[Any]:
+    if not isinstance(items, Iterable):
+        raise UsageError(f"{function.name} returned a {type(items).__name__}, which has no items")
+    return items
+
+
 @dataclass(frozen=True)
 class FromCallable(Node):
     """The items of ``function()``, which is called for each pass."""
@@ -136,9 +142,7 @@ class FromCallable(Node):
     length = UNKNOWN
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        items = self.function()
-        if not isinstance(items, Iterable):
-            raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
+        items = _returned(self.function, self.function())
         last = now.kept.kept(now.place(self))  # to find one that is returned again, exhausted
         if items is last.value:
             raise UsageError(
@@ -316,7 +320,5 @@ class FromParts(Node):
         if isinstance(items, Part):
             yield from items.as_part(now, number)
             return
-        if not isinstance(items, Iterable):
-            raise UsageError(f"{self.function.name} returned a {type(items).__name__}, which has no items")
-        with ending(Passes(items).begin()) as begun:
+        with ending(Passes(_returned(self.function, items)).begin()) as begun:
             yield from begun

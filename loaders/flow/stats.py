@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from time import perf_counter
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -216,15 +216,6 @@ class FlowMeter:
         return reduce(FlowStats.plus, passes, total)
 
 
-class MeasurableFlow(Protocol):
-    """A flow: iterating it runs the next pass of its ``node``."""
-
-    @property
-    def node(self) -> Node: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 @dataclass(frozen=True)
 class FlowSpeed:
     """The speed of a flow: ``items`` items in ``seconds`` after the first item, over ``passes`` passes.
@@ -264,14 +255,13 @@ class FlowSpeed:
         )
 
 
-def measure(flow: MeasurableFlow, *, seconds: float) -> FlowSpeed:
+def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed:
     """Draw the flow's next passes, one after the other, for ``seconds`` after the first item.
 
-    At least one item is measured after the first. Raises UsageError for a pass without items, and the
-    exceptions of the flow.
+    At least one item is measured after the first. Raises UsageError for a pass without items.
     """
     seconds = checked_seconds(seconds, "how long a flow is measured")
-    has_rows, found = makes_batches(flow.node), Counter[str]()
+    found = Counter[str]()
 
     def drawn() -> Generator[Any, None, None]:
         while True:

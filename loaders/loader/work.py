@@ -38,19 +38,14 @@ from shardprep.loaders.transforms.contract import AsColumns, Transform, fill_row
 from shardprep.loaders.transforms.decode import decoding_seconds
 
 TIMED_OF = 8  # of so many reads of encoded images, one is timed
+ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index and of an Item
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
 
 
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
     place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
-    address = [
-        ("key", f"S{key_bytes}"),
-        ("label", "<i4"),
-        ("crc32c", "<u4"),
-        ("offset", "<u8"),
-        ("length", "<u4"),
-    ]
+    address = zip(ADDRESS, (f"S{key_bytes}", "<i4", "<u4", "<u8", "<u4"), strict=True)
     return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *address])
 
 
@@ -84,7 +79,7 @@ def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records |
     items["epoch"], items["number"] = epoch, numbers
     items["draw"] = numbers if draws is None else draws
     rows = index[numbers]
-    for column in ("shard", "ordinal", "key", "label", "crc32c", "offset", "length"):
+    for column in ("shard", "ordinal", *ADDRESS):
         items[column] = rows[column]
     items["crop_ready"] = rows["flags"] & ImageFlag.CROP_READY != 0
     return items
@@ -176,9 +171,7 @@ class _ShardWorkspace:
         One read of TIMED_OF is timed for all, because two clock readings take 1 % of one.
         """
         places = zip(*(items[name].tolist() for name in ("shard", "ordinal")), strict=True)
-        addresses = zip(
-            *(items[name].tolist() for name in ("key", "label", "crc32c", "offset", "length")), strict=True
-        )
+        addresses = zip(*(items[name].tolist() for name in ADDRESS), strict=True)
         rows = len(items)
         for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
             # one that cannot be opened is an error, also where records are skipped

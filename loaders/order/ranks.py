@@ -28,13 +28,6 @@ class ProcessRank(NamedTuple):
     def __str__(self) -> str:
         return f"{self.said_by} says rank {self.rank} of {self.world_size}"
 
-    def is_same(self, other: ProcessRank) -> bool:
-        return self[:2] == other[:2]
-
-    def may_have_started(self, other: ProcessRank) -> bool:
-        """Whether the other one may be a process that one of this rank has started."""
-        return other.world_size > self.world_size and other.world_size % self.world_size == 0
-
 
 def rank_and_world_size(
     rank: int | None = None,
@@ -49,15 +42,18 @@ def rank_and_world_size(
     if rank is not None or world_size is not None:
         return checked_rank("rank", rank, "world_size", world_size)[:2]
     if groups := process_groups():
-        others = groups[1:]
+        first, *others = groups
         with suppress(UsageError):  # a framework does not need a complete environment
             launched = launched_rank(environ)
-            if launched and not launched.may_have_started(groups[0]):
+            # a process of the launcher may have started several ranks
+            if launched and (
+                first.world_size % launched.world_size or first.world_size == launched.world_size
+            ):
                 others.append(launched)
         for other in others:
-            if not other.is_same(groups[0]):
-                raise UsageError(f"{groups[0]}, but {other}: give the Loader rank= and world_size=")
-        return groups[0][:2]
+            if other[:2] != first[:2]:
+                raise UsageError(f"{first}, but {other}: give the Loader rank= and world_size=")
+        return first[:2]
     launched = launched_rank(environ)
     return launched[:2] if launched else (0, 1)
 
@@ -66,7 +62,7 @@ def refuse_other_rank(rank: int, world_size: int) -> None:
     """Raise UsageError where a framework that was initialised in the meantime says another rank."""
     made_for = ProcessRank(rank, world_size, "the Loader, which was made before that,")
     for group in process_groups():
-        if not group.is_same(made_for):
+        if group[:2] != made_for[:2]:
             raise UsageError(
                 f"{group}, but {made_for}: make it after the framework is initialised (in Lightning, in "
                 "train_dataloader()), or give it rank= and world_size="
