@@ -112,10 +112,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 
 
 def verify_finished(output: Path, progress: Progress) -> None:
-    """Verify a dataset that was found finished, and remove a work folder that is left of it.
-
-    Raises DataError if it is damaged, OutputBusy, OSError.
-    """
+    """Verify a dataset that was found finished, and remove a work folder that is left of it."""
     progress.note(f"{output} is complete already; verifying it")
     report = verify_folder(output, level="full", progress=progress)
     report.raise_for_findings()
@@ -230,10 +227,7 @@ def column_entry(
     *,
     offsets: bool = True,
 ) -> ColumnEntry:
-    """Write the table of a column into the run's folder, of its parts in order; return the column.
-
-    Without ``offsets`` the table is that of format 1.0. Raises ManifestDamaged if the rows changed.
-    """
+    """Write the table of a column, of its parts in order, into the run's folder; return the column."""
     name, row, of_built = table_name(field.name), column_row(field, offsets=offsets), built_row(field)
     records = sum(part.records for part in built)
 

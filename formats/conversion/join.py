@@ -69,21 +69,14 @@ Built = tuple[BuiltColumn, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class JoinJob(DecodesNothing, PublishingJob):
-    """All that a worker needs to build columns of the shard that has these ``keys``. Picklable.
-
-    ``plan`` is the digest of the joined columns.
-    """
+    """All that a worker needs to build columns of the shard that has these ``keys``. Picklable."""
 
     keys: Keys
     columns: tuple[JoinedColumn, ...]
     plan: str
 
     def build(self) -> Built:
-        """Build, check and publish the columns, unless they are finished. Safe to kill and repeat.
-
-        Raises SourceDamaged for a value that its column cannot hold, and what reading the values and
-        publishing the files raises.
-        """
+        """Build, check and publish the columns, unless they are finished. Safe to kill and repeat."""
         built = self._finished()
         if built is None:
             built = tuple(build_column(self, each.field, self._values(each)) for each in self.columns)
@@ -123,10 +116,7 @@ class JoinJob(DecodesNothing, PublishingJob):
 def requested(
     columns: Mapping[str, str | os.PathLike[str]], manifest: Manifest, keys: Keys
 ) -> list[JoinedColumn]:
-    """Return the columns to join to the dataset with these keys, in order.
-
-    Raises UsageError for columns that cannot be, and what finding and matching their values raises.
-    """
+    """Return the columns to join to the dataset with these keys, in order. Raises UsageError, DataError."""
     if not columns:
         raise UsageError("name at least one column to join")
     choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
@@ -433,11 +423,7 @@ class FileValues:
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[int], bytes]]:
-        """Open the values for this process; the context's function returns one, by its number.
-
-        The function raises BadValue, DataError and OSError. Entering raises SourceDamaged if the values
-        changed since the join was planned.
-        """
+        """Open the values for this process; the context's function returns one, by its number."""
         with ArchiveFile(self.path, self.identity) as file:
             yield partial(self._value, file)
 
@@ -506,8 +492,7 @@ def _file_name(key: bytes) -> bytes:
 def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
     """Return the column of the dataset in ``folder``, or of its split of that name.
 
-    ``column`` is the name of one of its columns, empty for its images. Raises UsageError, SourceIncomplete,
-    and what reading a dataset raises.
+    ``column`` is the name of one of its columns, empty for its images.
     """
     folder = splits_of(folder).get(split, folder)
     manifest = read_manifest(folder)
@@ -524,10 +509,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
 
 @dataclass(frozen=True)
 class DatasetValues:
-    """The values at ``places``, which are numbers of records of the dataset in ``folder``.
-
-    The methods are those of :class:`FileValues`.
-    """
+    """The values of the records ``places`` of the dataset in ``folder``, as :class:`FileValues` has them."""
 
     folder: Path
     root: str
@@ -563,10 +545,7 @@ KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
 
 
 def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
-    """Return the column under ``header`` of a table with a column of keys; its kind may be guessed.
-
-    Raises SourceDamaged with the line of a row that cannot be used, SourceIncomplete, and UsageError.
-    """
+    """Return the column under ``header`` of a table with a column of keys; its kind may be guessed."""
     table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
     line = 1  # 0 between two rows
     with ArchiveFile(path) as file:

@@ -192,10 +192,7 @@ class PreparedSplit:
 
     @contextmanager
     def begun(self, *, shared: bool = False) -> Iterator[WorkFolder | None]:
-        """Lock the output and begin the work there, or go on; None if it is finished.
-
-        Raises OutputBusy; PlanMismatch if other work was begun there.
-        """
+        """Lock the output and begin the work there, or go on; None if it is finished."""
         if not self.is_finished:
             with WorkFolder(self.output, shared=shared) as work_folder:
                 if not self.is_finished:  # another run may have finished it since
@@ -211,12 +208,9 @@ class PreparedSplit:
         return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
 
     def bytes_to_write(self, shards: Iterable[PlannedShard]) -> int:
-        """Return the most bytes that the missing ones of these shards take, and the tables twice.
-
-        Their rows are in the work folder until the end.
-        """
+        """Return the most bytes that the missing ones of these shards take."""
         missing = (shard for shard in shards if not (self.output / shard.name).exists())
-        return self.most_bytes(()) + self.most_bytes(missing)
+        return self.most_bytes(()) + self.most_bytes(missing)  # rows are in the work folder until the end
 
     def check_output(self, folders: Iterable[Path], options: ConvertOptions, problems: Problems) -> None:
         """Add to ``problems`` why the split cannot be converted there; ``folders`` are the source's."""

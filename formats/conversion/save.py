@@ -272,10 +272,7 @@ def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator
 def _finished(
     work_folder: WorkFolder, prepared: PreparedSplit, coder: ItemCoder, built: list[BuiltShard]
 ) -> Manifest:
-    """Finish with what only all items show: the order of classes, the widest key, the largest label.
-
-    Raises BadItem for a key that occurs twice.
-    """
+    """Finish with what only all items show: the order of classes, the widest key, the largest label."""
     found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
     keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     for key in repeated_keys(keys):
@@ -481,10 +478,7 @@ class SequenceItems(NumberedItems):
 
 
 def numbered_items(samples: Any) -> NumberedItems | None:
-    """Return the items of ``samples`` by number, None for an iterable that has no numbers.
-
-    Raises UsageError for an object without items, and for one item in place of several.
-    """
+    """Return the items of ``samples`` by number, None for an iterable that has no numbers."""
     if isinstance(samples, NumberedItems):
         return samples
     if isinstance(samples, OffersNumbers):
@@ -522,10 +516,7 @@ class OpenedItems:
 def opened_items(
     samples: Iterable[Any] | NumberedItems, schema: GivenSchema | None, classes: Sequence[str] | None
 ) -> OpenedItems:
-    """Look at the first items. Raises UsageError for no items, or a schema or classes that do not fit them.
-
-    Raises BadItem for an item that differs from the others.
-    """
+    """Look at the first items. Raises UsageError for none, or a schema or classes that do not fit them."""
     if isinstance(samples, Dataset):
         schema = samples.schema if schema is None else schema
         classes = samples.classes if classes is None and samples.label_space == SPACES[0] else classes
@@ -630,10 +621,7 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 
 def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
-    """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``.
-
-    Raises BadItem, and what making an item raises.
-    """
+    """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``."""
     finished = trusted_commit(job)
     if finished is not None:
         return finished

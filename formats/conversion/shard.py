@@ -78,8 +78,7 @@ class PublishingJob:
     ) -> tuple[str, npt.NDArray[np.uint64]]:
         """Check the file ``built`` and publish it, or check the one there, which is not to be written.
 
-        ``crcs`` are the records' checksums. Return the file's SHA-256 and the records' offsets. Raises
-        CorruptRecord, OperationError for another SHA-256, OSError.
+        ``crcs`` are the records' checksums. Return the file's SHA-256 and the records' offsets.
         """
         final = self.output / name
         if not self.writes(name):
@@ -155,7 +154,7 @@ def build_column(
     """Publish the column's shard, unless its values are in a table, and its rows.
 
     ``values`` are the keys of the job's records, the encoded values, and the properties of the records'
-    images. Raises what :meth:`PublishingJob.published` raises.
+    images.
     """
     stored, others = list[StoredRecord](), list[bytes]()
     for key, value, image in values:
@@ -340,10 +339,7 @@ def row_dtype(key_bytes: int) -> np.dtype[np.void]:
 
 
 def build_shard(job: ShardJob) -> BuiltShard:
-    """Build, check and publish a shard, unless it is already finished. Safe to kill and repeat.
-
-    Raises BadImage (policy ``fail``), SourceDamaged, NoSpace, OSError.
-    """
+    """Build, check and publish a shard, unless it is already finished. Safe to kill and repeat."""
     finished = trusted_commit(job)
     if finished is not None:
         return finished
@@ -440,10 +436,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
 
 
 def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
-    """Read a sample of a source, and convert its image as the options ask.
-
-    Raises BadImage, BadValue, SourceDamaged, OperationError and OSError.
-    """
+    """Read a sample of a source, and convert its image as the options ask."""
     image, info, options = b"", NO_IMAGE, job.options
     if job.has_images:
         image = reader.read(entry)

@@ -42,10 +42,7 @@ from shardprep.formats.storage.transfer import RemoteDamaged, TransferRun
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
-    """Write a file if there is none of that name, and read it back; return whether this call wrote it.
-
-    Raises RemoteDamaged if it is not right after several writes, RemoteFailed.
-    """
+    """Write a file if there is none of that name, and read it back; return whether this call wrote it."""
     if not await remote.create(name, data):
         return False
     for _ in range(TRIES):
@@ -266,10 +263,7 @@ class StorePlace:
         return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
-        """Whether this work was begun there before.
-
-        Raises PlanMismatch for other work, and with ``needed`` also for none; RemoteFailed.
-        """
+        """Whether this work was begun there. Raises PlanMismatch for other work, or ``needed`` work."""
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
         if found != self.claim and (needed or found is not None):
             raise PlanMismatch(
@@ -327,9 +321,7 @@ class Upload:
         """Keep the file that is there if it is right; otherwise upload it, anew at most TRIES times.
 
         It is right if its ETag is the MD5 of the local file, whose SHA-256 is that in the manifest;
-        where an ETag is no MD5, it is read back, and has the SHA-256. Raises ShardDamaged for a local file
-        that is not the one in the manifest, RemoteDamaged if the stored one is never right, RemoteFailed,
-        OSError.
+        where an ETag is no MD5, it is read back, and has the SHA-256.
         """
         e_tags = await self._local_e_tags()
         self.is_kept = await self._is_right(e_tags)

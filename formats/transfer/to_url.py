@@ -141,10 +141,7 @@ def convert_to_url(
 def _converted(
     prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
 ) -> ConvertedTo:
-    """Convert a split, unless it is at the place already.
-
-    Raises PlanMismatch for a dataset of another plan there, RemoteDamaged.
-    """
+    """Convert a split, unless it is at the place already."""
     url, listing, has_labels = place.remote.place.url, prepared.listing, prepared.planned.has_labels
     if (found := loop.run(place.published())) is None:
         with WorkFolder(prepared.output) as work_folder:
@@ -195,8 +192,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
     """Build a shard if its files are not at the place, and bring them there. Safe to kill and repeat.
 
     A file is removed here when it is proven there, after a receipt of that. A shard of which the rows and the
-    receipts are here, and the files as these say there, is neither built nor uploaded again. Raises what
-    :func:`.build_shard` and :meth:`.Upload.run` raise.
+    receipts are here, and the files as these say there, is neither built nor uploaded again.
     """
     remote = RemoteFolder(place, policy, writable=True)
 

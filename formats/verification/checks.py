@@ -210,9 +210,7 @@ def changes_in(archive: Path, region: Region) -> list[Finding]:
 def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
     """Return the findings of a check in one of the ``children``, with the images that crash the decoder.
 
-    A process is used again only if it found nothing: a damaged file may leave a library in disorder. Raises
-    ChildDied if reading the records crashes, ChildLost if a process is killed or takes longer, and
-    OperationError if the system allows no further process.
+    A process is used again only if it found nothing: a damaged file may leave a library in disorder.
     """
 
     def result(call: Callable[..., CheckResult], *given: range) -> CheckResult:

@@ -94,10 +94,7 @@ class DatasetFiles:
         """Prepare :meth:`issue` for all of these files."""
 
     def issue(self, entry: FileEntry) -> str:
-        """Say what is wrong with a file that is not read, by its kind and size; empty if nothing.
-
-        Raises OSError.
-        """
+        """Say what is wrong with a file that is not read, by its kind and size; empty if nothing."""
         try:
             status = (self.folder / entry.name).lstat()
         except FileNotFoundError:
@@ -153,8 +150,7 @@ class SeenDataset:
     def called(self, name: str, size: int, call: Callable[[], CheckResult]) -> CheckResult:
         """Make a call that reads the file ``name`` of that size.
 
-        Raises OtherMachine, before that, unless this machine sees the same dataset and file, and has the same
-        versions. Raises what the call raises.
+        Raises OtherMachine unless this machine sees the same dataset and file, and has the same versions.
         """
         refuse_other_versions(self.versions, _versions(decode="OpenCV" in self.versions), "verification")
         if issue := self._issue(name, size):
@@ -206,11 +202,7 @@ def verify_folder(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check the dataset in a folder, as :func:`shardprep.formats.verify` does.
-
-    Raises UnknownVersion, UsageError, OSError if the manifest cannot be read, and OperationError if the
-    system allows no further thread; with an ``executor`` ExecutorFailed and OtherMachine.
-    """
+    """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
     check_level(level)
     path = user_path(dataset)
     if not path.exists():
@@ -328,10 +320,7 @@ class _Verification:
         return index, tables
 
     def _record_checks(self, index: Rows | None, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
-        """Return the check of each file with records, by the file's name.
-
-        ``index`` is the index, and ``tables`` those of the columns by name, as far as they are intact.
-        """
+        """Return the check of each file with records by its name, from the tables that are intact."""
         manifest, folder, decode = self.manifest, self.report.dataset, self.report.level == "decode"
         keys = None if index is None else np.ascontiguousarray(index["key"])
         regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
