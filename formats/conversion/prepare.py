@@ -110,7 +110,10 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
 
     ``work`` names this work in the error. Raises OSError for a place that cannot be written to.
     """
-    _check_writable(existing_folder(output))
+    parent = existing_folder(output)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number), str(parent))
     for folder in source_folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
@@ -123,13 +126,6 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
     # In this order: another part of the conversion may begin meanwhile, its work folder first.
     if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
         raise UsageError(f"is not empty, and is not {work} begun here; choose another output", path=output)
-
-
-def _check_writable(folder: Path) -> None:
-    if os.access(folder, os.W_OK | os.X_OK):
-        return
-    number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-    raise OSError(number, os.strerror(number), str(folder))
 
 
 MOST_NAMED = 5  # classes in one line
@@ -396,8 +392,11 @@ class Conversion:
         for one in prepared:
             one.check_output(source.folders, self.options, problems)
         with problems.collected():
-            begun = [one for one in prepared if not one.is_finished]
-            needed = {one.output: one.bytes_to_write(self._largest(one)) for one in begun}
+            needed = {}
+            for one in (each for each in prepared if not each.is_finished):
+                kept = len(one.shards) if self.kept_shards is None else self.kept_shards
+                largest = nlargest(kept, one.shards, key=lambda shard: shard.size)
+                needed[one.output] = one.bytes_to_write(largest)
             check_room(needed, alone=self.part is None)
         return prepared
 
@@ -409,12 +408,6 @@ class Conversion:
                 f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; add "
                 "--allow-partial to convert these"
             )
-
-    def _largest(self, one: PreparedSplit) -> Iterable[PlannedShard]:
-        """Return shards that take as much room as those of a split that lie in the output at a time."""
-        if self.kept_shards is None:
-            return one.shards
-        return nlargest(self.kept_shards, one.shards, key=lambda shard: shard.size)
 
 
 def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:

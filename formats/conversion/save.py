@@ -368,7 +368,10 @@ class ItemCoder:
                 return self._place_of[value]
             label = number_of(value, self.classes, least=UNLABELLED)
             return label if label == UNLABELLED else self._place_of[self.classes[label]]
-        label = UNLABELLED - 1 if isinstance(value, bool) else _index(value)
+        try:
+            label = UNLABELLED - 1 if isinstance(value, bool) else operator.index(value)
+        except TypeError as error:
+            raise refused(value, "a label, or with classes= the name of one") from error
         if not UNLABELLED <= label < MAX_LABELS:
             raise refused(value, f"a label, which is -1 to {MAX_LABELS - 1} (without classes=)")
         return label
@@ -398,13 +401,6 @@ def image_of(value: Any) -> bytes:
     except BadValue as error:
         advice = "an image must be the bytes of an encoded file; give pixels and other bytes another name"
         raise BadValue(f"{error.message} ({advice})") from error
-
-
-def _index(value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError as error:
-        raise refused(value, "a label, or with classes= the name of one") from error
 
 
 @contextmanager

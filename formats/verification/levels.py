@@ -258,8 +258,10 @@ class _Verification:
         if manifest.table(INDEX_NAME) is None:
             self._found(MANIFEST_NAME, f"does not list {INDEX_NAME}, which every dataset needs")
         self.files.look(manifest.files, level)
-        sound = [entry for entry in manifest.files if self._is_sound(entry)]
-        is_there = self._is_archive_sound()
+        sound = [
+            each for each in manifest.files if self._is_sound(each.name, partial(self.files.issue, each))
+        ]
+        is_there = manifest.archive is None or self._is_sound(ARCHIVE_NAME, self._archive_issue)
         with reading(".", self.report):
             self.files.check_others(self.report, manifest)
         if level == "quick":
@@ -279,25 +281,19 @@ class _Verification:
         self._check_promises(index, names)
         self._check_records([checks[entry.name] for entry in sound if entry.name in checks])
 
-    def _is_archive_sound(self) -> bool:
-        """Whether the archive that the images are in, if they are in one, is there and has its size."""
-        archive, issue = self.manifest.archive, "could not be checked"
-        if archive is None:
-            return True
-        with reading(ARCHIVE_NAME, self.report):
-            issue = archive.issue(self.report.dataset)
-            if issue:
-                link = self.report.dataset / ARCHIVE_NAME
-                self._found(ARCHIVE_NAME, f"{place_of(link)} {issue}; {advice_for(link)}")
-        return not issue
+    def _archive_issue(self) -> str:
+        """Say what is wrong with the archive that the images are in, by its size; empty if nothing."""
+        link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
+        issue = archive.issue(self.report.dataset) if archive else ""
+        return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
 
-    def _is_sound(self, entry: FileEntry) -> bool:
-        """Whether a file is there, regular, and of its size."""
+    def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:
+        """Whether a file has no issue; it is reported."""
         issue: str | None = None
-        with reading(entry.name, self.report):
-            issue = self.files.issue(entry)
+        with reading(name, self.report):
+            issue = issue_of()
         if issue:
-            self._found(entry.name, issue)
+            self._found(name, issue)
         return issue == ""
 
     def _found(self, name: str, problem: str) -> None:
