@@ -140,11 +140,7 @@ class _Pass(Iterator[Any]):
 
 
 class FrameworkHint:
-    """Base of iterables over batches.
-
-    Where Keras is imported, ``str`` names what ``model.fit`` takes: Keras accepts no other iterables than its
-    own, and its error quotes its argument.
-    """
+    """Base of iterables over batches. Once Keras is imported, ``str`` names what ``model.fit`` takes."""
 
     for_keras: ClassVar[str] = "shardprep.loaders.frameworks.tf_inputs() of it"
 

@@ -57,10 +57,9 @@ def anonymous_file() -> int:
 
 
 def available() -> int | None:
-    """Available bytes: the least of MemAvailable and the limits of this process's control groups.
+    """Available bytes: the least of MemAvailable and this process's control groups; None where unknown.
 
-    None where neither is known. A group's limit counts in full, without subtracting its use, because most of
-    that is page cache, which the kernel frees.
+    A group's limit counts in full: most of its use is page cache, which the kernel frees.
     """
     return min([*_meminfo("/proc/meminfo"), *_group_limits("/proc/self/cgroup")], default=None)
 
@@ -99,8 +98,8 @@ def _lines(path: Path) -> list[str]:
 class MemoryPool:
     """Function of a size that returns :func:`aligned` memory, reused if a piece of this size is idle.
 
-    The system gives new memory of a batch's size page by page, which takes as long as filling it. A piece is
-    idle again when it and every view of it are dropped, in any thread. Only one thread may call it.
+    New memory comes page by page, as slowly as it is filled. A piece is idle once every view of it is dropped, in
+    any thread. Only one thread may call it.
     """
 
     def __init__(self) -> None:

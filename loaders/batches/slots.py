@@ -61,11 +61,11 @@ class SlotField:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Layout of a slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
+    """A slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
 
-    ``spare`` bytes per row are for results of varying size; those that do not fit there are sent
-    through the worker's socket, which takes about six times as long. ``inputs`` bytes of each slot are for
-    what the workers are given beside their items. A ``sparse`` slot takes memory only where it was written.
+    ``spare`` bytes per row are for results of varying size, which otherwise go through the worker's socket, six
+    times as slowly; ``inputs`` bytes for what workers are given beside their items. A ``sparse`` slot takes memory
+    only where it was written.
     """
 
     rows: int
@@ -122,12 +122,11 @@ class SlotLayout:
 
 
 class SlotRing(Inheritable):
-    """``slots`` slots in one piece of anonymous shared memory.
+    """``slots`` slots in one piece of anonymous shared memory, mapped in full, or, if sparse, as it is used.
 
-    It is allocated and mapped in full at the start, or, if the layout is sparse, as it is used. It has no
-    name, so nothing is left however its processes end; it is picklable only to a child that is being started.
-    The memory is freed when :meth:`close` was called *and* the last array on it is dropped. Raises
-    OperationError where there is not enough memory.
+    Nothing is left however its processes end; it is picklable only to a child that is being started. The memory is
+    freed when :meth:`close` was called *and* the last array on it is dropped. Raises OperationError where there is
+    not enough.
     """
 
     _file = Descriptor(-1)
@@ -166,10 +165,9 @@ class SlotRing(Inheritable):
             piece.write(room[start : start + piece.size])
 
     def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
-        """Return a slot's bytes; the slot is returned when they and every view of them are dropped.
+        """Return a slot's bytes. When they and all views of them are dropped, the slot is in ``returned``.
 
-        Then the slot's number is appended to ``returned`` and ``on_return`` is called, in the thread that
-        drops the last view, possibly in a garbage collection: it must not take a lock.
+        ``on_return`` is called then, perhaps in a garbage collection: it must not take a lock.
         """
         memory = self.memory(slot)
         weakref.finalize(memory, self._take_back, slot, on_return).atexit = False

@@ -40,10 +40,10 @@ from shardprep.loaders.engine.worker import SentWork, main as work_on
 
 @dataclass
 class Worker(Owned):
-    """The engine's side of a worker: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
+    """A worker: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
 
-    ``place`` is its lease and row when the dispatcher last checked, unchanged since ``since``
-    (``monotonic``); ``reported`` once a warning has named it.
+    ``place`` is its lease and row, unchanged since ``since`` (``monotonic``), and named in a warning once
+    ``reported``.
     """
 
     index: int
@@ -73,9 +73,8 @@ SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 class Bell(Owned):
     """A pipe that wakes a thread that waits for it in a selector.
 
-    It may be rung in any thread and in a garbage collection: ringing takes no lock, never waits, and does
-    nothing in a forked copy of the process. It has no close: an object that may still ring it keeps it open,
-    so that no byte goes to a reused descriptor number.
+    Ringing takes no lock, never waits, and does nothing in a forked copy of the process, so any thread may ring,
+    also in a garbage collection. Whoever may ring keeps it open: no byte goes to a reused descriptor number.
     """
 
     def __init__(self) -> None:
@@ -113,9 +112,8 @@ _ADVICE = (
 class BatchRequest:
     """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
 
-    ``written`` are the rows that the workers write in the input area instead of the fields of the slot's
-    layout. ``filled`` is called in any thread when the workers have ended with the batch, unless its run ends
-    before that.
+    ``written`` are rows in the input area that the workers write instead of the layout's fields. ``filled`` is
+    called in any thread when the workers have ended with the batch, unless its run ends before that.
     """
 
     items: Items
@@ -203,9 +201,8 @@ class BatchPlans:
 class EngineRun:
     """The queues of a run: plans to the dispatcher, results to the consumer, in order, without locks.
 
-    A result is a batch and the memory that it lies in, whose slot is free again when that is dropped; a batch
-    with a failure has none, and its slot is free already. None as a result means that no more follow: the run
-    was stopped, or the dispatcher has ended.
+    A result is a batch and its memory, whose slot is free again when that is dropped; a batch with a failure has
+    none. None means that no more follow: the run was stopped, or the dispatcher has ended.
     """
 
     number: int
@@ -231,11 +228,9 @@ WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is kille
 class Dispatcher(Owned):
     """Owner of the workers and of the thread that serves them.
 
-    Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so
-    that the engine's garbage collection can end it.
-
-    A worker's process imports the main module only if the work refers to it: a training script would load its
-    framework again (1.5 s and 500 MB for TensorFlow), and run again without ``if __name__ == "__main__"``.
+    Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so that
+    the engine's garbage collection can end it. A worker imports the main module only if the work refers to it:
+    a training script would load its framework, and run again without ``if __name__ == "__main__"``.
     """
 
     def __init__(
@@ -325,10 +320,7 @@ class Dispatcher(Owned):
             self._leases.release(self.ring.returned.popleft())
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:
-        """Handle a worker's messages, also the last ones of a worker that has exited.
-
-        Its channel may outlive it.
-        """
+        """Handle a worker's messages, also the last of one that has exited: its channel may outlive it."""
         if self._workers.get(worker.index) is not worker:  # it was replaced
             return
         for message in worker.process.channel.arrived():
@@ -501,10 +493,9 @@ _CRASHES = frozenset(number.name for number in CRASHES)
 
 @dataclass(frozen=True)
 class CrashPolicy:
-    """Policy for a row at which MAX_ROW_FAILURES workers ended.
+    """Whether a row at which MAX_ROW_FAILURES workers ended is left out (``skip``), if each of them crashed.
 
-    The row is an error; with ``skip`` it is left out if each of them crashed. A crash is an end by a signal
-    that a fault in code raises, such as SIGSEGV. ``doing`` says what crashed.
+    Otherwise it is an error. A crash is an end by a signal that a fault in code raises; ``doing`` says of what.
     """
 
     doing: str = "the work on it"

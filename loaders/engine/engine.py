@@ -227,27 +227,14 @@ class Engine(Owned, AbstractContextManager["Engine"]):
     """Workers that fill batches of ``work``, of the form ``layout``, in shared slots.
 
     After a close, when the engine is dropped, or when this process ends or is killed, no process, file or
-    memory is left. One thread at a time may run it, any thread may close it; a forked copy does nothing.
+    memory is left. One thread at a time may run it, any thread may close it; a forked copy does nothing. The
+    first batch raises what opening the work raises.
 
-    Args:
-        work: The work; the first batch raises what opening it raises.
-        layout: Form of the batches.
-        workers: Number of processes that fill batches; with 0 the calling thread does.
-        slots: Number of slots.
-        chunk: Most rows of a lease.
-        deadline: Seconds one row may take before its worker is killed; None is no limit, and a row of more
-            than SLOW_ROW_S is then only named in a :class:`.SlowRecord` warning.
-        start_timeout: Seconds a worker may take to open the work; None is 120, or, with a deadline, that but
-            at least 30.
-        ordered: Whether batches come in the order of the plans, or as they are finished.
-        describe: Names an item in errors.
-        locate: Names an item in the warning of a slow row; None is ``describe``.
-        crashes: Whether a row that crashes its workers is an error.
-        owner: The object that errors name.
-
-    Raises:
-        OperationError: There is too little memory, or no room for a process or thread.
-        UsageError: The work cannot be pickled.
+    A lease has at most ``chunk`` rows. The worker of a row that takes longer than ``deadline`` seconds is
+    killed; without one, a row of more than SLOW_ROW_S is named in a :class:`.SlowRecord` warning, by ``locate``.
+    Opening the work may take ``start_timeout`` seconds: 120, or, with a deadline, that but at least 30.
+    ``describe`` names an item in errors, ``owner`` this object. Raises OperationError where there is too little
+    memory, or no room for a process or thread; UsageError for work that cannot be pickled.
     """
 
     def __init__(

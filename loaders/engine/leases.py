@@ -84,10 +84,10 @@ class Leases:
         self._ordered = ordered
         self._reason_to_skip = reason_to_skip
         self._chunk = chunk
-        self._free = deque(range(slots))
+        self._slots = slots
+        self._occupied: set[int] = set()  # by a batch that is in progress, or that its receiver holds
         self._held: list[dict[int, Lease]] = [{} for _ in range(workers)]
         self._ids = itertools.count(1)
-        self._abandoned: set[int] = set()
         self._forget()
 
     def _forget(self) -> None:
@@ -99,12 +99,9 @@ class Leases:
 
     def begin(self, run: int) -> None:
         """Abandon every batch of the run before. Its slots become free as its leases return."""
-        slots = [batch.slot for batch in self._batches.values()]
+        self._occupied.difference_update(batch.slot for batch in self._batches.values())
         self._forget()
         self.run = run
-        self._abandoned.update(slots)
-        for slot in slots:
-            self._free_if_abandoned(slot)
 
     @property
     def wants_batch(self) -> bool:
@@ -117,7 +114,12 @@ class Leases:
 
     @property
     def has_slot(self) -> bool:
-        return bool(self._free)
+        return bool(self._free_slots())
+
+    def _free_slots(self) -> list[int]:
+        """The slots that no batch occupies, and no worker writes to for one that was abandoned."""
+        written = {lease.slot for held in self._held for lease in held.values()}
+        return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
     def open(
         self,
@@ -126,7 +128,8 @@ class Leases:
         filled: Callable[[], object] | None = None,
     ) -> int:
         """Start the next batch on a free slot and return the slot; :meth:`take` gives out its leases."""
-        batch = LeasedBatch(self._opened, self._free.popleft(), items, len(items), written, filled)
+        batch = LeasedBatch(self._opened, self._free_slots()[0], items, len(items), written, filled)
+        self._occupied.add(batch.slot)
         self._opened += 1
         self._batches[batch.number] = batch
         share = -(-len(items) // len(self._held))  # of a worker, or half: a fast worker can take a third
@@ -159,21 +162,20 @@ class Leases:
 
     def finish(self, worker: int, lease_id: int, message: memoryview) -> None:
         """Note that the worker has written the lease's rows; ``message`` holds their outcomes."""
-        lease = self._give_back(worker, lease_id)
+        lease = self._held[worker].pop(lease_id)
         if batch := self._batch_of(lease):
             batch.outcomes.append(LeaseOutcomes(lease.first, len(lease.items), message))
             batch.missing -= len(lease.items)
 
     def fail(self, worker: int, lease_id: int, row: int, error: bytes) -> None:
         """Note that a row of the worker's lease raised ``error``."""
-        lease = self._give_back(worker, lease_id)
+        lease = self._held[worker].pop(lease_id)
         self._fail(lease, RowFailure(_row_of_batch(lease, row), error=error))
 
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
         """Reassign the leases of a worker that has ended at ``row`` of the lease, or at none it holds."""
         lost = list(self._held[worker].values())
-        for lease in lost:
-            self._give_back(worker, lease.id)
+        self._held[worker].clear()
         self._waiting.extendleft(lease for lease in reversed(lost) if self._batch_of(lease))
         for lease in lost:
             if lease.id == lease_id and self._batch_of(lease):
@@ -190,8 +192,7 @@ class Leases:
 
     def release(self, slot: int) -> None:
         """Free the slot of a delivered batch, which its receiver has dropped or never took."""
-        self._abandoned.add(slot)
-        self._free_if_abandoned(slot)
+        self._occupied.discard(slot)
 
     def _count_failure(self, lease: Lease, row: int, cause: str) -> None:
         row = _row_of_batch(lease, row)
@@ -225,17 +226,6 @@ class Leases:
 
     def _batch_of(self, lease: Lease) -> LeasedBatch | None:
         return self._batches.get(lease.batch) if lease.run == self.run else None
-
-    def _give_back(self, worker: int, lease_id: int) -> Lease:
-        lease = self._held[worker].pop(lease_id)
-        self._free_if_abandoned(lease.slot)
-        return lease
-
-    def _free_if_abandoned(self, slot: int) -> None:
-        written = any(lease.slot == slot for held in self._held for lease in held.values())
-        if slot in self._abandoned and not written:
-            self._abandoned.remove(slot)
-            self._free.append(slot)
 
 
 def _row_of_batch(lease: Lease, row: int) -> int:

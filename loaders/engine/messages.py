@@ -227,9 +227,9 @@ class WorkFailed(OperationError):
 
 
 def pack(error: BaseException) -> bytes:
-    """Pack the exception and its traceback as text; only the text where the exception cannot be pickled.
+    """Pack the exception and its traceback as text; only the text of one that cannot be pickled.
 
-    The same for an exit or an interruption: raised again, it would silently end the process that trains.
+    Also of an exit or interruption: raised again, it would silently end the process that trains.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
     if not isinstance(error, Exception):
@@ -252,10 +252,7 @@ def unpack(data: bytes, where: str) -> BaseException:
 
 
 def reported(kind: type[Reported], what: str, report: str) -> Reported:
-    """Return an error of ``kind`` with the exception that a report, such as a traceback, names last.
-
-    A note has the whole report.
-    """
+    """Return an error with the exception that a report names last; a note has the whole report."""
     lines = report.splitlines() or [""]
     error = kind(f"{what}: {next(filter(_EXCEPTION.match, reversed(lines)), lines[-1])}")
     error.add_note(report)
@@ -321,10 +318,9 @@ SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a CPU, and runnable 
 class StatusTable(Inheritable):
     """Columns with one cell per worker. Picklable to a child that is being started.
 
-    The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest:
-    ``lease`` and ``row`` are what it was at when it died; ``filling`` and ``waiting`` are the seconds of all
-    workers that had this number, ``clock`` those of each stage of the work, ``cpu`` what a :class:`CpuClock`
-    reads while filling.
+    The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest: the
+    ``lease`` and ``row`` that it is at, and seconds, also of those that had its number before: ``filling``,
+    ``waiting``, the ``clock`` of each stage of the work, and ``cpu`` of a :class:`CpuClock` while filling.
     """
 
     def __init__(self, ring: SlotRing) -> None:
@@ -381,11 +377,10 @@ class CpuClock(Owned):
 class EngineBatch:
     """The ``number``-th batch of a run: its ``items`` as they were planned, and their outcomes.
 
-    Each array of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not
-    change while a view of it is held. ``skipped`` maps rows that were left out to the reason; their contents
-    are undefined. ``payloads`` maps rows to their results beside the arrays: memoryviews and arrays
-    lie in the same memory, and keep it. Both dictionaries are in the order of rows. ``form`` is that of the
-    results which the workers wrote to ``arrays`` of their own.
+    Each of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not change
+    while a view of it is held. ``skipped`` maps rows that were left out to the reason, ``payloads`` rows to
+    results beside the arrays: memoryviews and arrays that keep the same memory. Both are in the order of rows.
+    ``form`` is that of the results which the workers wrote to ``arrays`` of their own.
     """
 
     number: int

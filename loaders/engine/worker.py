@@ -42,9 +42,8 @@ UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other
 class SentWork(Inheritable):
     """A pickle of the work in an anonymous file; itself picklable only to a child that is being started.
 
-    It does not go through the pipe that multiprocessing prepares a child with: that holds 64 KiB, and a
-    start with more waits endlessly for a child that is stopped or has died. ``main`` is the location of the
-    main module, if the work refers to it.
+    The pipe that multiprocessing prepares a child with holds 64 KiB: a start with more waits endlessly for a
+    child that is stopped or has died. ``main`` is the location of the main module, if the work refers to it.
     """
 
     def __init__(self, work: RowTask) -> None:

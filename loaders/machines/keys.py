@@ -233,10 +233,9 @@ class PlaintextWire(UserWarning):
 def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, insecure: bool = False) -> None:
     """Check that other machines, and where possible other users, do not reach an endpoint without keys.
 
-    Without keys, ``tcp://`` must be on a loopback address (which other users of this machine do reach), and
-    ``ipc://`` in a folder that only this user can write to. Raises UsageError for anything else, or warns
-    with PlaintextWire where ``insecure``. Abstract ``ipc://@NAME``, which has no permissions, is always
-    refused.
+    Without keys, ``tcp://`` must be on loopback, and ``ipc://`` in a folder that only this user can write to.
+    Raises UsageError for others, or warns with PlaintextWire where ``insecure``; ``ipc://@NAME``, which has no
+    permissions, is always refused.
     """
     check_form(endpoint)
     kind, _, place = endpoint.partition("://")
@@ -375,10 +374,7 @@ class ReceiverAuth(Owned):
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _answer(self, handler: zmq.Socket[bytes]) -> None:
-        """Authenticate peers in a thread, until the context is terminated.
-
-        If the thread died, every further peer would be refused: libzmq does so with ZAP_ENFORCE_DOMAIN.
-        """
+        """Authenticate peers until the context is terminated. If this dies, libzmq refuses every further peer."""
         try:
             while True:
                 _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()
@@ -410,10 +406,9 @@ CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
 def mechanism_of(endpoint: str) -> str:
-    """Return the mechanism of the receiver: ``"CURVE"`` with keys, ``"NULL"`` without.
+    """Return the mechanism of the receiver: "CURVE" with keys, "NULL" without, "" where no greeting arrives.
 
-    Returns "" where no ZeroMQ greeting arrives within some seconds. Sends no mechanism: a receiver with
-    another one would close the connection, perhaps before its own greeting.
+    Sends none: a receiver with another one would close the connection, perhaps before its own greeting.
     """
     greeting, (kind, _, place) = b"", endpoint.partition("://")
     is_tcp = kind == "tcp"

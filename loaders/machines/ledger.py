@@ -17,12 +17,11 @@ SLOW_GROWTH = 16  # steps that arrive in time for each one that a window grows, 
 
 
 class SenderWindow:
-    """``steps`` in the sender's order, each with the number of its lease.
+    """The ``steps`` that are leased to a sender, in its order, each with the number of its lease.
 
-    A window has a size, at most ``wants``, as in TCP's congestion control. It grows by one step for each step
-    that arrives. Where other senders have nothing to do because of this one, it is halved, and from then on
-    grows by one step for every SLOW_GROWTH steps that arrive. This needs no clock, and where all senders wait
-    for the consumer, no window is halved.
+    A window has a size, at most ``wants``, as in TCP's congestion control: it grows by one for each step that
+    arrives, is halved where other senders wait because of this one, and then grows by one for every SLOW_GROWTH
+    steps. This needs no clock, and where all senders wait for the consumer, no window is halved.
     """
 
     def __init__(self, wants: int, last_arrival: float) -> None:
@@ -52,10 +51,8 @@ T = TypeVar("T")
 
 @dataclass
 class Part:
-    """A part of a pass: the peer that makes it, and its steps that are not assigned.
-
-    ``first`` is the first step that was never assigned, ``again`` a heap of others. ``end`` is the step after
-    the last one; None while it is unknown.
+    """A part of a pass: its owner, the first step that was never assigned, a heap of others that are not
+    (``again``), and the step after its last one, where known.
     """
 
     first: int
@@ -65,14 +62,12 @@ class Part:
 
 
 class Steps(Generic[T]):
-    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken`` before.
+    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken``; the total may be unknown, None.
 
-    ``total`` is None while it is unknown. Items are taken in the order of the steps, or, unless ``ordered``,
-    in the order of arrival. Each step is taken once, however often it arrives. Not thread-safe.
-
-    Step n belongs to part n % ``parts``. A single part is of all peers. Of several, which end one by one,
-    each has one peer: a peer gets steps of the parts that it has, then of one that no peer has; a peer
-    without either takes a part from the peer with the most, if that has two more than itself.
+    Items are taken in the order of the steps or, unless ``ordered``, of arrival; each once, however often it
+    arrives. Step n is of part n % ``parts``. A single part is of all peers; of several, which end one by one, each
+    has one peer: a peer gets steps of its own parts, then of one without a peer, then of one that it takes from
+    the peer with the most, if that has two more than itself. Not thread-safe.
     """
 
     def __init__(
@@ -249,13 +244,11 @@ class Arrival(Enum):
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
-    No step is leased that is further from the one due than ``ahead`` times the number of peers, so no more
-    items than that wait. A peer makes the steps of its leases in order; a step that it skips is leased again.
-    So are the steps of a peer that leaves, and of one that holds a lease and sends nothing for
-    ``lease_seconds``; it is suspended until it sends something, and a step that still arrives is used where
-    it is missing. A peer that the others wait for gets fewer steps at a time (:class:`.SenderWindow`). Where
-    steps cannot be made in any order (``in_any_order``), one peer has all leases until it leaves or is
-    suspended. The callers pass the time in seconds as ``now``. Not thread-safe.
+    No step is leased that is further from the one due than ``ahead`` times the number of peers. A peer makes the
+    steps of its leases in order; one that it skips is leased again. So are those of a peer that leaves, and of one
+    that sends nothing for ``lease_seconds``: it is suspended until it does, and a step that still arrives is used
+    where it is missing. A peer that others wait for gets fewer at a time (:class:`.SenderWindow`). Unless steps can
+    be made ``in_any_order``, one peer has all leases. Times are in seconds, given as ``now``. Not thread-safe.
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:

@@ -119,10 +119,7 @@ def _check_free(endpoint: str) -> None:
 
 
 def _bytes_received(number: int) -> tuple[int, int]:
-    """The bytes that the kernel has received over a connection, and those of them that were not read.
-
-    Both are 0 where it does not tell.
-    """
+    """Return the bytes that the kernel received over a connection, and the unread ones; 0 where it does not tell."""
     try:
         with _same_connection(number) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
@@ -290,10 +287,7 @@ class FrameSocket(Owned):
         return message
 
     def fetch(self) -> None:
-        """Move the messages that have arrived out of libzmq's queues, for :meth:`receive`.
-
-        A peer that has sent too many is disconnected, and all its messages are dropped.
-        """
+        """Move arrived messages out of libzmq's queues, and disconnect peers that have sent too many."""
         self._end_endless()
         for _ in range(FETCHED_AT_ONCE):
             if (message := self._next()) is None:
@@ -382,8 +376,8 @@ class FrameSocket(Owned):
     def send_tracked(self, parts: Sequence[Any]) -> zmq.MessageTracker:
         """Send without copying large parts; the tracker is done when their memory may be used again.
 
-        Small parts are copied, and are done at once. Every TRACKED_EVERY-th message is tracked whatever its
-        size, so that few wait for a peer that does not read. Raises zmq.Again where there is no peer.
+        Small parts are copied, and done at once; of every TRACKED_EVERY-th message they are not, so that few wait for
+        a peer that does not read. Raises zmq.Again where there is no peer.
         """
         *before, last = parts  # send_multipart would track only the last one
         more = zmq.NOBLOCK | zmq.SNDMORE
@@ -428,9 +422,8 @@ ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 class ExclusiveUse(Owned):
     """A guard that calls ``release`` once: in :meth:`close`, or at the end of the use under way.
 
-    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While
-    there is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S; it must be quick. ``name``
-    is the name of the resource in errors.
+    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While there
+    is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S. ``name`` is the resource in errors.
     """
 
     def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:

@@ -34,12 +34,11 @@ Facts = dict[str, str]
 
 @dataclass(frozen=True)
 class SourceTerms:
-    """``facts`` are the values that determine the batches, by name.
+    """What determines the batches of a source; equal by value.
 
-    ``steps`` is the number of steps of a pass, ``records`` that of the records in a whole pass; both may be
-    UNKNOWN. Where ``picks`` is true, steps can be made in any order, and their number is known. Where there
-    are more ``parts`` than one, step n is of part n % ``parts``, and the steps of a part are made in order.
-    Equal by value.
+    ``facts`` are values by name. ``steps`` of a pass and ``records`` of a whole one may be UNKNOWN. Where it
+    ``picks``, steps can be made in any order, and their number is known. Of several ``parts``, step n is of part
+    n % ``parts``, and the steps of a part are made in order.
     """
 
     facts: Facts
