@@ -98,8 +98,8 @@ def _lines(path: Path) -> list[str]:
 class MemoryPool:
     """Function of a size that returns :func:`aligned` memory, reused if a piece of this size is idle.
 
-    New memory comes page by page, as slowly as it is filled. A piece is idle once every view of it is dropped, in
-    any thread. Only one thread may call it.
+    New memory comes page by page, as slowly as it is filled. A piece is idle once every view of it is
+    dropped, in any thread. Only one thread may call it.
     """
 
     def __init__(self) -> None:

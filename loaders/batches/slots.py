@@ -63,9 +63,9 @@ class SlotField:
 class SlotLayout:
     """A slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
 
-    ``spare`` bytes per row are for results of varying size, which otherwise go through the worker's socket, six
-    times as slowly; ``inputs`` bytes for what workers are given beside their items. A ``sparse`` slot takes memory
-    only where it was written.
+    ``spare`` bytes per row are for results of varying size, which otherwise go through the worker's socket,
+    six times as slowly; ``inputs`` bytes for what workers are given beside their items. A ``sparse`` slot
+    takes memory only where it was written.
     """
 
     rows: int
@@ -124,9 +124,9 @@ class SlotLayout:
 class SlotRing(Inheritable):
     """``slots`` slots in one piece of anonymous shared memory, mapped in full, or, if sparse, as it is used.
 
-    Nothing is left however its processes end; it is picklable only to a child that is being started. The memory is
-    freed when :meth:`close` was called *and* the last array on it is dropped. Raises OperationError where there is
-    not enough.
+    Nothing is left however its processes end; it is picklable only to a child that is being started. The
+    memory is freed when :meth:`close` was called *and* the last array on it is dropped. Raises OperationError
+    where there is not enough.
     """
 
     _file = Descriptor(-1)

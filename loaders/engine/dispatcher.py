@@ -73,8 +73,9 @@ SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 class Bell(Owned):
     """A pipe that wakes a thread that waits for it in a selector.
 
-    Ringing takes no lock, never waits, and does nothing in a forked copy of the process, so any thread may ring,
-    also in a garbage collection. Whoever may ring keeps it open: no byte goes to a reused descriptor number.
+    Ringing takes no lock, never waits, and does nothing in a forked copy of the process, so any thread may
+    ring, also in a garbage collection. Whoever may ring keeps it open: no byte goes to a reused descriptor
+    number.
     """
 
     def __init__(self) -> None:
@@ -112,8 +113,8 @@ _ADVICE = (
 class BatchRequest:
     """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
 
-    ``written`` are rows in the input area that the workers write instead of the layout's fields. ``filled`` is
-    called in any thread when the workers have ended with the batch, unless its run ends before that.
+    ``written`` are rows in the input area that the workers write instead of the layout's fields. ``filled``
+    is called in any thread when the workers have ended with the batch, unless its run ends before that.
     """
 
     items: Items
@@ -201,8 +202,8 @@ class BatchPlans:
 class EngineRun:
     """The queues of a run: plans to the dispatcher, results to the consumer, in order, without locks.
 
-    A result is a batch and its memory, whose slot is free again when that is dropped; a batch with a failure has
-    none. None means that no more follow: the run was stopped, or the dispatcher has ended.
+    A result is a batch and its memory, whose slot is free again when that is dropped; a batch with a failure
+    has none. None means that no more follow: the run was stopped, or the dispatcher has ended.
     """
 
     number: int
@@ -228,9 +229,9 @@ WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is kille
 class Dispatcher(Owned):
     """Owner of the workers and of the thread that serves them.
 
-    Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so that
-    the engine's garbage collection can end it. A worker imports the main module only if the work refers to it:
-    a training script would load its framework, and run again without ``if __name__ == "__main__"``.
+    Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so
+    that the engine's garbage collection can end it. A worker imports the main module only if the work refers
+    to it: a training script would load its framework, and run again without ``if __name__ == "__main__"``.
     """
 
     def __init__(
@@ -495,7 +496,8 @@ _CRASHES = frozenset(number.name for number in CRASHES)
 class CrashPolicy:
     """Whether a row at which MAX_ROW_FAILURES workers ended is left out (``skip``), if each of them crashed.
 
-    Otherwise it is an error. A crash is an end by a signal that a fault in code raises; ``doing`` says of what.
+    Otherwise it is an error. A crash is an end by a signal that a fault in code raises; ``doing`` says of
+    what.
     """
 
     doing: str = "the work on it"

@@ -231,10 +231,10 @@ class Engine(Owned, AbstractContextManager["Engine"]):
     first batch raises what opening the work raises.
 
     A lease has at most ``chunk`` rows. The worker of a row that takes longer than ``deadline`` seconds is
-    killed; without one, a row of more than SLOW_ROW_S is named in a :class:`.SlowRecord` warning, by ``locate``.
-    Opening the work may take ``start_timeout`` seconds: 120, or, with a deadline, that but at least 30.
-    ``describe`` names an item in errors, ``owner`` this object. Raises OperationError where there is too little
-    memory, or no room for a process or thread; UsageError for work that cannot be pickled.
+    killed; without one, a row of more than SLOW_ROW_S is named in a :class:`.SlowRecord` warning, by
+    ``locate``. Opening the work may take ``start_timeout`` seconds: 120, or, with a deadline, that but at
+    least 30. ``describe`` names an item in errors, ``owner`` this object. Raises OperationError where there
+    is too little memory, or no room for a process or thread; UsageError for work that cannot be pickled.
     """
 
     def __init__(

@@ -379,8 +379,8 @@ class EngineBatch:
 
     Each of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not change
     while a view of it is held. ``skipped`` maps rows that were left out to the reason, ``payloads`` rows to
-    results beside the arrays: memoryviews and arrays that keep the same memory. Both are in the order of rows.
-    ``form`` is that of the results which the workers wrote to ``arrays`` of their own.
+    results beside the arrays: memoryviews and arrays that keep the same memory. Both are in the order of
+    rows. ``form`` is that of the results which the workers wrote to ``arrays`` of their own.
     """
 
     number: int

@@ -69,8 +69,8 @@ def _metadata(track: int, kind: str, **args: object) -> Event:
 class Trace:
     """The record of :func:`tracing`: the last ``keep`` spans of each kind, in the order of their ends.
 
-    Times are of ``time.perf_counter`` in this process. A lease begins when the worker has it and has finished the
-    one before; it ends when its answer is read. The seconds of its stages are exact to within a row.
+    Times are of ``time.perf_counter`` in this process. A lease begins when the worker has it and has finished
+    the one before; it ends when its answer is read. The seconds of its stages are exact to within a row.
     """
 
     def __init__(self, clock: Clock, stages: tuple[str, ...], *, keep: int = KEEP) -> None:

@@ -177,9 +177,6 @@ class FrameReceiver(Receiver):
                 if peer.role is Role.SENDING:
                     self._send_note(peer, FrameKind.STOP)
 
-    def _is_at_end(self) -> bool:
-        return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
-
     def _wait(self, woken: socket.socket) -> None:
         deque(self._socket.events(), maxlen=0)  # senders that are gone are those that cannot be sent to
         if not self._socket.wait(POLL_INTERVAL_S, other=woken):
@@ -210,9 +207,11 @@ class FrameReceiver(Receiver):
                 if not self._send_note(peer, FrameKind.WELCOME, self._credit, limit=self._limit):
                     del self._peers[peer.address]
 
-    def _take(self) -> list[Any]:
-        if self._is_at_end() or (message := self._socket.receive()) is None:
+    def _take(self) -> list[Any] | None:
+        if sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders:
             return []
+        if (message := self._socket.receive()) is None:
+            return None
         try:
             head = read_head(message.parts[0] if message.parts else b"")
             peer = self._peers.get(message.peer)
@@ -224,7 +223,7 @@ class FrameReceiver(Receiver):
                 raise FrameDamaged("a frame is from a peer that was not admitted")
         except FrameDamaged:
             self._rejected += 1
-        return []
+        return None
 
     def _handle_hello(self, address: bytes, head: Head) -> None:
         """Add a sender; a second HELLO changes nothing, unless it is of the next one at the same place."""
@@ -237,10 +236,10 @@ class FrameReceiver(Receiver):
             self._check_lost(before)
         self._admit_waiting()
 
-    def _handle_admitted(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any]:
-        batch = []
+    def _handle_admitted(self, peer: Peer, head: Head, parts: list[zmq.Frame]) -> list[Any] | None:
+        batch = None
         if head.kind == FrameKind.DATA:
-            batch.append(unpack_batch(head, parts, limit_bytes=self._limit))
+            batch = [unpack_batch(head, parts, limit_bytes=self._limit)]
             if head.number < peer.received:
                 raise FrameDamaged("a batch arrived twice")
         elif head.kind not in (FrameKind.END, FrameKind.ERROR):
@@ -250,15 +249,15 @@ class FrameReceiver(Receiver):
                 f"sender {peer.name} has sent {head.number} batches, but {peer.received} arrived; "
                 f"{self.rejected} messages were rejected"
             )
-        if head.kind == FrameKind.DATA:
+        if batch is not None:
             peer.received += 1
             self._send_note(peer, FrameKind.CREDIT, 1)
-        else:
-            peer.role = Role.DONE
-            self._send_note(peer, FrameKind.DONE)
+            return batch
+        peer.role = Role.DONE
+        self._send_note(peer, FrameKind.DONE)
         if head.kind == FrameKind.ERROR:
             raise reported(SenderFailed, f"sender {peer.name} failed", str(head.description.get("text")))
-        return batch
+        return None
 
 
 TOKEN = secrets.token_hex(4)  # of this process, among those that had its number before

@@ -234,8 +234,8 @@ def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, ins
     """Check that other machines, and where possible other users, do not reach an endpoint without keys.
 
     Without keys, ``tcp://`` must be on loopback, and ``ipc://`` in a folder that only this user can write to.
-    Raises UsageError for others, or warns with PlaintextWire where ``insecure``; ``ipc://@NAME``, which has no
-    permissions, is always refused.
+    Raises UsageError for others, or warns with PlaintextWire where ``insecure``; ``ipc://@NAME``, which has
+    no permissions, is always refused.
     """
     check_form(endpoint)
     kind, _, place = endpoint.partition("://")
@@ -374,7 +374,9 @@ class ReceiverAuth(Owned):
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _answer(self, handler: zmq.Socket[bytes]) -> None:
-        """Authenticate peers until the context is terminated. If this dies, libzmq refuses every further peer."""
+        """Authenticate peers until the context is terminated. If this dies, libzmq refuses every further
+        peer.
+        """
         try:
             while True:
                 _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()

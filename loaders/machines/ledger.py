@@ -20,8 +20,8 @@ class SenderWindow:
     """The ``steps`` that are leased to a sender, in its order, each with the number of its lease.
 
     A window has a size, at most ``wants``, as in TCP's congestion control: it grows by one for each step that
-    arrives, is halved where other senders wait because of this one, and then grows by one for every SLOW_GROWTH
-    steps. This needs no clock, and where all senders wait for the consumer, no window is halved.
+    arrives, is halved where other senders wait because of this one, and then grows by one for every
+    SLOW_GROWTH steps. This needs no clock, and where all senders wait for the consumer, no window is halved.
     """
 
     def __init__(self, wants: int, last_arrival: float) -> None:
@@ -62,12 +62,13 @@ class Part:
 
 
 class Steps(Generic[T]):
-    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken``; the total may be unknown, None.
+    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken``; the total may be unknown,
+    None.
 
     Items are taken in the order of the steps or, unless ``ordered``, of arrival; each once, however often it
-    arrives. Step n is of part n % ``parts``. A single part is of all peers; of several, which end one by one, each
-    has one peer: a peer gets steps of its own parts, then of one without a peer, then of one that it takes from
-    the peer with the most, if that has two more than itself. Not thread-safe.
+    arrives. Step n is of part n % ``parts``. A single part is of all peers; of several, which end one by one,
+    each has one peer: a peer gets steps of its own parts, then of one without a peer, then of one that it
+    takes from the peer with the most, if that has two more than itself. Not thread-safe.
     """
 
     def __init__(
@@ -244,11 +245,12 @@ class Arrival(Enum):
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
-    No step is leased that is further from the one due than ``ahead`` times the number of peers. A peer makes the
-    steps of its leases in order; one that it skips is leased again. So are those of a peer that leaves, and of one
-    that sends nothing for ``lease_seconds``: it is suspended until it does, and a step that still arrives is used
-    where it is missing. A peer that others wait for gets fewer at a time (:class:`.SenderWindow`). Unless steps can
-    be made ``in_any_order``, one peer has all leases. Times are in seconds, given as ``now``. Not thread-safe.
+    No step is leased that is further from the one due than ``ahead`` times the number of peers. A peer makes
+    the steps of its leases in order; one that it skips is leased again. So are those of a peer that leaves,
+    and of one that sends nothing for ``lease_seconds``: it is suspended until it does, and a step that still
+    arrives is used where it is missing. A peer that others wait for gets fewer at a time
+    (:class:`.SenderWindow`). Unless steps can be made ``in_any_order``, one peer has all leases. Times are in
+    seconds, given as ``now``. Not thread-safe.
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:

@@ -537,24 +537,17 @@ class RemoteSource(FrameworkHint, Receiver):
         self._iteration += 1
         self._position, self._is_over = position, False
 
-    def _take(self) -> list[Any]:
-        if not (made := self._reception.take()):
-            return []
-        steps, terms = self._reception.steps, self._reception.terms
-        self._position = self._position.after(made[0], steps.due, steps.taken, terms.dataset if terms else "")
-        self._is_over = steps.is_over
-        return [made.pop().batch]
-
-    def _is_at_end(self) -> bool:
-        if not self._reception.steps.is_over:
-            return False
-        terms = self._reception.terms
-        if terms and terms.steps == 0:  # a pass without steps leaves out all records
+    def _take(self) -> list[Any] | None:
+        made, steps, terms = self._reception.take(), self._reception.steps, self._reception.terms
+        if made:
+            dataset = terms.dataset if terms else ""
+            self._position = self._position.after(made[0], steps.due, steps.taken, dataset)
+        elif steps.is_over and terms and terms.steps == 0:  # a pass without steps leaves out all records
             receipt = Receipt(terms.dataset, self._position.pass_number)
             all_left = receipt.leave_out(range(max(0, terms.records)))
             self._position = replace(self._position, receipt=all_left)
-        self._is_over = True
-        return True
+        self._is_over = steps.is_over
+        return [made.pop().batch] if made else [] if steps.is_over else None
 
     def _wait(self, woken: sockets.socket) -> None:
         self._reception.wait(woken)

@@ -119,7 +119,9 @@ def _check_free(endpoint: str) -> None:
 
 
 def _bytes_received(number: int) -> tuple[int, int]:
-    """Return the bytes that the kernel received over a connection, and the unread ones; 0 where it does not tell."""
+    """Return the bytes that the kernel received over a connection, and the unread ones; 0 where it does not
+    tell.
+    """
     try:
         with _same_connection(number) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
@@ -376,8 +378,8 @@ class FrameSocket(Owned):
     def send_tracked(self, parts: Sequence[Any]) -> zmq.MessageTracker:
         """Send without copying large parts; the tracker is done when their memory may be used again.
 
-        Small parts are copied, and done at once; of every TRACKED_EVERY-th message they are not, so that few wait for
-        a peer that does not read. Raises zmq.Again where there is no peer.
+        Small parts are copied, and done at once; of every TRACKED_EVERY-th message they are not, so that few
+        wait for a peer that does not read. Raises zmq.Again where there is no peer.
         """
         *before, last = parts  # send_multipart would track only the last one
         more = zmq.NOBLOCK | zmq.SNDMORE
@@ -422,8 +424,9 @@ ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 class ExclusiveUse(Owned):
     """A guard that calls ``release`` once: in :meth:`close`, or at the end of the use under way.
 
-    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While there
-    is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S. ``name`` is the resource in errors.
+    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While
+    there is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S. ``name`` is the resource in
+    errors.
     """
 
     def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
@@ -531,19 +534,13 @@ class Receiver(Owned, ABC):
                 self._exclusive.check_open()
                 if iteration != self._iteration:
                     raise UsageError(self._superseded)
-                if batch := self._take():
+                if (batch := self._take()) is not None:
                     return batch
-                if self._is_at_end():
-                    return []
                 self._wait(self._exclusive.woken)
 
     @abstractmethod
-    def _take(self) -> list[Any]:
-        """Handle messages that have arrived. Return a batch in a list, which is empty where there is none."""
-
-    @abstractmethod
-    def _is_at_end(self) -> bool:
-        """Return whether the iteration is over."""
+    def _take(self) -> list[Any] | None:
+        """Handle messages. Return a batch in a list, which is empty at the end; None before the next one."""
 
     @abstractmethod
     def _wait(self, woken: plain_socket) -> None:

@@ -37,8 +37,8 @@ class SourceTerms:
     """What determines the batches of a source; equal by value.
 
     ``facts`` are values by name. ``steps`` of a pass and ``records`` of a whole one may be UNKNOWN. Where it
-    ``picks``, steps can be made in any order, and their number is known. Of several ``parts``, step n is of part
-    n % ``parts``, and the steps of a part are made in order.
+    ``picks``, steps can be made in any order, and their number is known. Of several ``parts``, step n is of
+    part n % ``parts``, and the steps of a part are made in order.
     """
 
     facts: Facts

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, Items, WorkFailed
 from support import engine_workers
 from support.engine_workers import Once, Uneven, Writing, layout
-from support.process_table import children
 from support.repository import SUPPORT
 from support.sampling import torture_except
 from support.scripts import scripts, session_of
@@ -74,30 +72,6 @@ def test_batches_are_exact_and_in_order_for_any_number_of_workers(
         check_all(engine, plans_of(total, batch))
 
 
-@pytest.mark.parametrize("kills", torture_except([4, 40], 4))
-def test_killed_workers_lose_and_repeat_nothing(kills: int) -> None:
-    plans = plans_of(120 * kills + 600, 60)
-    rng = np.random.default_rng(5)
-    with Engine(Writing({-1: engine_workers.nap}), layout(60), workers=2, chunk=8) as engine:
-        numbers = []
-        for batch, plan in zip(engine.run(plans), plans, strict=True):
-            assert_holds(batch, plan)
-            numbers.append(batch.number)
-            if batch.number in range(0, 2 * kills, 2):
-                kill_one(rng)
-            del batch
-
-        assert numbers == list(range(len(plans)))
-        assert engine.stats().restarts >= 0.9 * kills  # one that is dead already may be killed again
-
-
-def kill_one(rng: np.random.Generator) -> None:
-    """Kill a worker at any moment."""
-    time.sleep(rng.random() * 0.002)
-    until(lambda: bool(children()))
-    os.kill(int(rng.choice(sorted(children()))), signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
@@ -137,14 +111,6 @@ def test_a_row_that_takes_long_is_named_in_one_warning(
     assert [one.category for one in caught] == [SlowRecord]
     assert "on record 25; " in str(caught[0].message)
     assert advice in str(caught[0].message)
-
-
-@pytest.mark.torture
-def test_a_worker_killed_at_random_while_it_starts_is_started_again() -> None:
-    with Engine(Writing(), layout(10), workers=2) as engine:
-        for pid in children():
-            os.kill(pid, signal.SIGKILL)
-        check_all(engine, plans_of(50, 10))
 
 
 @pytest.mark.torture
