@@ -338,10 +338,10 @@ class Link(Owned):
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 is_new = self._socket.binds and not self.is_admitted
                 self._must_send_hello = is_new or not self.has_sent_hello
+                self._send_hello()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = value == self._connection if self._socket.binds else self.has_sent_hello
-        if self._must_send_hello and self._socket.send(self._hello):
-            self._must_send_hello, self.has_sent_hello = False, True
+        self._send_hello()  # a socket that binds may not have been ready
         for _ in range(MAX_NOTES):  # also those that a receiver sent before it disconnected
             if (message := self._socket.receive()) is None:
                 break
@@ -355,6 +355,10 @@ class Link(Owned):
         if self._is_probed and not self.lag:
             self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
         self._is_probed = False
+
+    def _send_hello(self) -> None:
+        if self._must_send_hello and self._socket.send(self._hello):
+            self._must_send_hello, self.has_sent_hello = False, True
 
     def _handle(self, message: Message, head: Head) -> None:
         """Handle one message. Raises FrameDamaged where it is to be dropped."""
