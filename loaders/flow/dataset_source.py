@@ -136,25 +136,28 @@ class FromDataset(Fetched):
     ) -> FromDataset:
         """Open the dataset; one of saved items gives these, unless ``columns`` are named."""
         dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
-        manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
-        if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
-            if with_keys or label_space != SPACES[0]:
-                raise UsageError(
-                    "has items in the form they were saved in: leave out with_keys and labels, or name the "
-                    "columns",
-                    path=path,
-                )
-            cls = SavedItems
-        plan = plan_of(
-            Subset(dataset),
-            shuffle=shuffle,
-            seed=seed_of(seed),
-            batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
-            rank=0,
-            world_size=1,
-            drop_last=False,
-        )
-        made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+        with ExitStack() as undo:
+            undo.callback(dataset.close)
+            manifest = dataset.manifest if isinstance(dataset, Dataset) else None  # a collection has columns
+            if columns is None and manifest and ItemForm.of_manifest(manifest.source) is not None:
+                if with_keys or label_space != SPACES[0]:
+                    raise UsageError(
+                        "has items in the form they were saved in: leave out with_keys and labels, or name the "
+                        "columns",
+                        path=path,
+                    )
+                cls = SavedItems
+            plan = plan_of(
+                Subset(dataset),
+                shuffle=shuffle,
+                seed=seed_of(seed),
+                batch_size=getattr(shuffle, "partitions", 1),  # a flow's steps are items; it has no ranks
+                rank=0,
+                world_size=1,
+                drop_last=False,
+            )
+            made = cls(dataset, plan, with_keys, WantedColumns.of(dataset, columns))
+            undo.pop_all()
         CollectedEnd(made, dataset.close)
         return made
 

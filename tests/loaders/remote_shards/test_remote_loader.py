@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import read_manifest
-from shardprep.formats.errors import ShardprepError
+from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
@@ -242,3 +242,12 @@ def test_the_first_batch_of_all_is_waited_for_with_its_downloads_shown(
     terminal.until(r"0%\|.*storage .* 0 of \d+ shards begun")
     terminal.process.kill()
     terminal.end()
+
+
+def test_a_flow_that_cannot_be_made_leaves_nothing_open(
+    proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        Flow.from_dataset(bucket_url, cache=tmp_path / "c", seed=-1)
+
+    assert not list((tmp_path / "c/readers").iterdir())
