@@ -35,10 +35,11 @@ class ByteRange:
 
 @dataclass(slots=True)
 class Text:
-    """Text: ``length`` bytes of UTF-8 at ``start`` of the file."""
+    """Text: ``length`` bytes of UTF-8 at ``start`` of the file; ``characters`` are counted when needed."""
 
     start: int
     length: int
+    characters: int | None = None
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ def kind_of(item: object) -> str:
         case list() | tuple():
             return f"a {type(item).__name__} of {len(item)}"
         case dict():
-            return f"a dict of {', '.join(item)}"
+            return f"a dict of {', '.join(item)[:200]}"
         case None | bool():
             return str(item)
         case int() | float():
@@ -228,8 +229,10 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
     match name, arguments:
         case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as the text of as many characters
-            characters = window.take(text.start, text.start + text.length).decode()
-            return ByteRange(text.start, len(characters.encode("latin-1")), latin1=True)
+            if text.characters is None:
+                stored = window.take(text.start, text.start + text.length)
+                text.characters = len(stored.decode().encode("latin-1"))
+            return ByteRange(text.start, text.characters, latin1=True)
         case "bytes", ():  # empty bytes as protocol 2 writes them
             return ByteRange(0, 0)
         case "numpy.dtype", (dtype, _, _):
