@@ -236,7 +236,10 @@ class OpenFiles:
 
 @dataclass
 class FilesReader(OpeningReader[OpenFiles]):
-    """Reader of the records in files below ``top``, which must be unchanged since they were listed."""
+    """Reader of the records in files below ``top``, which must be unchanged since they were listed.
+
+    ``layout`` says which parts of a record are its image and its label.
+    """
 
     top: Path
     schema: Schema
