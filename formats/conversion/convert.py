@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
@@ -27,6 +28,8 @@ from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Problems, SourceOptions
 from shardprep.formats.storage.store import Location
 from shardprep.formats.verification.checks import quarantined
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,16 +107,14 @@ def convert(
             "archives",
             path=conversion.path.url,
         )
-    prepared = prepared_splits(conversion, progress)
     runner = JobRunner(workers, executor, progress)
-    with noting_kept(partial(kept_of, prepared), restarted=conversion.options.restart):
-        if conversion.options.restart:
-            discard_unfinished(prepared)
-        return [_converted(one, runner) for one in prepared]
+    return convert_each(conversion, progress, partial(_converted, runner=runner))
 
 
-def prepared_splits(conversion: Conversion, progress: Progress) -> list[PreparedSplit]:
-    """Recognise the source, check the outputs, and prepare each split. Raises what is wrong with any."""
+def convert_each(
+    conversion: Conversion, progress: Progress, convert_one: Callable[[PreparedSplit], T]
+) -> list[T]:
+    """Prepare all splits, then convert one after the other. Raises what is wrong with any before that."""
     source, problems = conversion.source(progress), Problems()
     conversion.check_outputs(source)
     if conversion.part:
@@ -121,9 +122,12 @@ def prepared_splits(conversion: Conversion, progress: Progress) -> list[Prepared
             with problems.collected():
                 conversion.share_listing(source, split, output, progress)
         problems.raise_all()
-    prepared = conversion.prepared(source, problems, progress)
+    prepared, restart = conversion.prepared(source, problems, progress), conversion.options.restart
     problems.raise_all()
-    return prepared
+    with noting_kept(partial(kept_of, prepared), restarted=restart):
+        if restart:
+            discard_unfinished(prepared)
+        return [convert_one(one) for one in prepared]
 
 
 def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
@@ -308,13 +312,11 @@ def convert_part(
             "a part cannot restart, because other parts work there; remove the output, or restart without a "
             "part"
         )
-    prepared = prepared_splits(conversion, progress)
     runner = JobRunner(workers, progress=progress)
-    with noting_kept(partial(kept_of, prepared)):
-        return [_built_part(one, part, runner) for one in prepared]
+    return convert_each(conversion, progress, partial(_built_part, part=part, runner=runner))
 
 
-def _built_part(prepared: PreparedSplit, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
+def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
     """Build one part's shards of a split. Raises PlanMismatch for a finished one with another plan."""
     planned, skipped, missing = prepared.planned, SkippedImages(), set[str]()
     shards: Sequence[BuiltShard | FileEntry] | None = None

@@ -10,14 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.convert import (
-    build_shards,
-    discard_unfinished,
-    kept_of,
-    notes_of,
-    prepared_splits,
-    skipped_of,
-)
+from shardprep.formats.conversion.convert import build_shards, convert_each, notes_of, skipped_of
 from shardprep.formats.conversion.finish import SkippedImages, gather
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
@@ -28,7 +21,7 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, noting_kept
+from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.manifest import Manifest
@@ -120,22 +113,18 @@ def convert_to_url(
     refuse_server(place)
     runner = JobRunner(workers, progress=progress)
     policy = RetryPolicy(retries, timeout_s)
-    prepared = prepared_splits(conversion, progress)
-    done = []
-    with (
-        noting_kept(partial(kept_of, prepared), restarted=conversion.options.restart),
-        LoopThread(threads=TABLES_AT_ONCE) as loop,
-    ):
-        if conversion.options.restart:
-            discard_unfinished(prepared)
-        for one in prepared:
+    with LoopThread(threads=TABLES_AT_ONCE) as loop:
+
+        def convert_one(one: PreparedSplit) -> ConvertedTo:
             remote = RemoteFolder(place if split else place.child(one.listing.split), policy, writable=True)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
-            done.append(_converted(one, to, policy, runner, loop))
+            done = _converted(one, to, policy, runner, loop)
             with suppress(OSError):  # it is not empty, or never was
                 for folder in dict.fromkeys((one.output, conversion.output)):
                     folder.rmdir()
-    return done
+            return done
+
+        return convert_each(conversion, progress, convert_one)
 
 
 def _converted(
