@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ import numpy as np
 from shardprep.formats.errors import SourceIncomplete, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
-from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, user_path
+from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
 from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
@@ -69,18 +69,23 @@ _PLAIN = ("path", "label")
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table that lists images: its form, and the names of its columns of paths, labels and splits.
+    """A table that lists images, with the names of its columns of paths, labels and splits.
 
-    ``left_out`` has the names of columns that are not taken, as far as the rows were read.
+    ``kinds`` are those of other columns by name; ``left_out`` has the names of what is not taken, so far.
     """
 
-    path: Path
-    identity: Identity
+    file: ArchiveFile
     form: TableForm
     paths: str = "path"
     labels: str | None = "label"
     splits: str | None = None
+    kinds: dict[str, CellKind] = field(default_factory=dict)
     left_out: dict[str, None] = field(default_factory=dict)
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Note the names that are none of a column in use."""
+        used = (self.paths, self.labels, self.splits, *self.kinds, "")
+        self.left_out.update(dict.fromkeys(name for name in names if name not in used))
 
 
 @dataclass
@@ -119,7 +124,7 @@ class ListedSource(Source):
         """Read all tables, and check what they list."""
 
     @abstractmethod
-    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+    def table_in(self, file: ArchiveFile) -> ListedTable:
         """Return the table in a file by its first line. Raises ValueError, UsageError."""
 
     @abstractmethod
@@ -144,7 +149,7 @@ class ListedSource(Source):
         reader: ByteReader = TreeReader(self.root, follow)
         if found.keeps_rows:
             images = TreeReader(self.root, follow, IMAGE_COLUMNS)
-            reader = RowReader(images, table.path, table.identity, table.form, found.fields)
+            reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
         left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
         return Listing(
@@ -153,7 +158,7 @@ class ListedSource(Source):
             one.entries,
             found.space,
             reader,
-            archives=(archive_of(table.path),),
+            archives=(archive_of(table.file.path),),
             expected=len(one.entries) + one.missing if self.is_list else None,
             shortfall=first if one.missing else "",
             problems=found.problems,
@@ -189,7 +194,7 @@ class ListedImages:
         """Return the images of a split, which the table lists."""
         if split not in self.images:
             more = [("line", "<i8"), *([("image_length", "<i8"), ("row_length", "<i8")] * self.keeps_rows)]
-            self.images[split] = SplitImages(table, EntryTable(table.path, self.problems, more))
+            self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, more))
         return self.images[split]
 
     def read_table(self, path: Path) -> ListedTable:
@@ -199,7 +204,13 @@ class ListedImages:
         """
         with ArchiveFile(path) as file:
             with self._at(path, lambda: 1):
-                table = self._source.table_in(file, self)
+                table = self._source.table_in(file)
+                self.kinds = self.kinds or table.kinds
+                if self.kinds.keys() != table.kinds.keys():
+                    raise ValueError(
+                        "has different columns from the table of another split; give all tables the same columns"
+                    )
+                table.leave_out(table.form.names)
             lines = Lines(file, table.form.limit)
             with self._at(path, lambda: lines.number):
                 for row in table.form.rows(lines):
@@ -216,10 +227,10 @@ class ListedImages:
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
         if table.form.is_open:
-            table.left_out.update(dict.fromkeys(name for name in row.cells if name not in table.form.names))
+            table.leave_out(row.cells)
         place = file = label = None
         is_list = self._source.is_list
-        with self.problems.collected("path"), self._at(table.path, lambda: row.line):
+        with self.problems.collected("path"), self._at(table.file.path, lambda: row.line):
             split, place, path = self._source.place_of(table, row)
         if place is None:
             return
@@ -227,16 +238,16 @@ class ListedImages:
             file = self._walk.find(place)
             if file is None and not is_list:
                 missing = f"line {row.line}: {place} is missing; add it, or remove the row"
-                self.problems.add(SourceIncomplete(missing, path=table.path), "missing")
+                self.problems.add(SourceIncomplete(missing, path=table.file.path), "missing")
         if file is None and not is_list:
             return
-        with self.problems.collected("label"), self._at(table.path, lambda: row.line):
+        with self.problems.collected("label"), self._at(table.file.path, lambda: row.line):
             if table.labels is None:
                 label = self.labels.of_folder(path)
             else:
                 label = self.labels.of_cell(row.cells[table.labels])
         if self.kinds:
-            with self.problems.collected("row"), self._at(table.path, lambda: row.line):
+            with self.problems.collected("row"), self._at(table.file.path, lambda: row.line):
                 for header, kind in self.kinds.items():
                     kind.add(row.cells[header])
         if label is None:
@@ -337,7 +348,7 @@ class LabelledList(ListedSource):
             for one in every:
                 one.missing = 0
 
-    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+    def table_in(self, file: ArchiveFile) -> ListedTable:
         options, suffix = self.source_options, file.path.suffix.lower()
         names_columns = bool(options.path_column or options.label_column or options.columns)
         if suffix not in (*_JSON_SUFFIXES, *CSV_SUFFIXES):
@@ -345,27 +356,25 @@ class LabelledList(ListedSource):
                 raise ValueError(
                     "needs named columns, which a text file does not have; give a CSV or JSON Lines file"
                 )
-            return ListedTable(file.path, file.identity, TableForm(_PLAIN, is_text=True))
+            return ListedTable(file, TableForm(_PLAIN, is_text=True))
         is_json = suffix in _JSON_SUFFIXES
         form = TableForm.of_objects(file) if is_json else TableForm.of(file, unique=False)
         names = form.names if is_json else tuple(name.strip() for name in form.names)
         if is_json and not names:  # no line is an object
-            return ListedTable(file.path, file.identity, form)
+            return ListedTable(file, form)
         if not is_json and len(names) == 2 and "." in names[0] and not names_columns:
-            form = TableForm(_PLAIN, form.delimiter, has_header=False)
-            return ListedTable(file.path, file.identity, form)
+            return ListedTable(file, TableForm(_PLAIN, form.delimiter, has_header=False))
         path = _column(names, options.path_column, PATH_COLUMNS, "--path-column")
         label = _column(names, options.label_column, LABEL_COLUMNS, "--label-column")
         choices = options.column_choices
         used = {path, label, *(choice.origin for choice in choices)}
         split = next((name for name in names if name.lower() == SPLIT_COLUMN and name not in used), None)
-        found.kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
-        taken = tuple(dict.fromkeys(name for name in (path, label, split, *found.kinds) if name))
+        kinds = cell_kinds(names, choices, (), typed=is_json) if choices else {}
+        taken = tuple(dict.fromkeys(name for name in (path, label, split, *kinds) if name))
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
         form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
-        left_out = dict.fromkeys(name for name in names if name and name not in taken)
-        return ListedTable(file.path, file.identity, form, path, label, split, left_out)
+        return ListedTable(file, form, path, label, split, kinds)
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
         path, split = row.cells[table.paths], self.split
@@ -483,22 +492,16 @@ class MetadataFolder(ListedSource):
             advice = "has no row in the table; add one, or remove it"
             images[0].ignored = add_unlisted(walk, place, listed, advice)
 
-    def table_in(self, file: ArchiveFile, found: ListedImages) -> ListedTable:
+    def table_in(self, file: ArchiveFile) -> ListedTable:
         form, options = TableForm.of(file), self.source_options
         names = form.names
         path = _column(names, options.path_column or PATH_NAME, (), "--path-column")
         label = next((name for name in LABEL_NAMES if name in names), None)
         if options.label_column is not None:
             label = _column(names, options.label_column, (), "--label-column")
-        used = (path, label, split := self._split_column(form, file))
+        used = (path, label, self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
-        found.kinds = found.kinds or kinds
-        if found.kinds.keys() != kinds.keys():
-            raise ValueError(
-                "has different columns from the table of another split; give all tables the same columns"
-            )
-        left_out = dict.fromkeys(name for name in names if name and name not in (*used, *kinds))
-        return ListedTable(file.path, file.identity, form, path, label, split, left_out)
+        return ListedTable(file, form, *used, kinds)
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
         """Return the name of a column that says the split of each row; None without one.
@@ -519,9 +522,9 @@ class MetadataFolder(ListedSource):
         given = row.cells[table.paths]
         if not isinstance(given, str) or given.startswith("/"):
             raise ValueError(f"names a file that is not beside the table: {str(given)[:200]!r}")
-        beside = table.path.parent.relative_to(self.root).as_posix()
+        beside = table.file.path.parent.relative_to(self.root).as_posix()
         place = place_below(f"{beside}/{given}", [self.root])
-        splits = {self.places[split]: split for split, path in self.tables.items() if path == table.path}
+        splits = {self.places[split]: split for split, path in self.tables.items() if path == table.file.path}
         folder, _, path = ("", "", place) if "" in splits else place.partition("/")
         split = splits.get(folder) if table.splits is None else split_of(row.cells[table.splits])
         if split is None or not path:
