@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import printable
@@ -93,18 +93,15 @@ SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
 TEXT_ONLY = "{desc}"
 
 
-class Status(Protocol):
-    """Shows the state of work that does not count images: a text, and the share that is done."""
-
-    def __call__(self, text: str, share: float = 0.0, /) -> None: ...
-
-
 class CommandProgress(NoProgress):
     """The progress of a command, which is not shown."""
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Status]:
-        """Show what the yielded function is called with; ``bar_format`` is SHARE or TEXT_ONLY."""
+    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
+        """Show the text and the share of the work that the yielded function is called with.
+
+        ``bar_format`` is SHARE or TEXT_ONLY.
+        """
         yield lambda text, share=0.0: None
 
 
@@ -150,11 +147,11 @@ class BarProgress(CommandProgress):
             self._bar.update(self._pace.done - self._bar.n)
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Status]:
+    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
         """Show a bar with the text."""
         with _bar(total=100, bar_format=bar_format) as bar:
 
-            def show(text: str, share: float = 0.0, /) -> None:
+            def show(text: str, share: float = 0.0) -> None:
                 bar.set_description_str(text, refresh=False)
                 bar.update(round(share * 100) - bar.n)
                 bar.refresh()
@@ -223,11 +220,11 @@ class PlainProgress(CommandProgress):
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Status]:
+    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
         """Print a line with the text every 30 seconds."""
         due = time.monotonic() + self._interval_s
 
-        def show(text: str, share: float = 0.0, /) -> None:
+        def show(text: str, share: float = 0.0) -> None:
             nonlocal due
             if time.monotonic() >= due:
                 due = time.monotonic() + self._interval_s

@@ -22,7 +22,8 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Pairs]:
     bands: two hashes that differ in so few bits are equal in one of the bands at least, and only those are
     compared. A pair is yielded for the first band in which it is equal. Memory is a few times that of
     ``hashes``, unless very many are equal in a band."""
-    masks = band_masks(distance + 1)
+    bands = distance + 1  # of every n-th bit, so that coarse and fine structure is in each
+    masks = [np.uint64(sum(1 << bit for bit in range(band, BITS, bands))) for band in range(bands)]
     for number, mask in enumerate(masks):
         for first, second in _near_in_band(hashes, mask, distance):
             differing = hashes[first] ^ hashes[second]
@@ -31,11 +32,6 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Pairs]:
                 is_new &= (differing & earlier) != 0
             if is_new.any():
                 yield np.sort(np.stack([first[is_new], second[is_new]], axis=1), axis=1)
-
-
-def band_masks(bands: int) -> list[np.uint64]:
-    """Return the bits of each band: every n-th bit, so that coarse and fine structure is in each."""
-    return [np.uint64(sum(1 << bit for bit in range(band, BITS, bands))) for band in range(bands)]
 
 
 def _near_in_band(

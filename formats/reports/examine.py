@@ -146,7 +146,11 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
         "layout": manifest.source["layout"],
         "archives": len(named),
         "first_archives": [
-            {"name": str(one.get("name")), "size": _size(one), "md5": checked.get(str(one.get("name")))}
+            {
+                "name": str(one.get("name")),
+                "size": size if isinstance(size := one.get("size"), int) else None,
+                "md5": checked.get(str(one.get("name"))),
+            }
             for one in named[:MOST_LISTED]
         ],
         "in_place": manifest.archive.name if manifest.archive else None,
@@ -158,11 +162,6 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
         "plan": str(manifest.plan.get("sha256")),
         "root": manifest.root,
     }
-
-
-def _size(archive: dict[str, Any]) -> int | None:
-    size = archive.get("size")
-    return size if isinstance(size, int) else None
 
 
 MOST_CLASSES_LISTED = 20

@@ -347,7 +347,7 @@ def page(template: str, *, title: str, **values: Any) -> str:
     attribute, no request. Text of ``values`` is escaped and made printable. The foot has the version, the day
     (that of ``SOURCE_DATE_EPOCH``, if it is set) and the command; beside it, equal values give equal pages.
     """
-    style = stylesheet()
+    style = (resources.files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -364,12 +364,6 @@ def _command() -> list[str]:
     program = Path(*sys.argv[:1])  # an embedded interpreter has none
     is_prep = program.name == "prep" or program.parts[-2:] == ("cli", "__main__.py")
     return [shlex.join(["prep", *sys.argv[1:]])] if is_prep else []
-
-
-@cache
-def stylesheet() -> str:
-    """Return the style sheet of all pages: light and dark, narrow and wide, and in print."""
-    return (resources.files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
 
 
 @cache
