@@ -422,14 +422,8 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
     """The layout of a slot for results of the declared outputs, or of any size."""
     fields = tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
-    return SlotLayout(
-        rows, fields, spare=0 if fields else result_bytes(rows), inputs=INPUT_BYTES, sparse=True
-    )
-
-
-def result_bytes(rows: int) -> int:
-    """The bytes of address space for each of ``rows`` results."""
-    return RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
+    spare = 0 if fields else RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
+    return SlotLayout(rows, fields, spare=spare, inputs=INPUT_BYTES, sparse=True)
 
 
 PASS_SLOTS = 4
@@ -449,24 +443,22 @@ class PassFetch:
 
 
 class _RunningPass(Owned):
-    """The items of the pass and run ``_asked``, from item ``_due`` on."""
+    """The items of one pass, from the key ``_due`` on."""
 
     def __init__(self, fetch: PassFetch, kept: PassResources) -> None:
         self._fetch = fetch
         self._kept = kept
         self._items: Iterator[Any] = iter(())
-        self._asked = (-1, -1)
-        self._due = 0
+        self._due = (-1, -1, -1)
 
     def item(self, key: tuple[int, int, int]) -> Any:
         """Return the item, or ENDED. A generator ends with its first exception, so nothing runs twice."""
-        *asked, number = key
-        if (*asked, number) != (*self._asked, self._due):  # another pass, or this worker replaces a dead one
+        pass_number, run, number = key
+        if key != self._due:  # another pass, or this worker replaces a dead one
             self.close()
-            now = PassContext(key[0], self._kept, self._fetch.branch)
-            self._items, self._asked, self._due = self._fetch.node.run(now), key[:2], number
+            self._items = self._fetch.node.run(PassContext(pass_number, self._kept, self._fetch.branch))
             next(islice(self._items, number, number), None)
-        self._due += 1
+        self._due = pass_number, run, number + 1
         return next(self._items, ENDED)
 
     def close(self) -> None:
