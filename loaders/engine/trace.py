@@ -48,22 +48,11 @@ class BatchWait(NamedTuple):
     ended: float
 
 
-class Ready(NamedTuple):
-    """The number of batches that were ready from the time ``at`` on."""
-
-    at: float
-    batches: int
-
-
 Event = dict[str, Any]
 
 
 def _place(track: int) -> Event:
     return {"pid": os.getpid(), "tid": track}
-
-
-def _metadata(track: int, kind: str, **args: object) -> Event:
-    return _place(track) | {"ph": "M", "name": kind, "args": args}
 
 
 class Trace:
@@ -77,7 +66,7 @@ class Trace:
         self.stages = stages
         self.leases: deque[LeaseSpan] = deque(maxlen=keep)
         self.receptions: deque[BatchWait] = deque(maxlen=keep)
-        self.ready: deque[Ready] = deque(maxlen=keep)
+        self.ready: deque[tuple[float, int]] = deque(maxlen=keep)  # from when on so many batches were ready
         self.began = perf_counter()
         self._clock = clock
         self._read = clock.copy()
@@ -109,11 +98,11 @@ class Trace:
     def received(self, reception: BatchWait, ready: int) -> None:
         """Note that the consumer has the batch, and how many more are ready."""
         self.receptions.append(reception)
-        self.ready.append(Ready(reception.got, ready))
+        self.ready.append((reception.got, ready))
 
     def delivered(self, ready: int) -> None:
         """Note how many batches are ready after one was added."""
-        self.ready.append(Ready(perf_counter(), ready))
+        self.ready.append((perf_counter(), ready))
 
     def _spent(self, worker: int) -> tuple[float, ...]:
         now = self._clock[worker].copy()
@@ -129,21 +118,23 @@ class Trace:
 
     def events(self) -> Iterator[Event]:
         """Yield the events of the JSON object format, in microseconds since the start."""
-        yield from self._names()
-        for lease in list(self.leases):
+        leases = list(self.leases)
+        names = {CONSUMER: "consumer"} | {
+            n + 1: f"worker {n}" for n in sorted({each.worker for each in leases})
+        }
+        yield self._metadata(CONSUMER, "process_name", name="shardprep loader")
+        for track, name in names.items():
+            yield self._metadata(track, "thread_name", name=name)
+            yield self._metadata(track, "thread_sort_index", sort_index=track)
+        for lease in leases:
             yield from self._lease(lease)
         yield from self._consumer()
-        for ready in list(self.ready):
-            at = _place(CONSUMER) | {"ph": "C", "ts": self._ns(ready.at) / 1e3}
-            yield at | {"name": "ready batches", "args": {"batches": ready.batches}}
+        for at, batches in list(self.ready):
+            event = _place(CONSUMER) | {"ph": "C", "ts": self._ns(at) / 1e3}
+            yield event | {"name": "ready batches", "args": {"batches": batches}}
 
-    def _names(self) -> Iterator[Event]:
-        workers = sorted({lease.worker for lease in self.leases})
-        names = {CONSUMER: "consumer"} | {worker + 1: f"worker {worker}" for worker in workers}
-        yield _metadata(CONSUMER, "process_name", name="shardprep loader")
-        for track, name in names.items():
-            yield _metadata(track, "thread_name", name=name)
-            yield _metadata(track, "thread_sort_index", sort_index=track)
+    def _metadata(self, track: int, kind: str, **args: object) -> Event:
+        return _place(track) | {"ph": "M", "name": kind, "args": args}
 
     def _lease(self, lease: LeaseSpan) -> Iterator[Event]:
         """The lease's event and, inside it, one event per stage with the seconds of all its rows."""

@@ -311,6 +311,18 @@ def test_an_absurd_lease_does_no_harm_to_a_sender(absurd: bytes) -> None:
                 sent.result(TIMEOUT_S)
 
 
+def test_a_receiver_that_closes_right_after_the_handshake_is_waited_for() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+            slow = {"patience": 0.5, "report": lambda stats: time.sleep(0.3)}  # sees both events at once
+            sent = pool.submit(serve, steps(), endpoint, **slow)
+            with listener.accept()[0] as connection:
+                shake_hands(connection, b"ROUTER")
+        with pytest.raises(OperationError, match="no receiver was there"):
+            sent.result(TIMEOUT_S)
+
+
 ENDLESS = {
     "garbage": frame(b"x") * 10_000,
     "notes": note(FrameKind.CREDIT) * 10_000,
