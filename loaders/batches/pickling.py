@@ -14,7 +14,7 @@ import struct
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64  # bytes, so that TensorFlow takes an array without a copy; it aborts on a smaller alignment
-CGROUPS = Path("/sys/fs/cgroup")
+MEMINFO, GROUPS, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MAX_IDLE_PIECES = 8  # pieces of memory that are kept while no array uses them
 MIN_RECYCLED_BYTES = 1 << 20  # malloc keeps smaller pieces itself
 
@@ -61,31 +61,15 @@ def available() -> int | None:
 
     A group's limit counts in full: most of its use is page cache, which the kernel frees.
     """
-    return min([*_meminfo("/proc/meminfo"), *_group_limits("/proc/self/cgroup")], default=None)
-
-
-def _meminfo(path: str) -> Iterator[int]:
-    for line in _lines(Path(path)):
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            yield int(rest.split()[0]) << 10
-
-
-def _group_limits(path: str) -> Iterator[int]:
-    for line in _lines(Path(path)):
+    found = [int(line.split()[1]) << 10 for line in _lines(MEMINFO) if line.startswith("MemAvailable:")]
+    for line in _lines(GROUPS):
         _, controllers, group = line.split(":", 2)
-        if not controllers:
-            yield from _limits_upwards(CGROUPS, group, "memory.max")
-        elif "memory" in controllers.split(","):
-            yield from _limits_upwards(CGROUPS / "memory", group, "memory.limit_in_bytes")
-
-
-def _limits_upwards(root: Path, group: str, name: str) -> Iterator[int]:
-    inner = root / group.lstrip("/")
-    for folder in (inner, *inner.parents):
-        yield from (int(line) for line in _lines(folder / name) if line.isdecimal())  # not "max"
-        if folder == root:
-            return
+        if not controllers or "memory" in controllers.split(","):
+            kind, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+            inner = CGROUPS / kind / group.lstrip("/")
+            limits = (_lines(folder / name) for folder in (inner, *inner.parents))
+            found += [int(limit) for lines in limits for limit in lines if limit.isdecimal()]  # not "max"
+    return min(found, default=None)
 
 
 def _lines(path: Path) -> list[str]:
