@@ -51,14 +51,12 @@ T = TypeVar("T")
 
 @dataclass
 class Part:
-    """A part of a pass: its owner, the first step that was never assigned, a heap of others that are not
-    (``again``), and the step after its last one, where known.
-    """
+    """A part of a pass: its first step that was never assigned, and a heap of others to assign ``again``."""
 
     first: int
     owner: bytes | None = None
     again: list[int] = field(default_factory=list)
-    end: int | None = None
+    end: int | None = None  # the step after its last one, where known
 
 
 class Steps(Generic[T]):
@@ -268,12 +266,12 @@ class Ledger(Generic[T]):
         self._failures: dict[int, list[str]] = {}
         self._delaying_step = -1  # the last step that others were found to wait for
 
-    def begin(self, pass_number: int, steps: Steps[T], *, in_any_order: bool) -> None:
+    def begin(self, pass_number: int, steps: Steps[T]) -> None:
         """Lease the steps of this pass. Leases of another pass become stale."""
         if pass_number != self._pass_number:
             self._leases.clear()
         self._first_id = self._next_id
-        self.steps, self._pass_number, self.in_any_order = steps, pass_number, in_any_order
+        self.steps, self._pass_number = steps, pass_number
         self._failures.clear()
         self._delaying_step = -1
         for window in self._windows.values():

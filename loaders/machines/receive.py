@@ -167,7 +167,7 @@ class Reception(Owned):
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         """Lease the missing steps of this pass, up to the number in the senders' terms."""
-        self._ledger.begin(pass_number, steps, in_any_order=True)
+        self._ledger.begin(pass_number, steps)
         self._limit_steps()
         self._grant()
 

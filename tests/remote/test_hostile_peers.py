@@ -24,7 +24,7 @@ from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.wire import pack_lease, pack_welcome
 from shardprep.loaders.remote import Refused, RemoteSource, serve
-from support.remote_ends import TIMEOUT_S, line_of
+from support.remote_ends import TIMEOUT_S, line_of, python
 from support.waiting import until
 from support.zmtp_peer import (
     COMMAND,
@@ -69,18 +69,6 @@ for _ in range(4):
 """
 
 
-@contextmanager
-def training(kind: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", TRAINING, kind]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def draws_on(process: subprocess.Popen[str]) -> None:
     """Check that the process lives, draws and ends in order."""
     said, complained = process.communicate("\n", timeout=TIMEOUT_S)
@@ -93,7 +81,7 @@ def draws_on(process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["frames", "remote"])
 def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(kind: str) -> None:
-    with training(kind) as process:
+    with python("-c", TRAINING, kind) as process:
         with connected(line_of(process)) as peer:
             peer.sendall((frame(b"x") * 100 + PING) * 10)
             time.sleep(0.2)
@@ -104,7 +92,7 @@ def test_a_peer_that_pings_among_a_flood_and_resets_does_not_abort_a_training(ki
 @pytest.mark.torture
 @pytest.mark.parametrize("kind", ["frames", "remote"])
 def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_not_read(kind: str) -> None:
-    with training(kind) as process:
+    with python("-c", TRAINING, kind) as process:
         with connected(line_of(process)) as peer:
             peer.settimeout(1)
             with suppress(OSError):
@@ -116,8 +104,7 @@ def test_a_peer_that_resets_after_a_flood_does_not_abort_a_training_that_does_no
 
 @pytest.mark.torture
 def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> None:
-    command = [sys.executable, "-c", CLOSING]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with python("-c", CLOSING) as process:
         assert process.stdin
         for _ in range(4):
             address = address_of(line_of(process))
@@ -154,16 +141,14 @@ def test_connections_that_end_within_messages_do_not_abort_a_receiver_that_conne
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(1)
         endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        with subprocess.Popen(
-            [sys.executable, "-c", CONNECTING, endpoint], stdout=subprocess.PIPE, text=True
-        ) as process:
+        with python("-c", CONNECTING, endpoint) as process:
             while process.poll() is None:
                 with suppress(OSError, EOFError):
                     peer, _ = listener.accept()
                     shake_hands(peer, b"DEALER")
                     peer.sendall(message * 15)
                     reset(peer)
-            assert process.communicate() == ("closed\n", None)
+            assert process.communicate() == ("closed\n", "")
 
 
 # Peers that vanish

@@ -24,11 +24,8 @@ def ledger(
 ) -> Ledger[int]:
     """Return a ledger at the beginning of pass 0, with these peers."""
     made: Ledger[int] = Ledger(ahead=ahead, lease_seconds=LEASE_SECONDS)
-    made.begin(
-        0,
-        Steps(start=start, total=steps, ordered=given.get("ordered", True)),
-        in_any_order=given.get("in_any_order", True),
-    )
+    made.in_any_order = given.get("in_any_order", True)
+    made.begin(0, Steps(start=start, total=steps, ordered=given.get("ordered", True)))
     for peer in peers:
         made.join(peer, wants=ahead, now=0.0)
     return made
@@ -77,11 +74,9 @@ class Peers(RuleBasedStateMachine):
         taken = {step for step in early if step > start}
         if start in early:
             taken.add(start)
-        self.ledger.begin(
-            7,
-            Steps(start=start, total=self.steps if is_known else None, taken=taken, ordered=ordered),
-            in_any_order=in_any_order,
-        )
+        self.ledger.in_any_order = in_any_order
+        total = self.steps if is_known else None
+        self.ledger.begin(7, Steps(start=start, total=total, taken=taken, ordered=ordered))
         self.queues: dict[bytes, deque[StepLease]] = {}
         self.last: dict[bytes, int] = {}
         self.sent: list[tuple[bytes, StepLease, int]] = []
@@ -266,7 +261,7 @@ def test_every_step_comes_once_whichever_senders_join_and_leave_and_wherever_it_
 ) -> None:
     parts = len(lengths)
     ledger: Ledger[int] = Ledger(ahead=3, lease_seconds=10)
-    ledger.begin(0, Steps(total=None, parts=parts), in_any_order=True)
+    ledger.begin(0, Steps(total=None, parts=parts))
     work: dict[bytes, list[Any]] = {}
     names, taken = iter(range(1000)), []
     for _ in range(2000):
@@ -276,7 +271,7 @@ def test_every_step_comes_once_whichever_senders_join_and_leave_and_wherever_it_
         if action == "continue":
             steps, work = Steps[int](start=ledger.steps.due, total=None, parts=parts), {}
             ledger = Ledger(ahead=3, lease_seconds=10)
-            ledger.begin(0, steps, in_any_order=True)
+            ledger.begin(0, steps)
         if not work or (action == "join" and len(work) < 3):
             peer = b"%d" % next(names)
             ledger.join(peer, wants=3, now=0)

@@ -21,7 +21,7 @@ class Simulated:
         self.made = dict.fromkeys(self.seconds, 0)
         self._jitter, self._dice = jitter, random.Random(1)
         self._ledger: Ledger[int] = Ledger(ahead=AHEAD, lease_seconds=1e9)
-        self._ledger.begin(0, Steps(total=STEPS, ordered=ordered), in_any_order=True)
+        self._ledger.begin(0, Steps(total=STEPS, ordered=ordered))
         self._queues: dict[bytes, list[tuple[int, int]]] = {peer: [] for peer in self.seconds}
         self._events: list[tuple[float, bytes]] = []
         self._now = 0.0

@@ -207,17 +207,20 @@ def wired(make: Callable[[], Loader | Flow], *, senders: int = 1, **options: Any
 
 
 @contextmanager
-def program(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """This file as a process, which has ended after the context."""
-    command = [sys.executable, __file__, *map(str, words)]
-    environ = os.environ | {"PYTHONPATH": SUPPORT}
-    with subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+def python(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of Python with these arguments, which is killed at the end."""
+    environ, pipe = os.environ | {"PYTHONPATH": SUPPORT}, subprocess.PIPE
+    command = [sys.executable, *map(str, words)]
+    with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def program(*words: object) -> Any:
+    """This file as a process."""
+    return python(__file__, *words)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,7 @@ import zmq
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
-from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of
+from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of, python
 from support.sampling import torture_except
 
 SENDER = """
@@ -59,19 +57,8 @@ def taken(batches: Any) -> list[int]:
     return [int(number) for _, number in batches]
 
 
-@contextmanager
-def program(text: str, *words: object) -> Iterator[subprocess.Popen[str]]:
-    """A running process, which is killed at the end."""
-    command = [sys.executable, "-c", text, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def sender(endpoint: str, *, first: int = 0, count: int = 5, pause_at: int = -1, epochs: int = 1) -> Any:
-    return program(SENDER, endpoint, first, count, pause_at, epochs)
+    return python("-c", SENDER, endpoint, first, count, pause_at, epochs)
 
 
 @contextmanager
@@ -152,7 +139,7 @@ def test_a_killed_sender_is_reported_and_another_one_starts_from_the_beginning(
 
 
 def test_a_killed_receiver_raises_in_its_sender() -> None:
-    with program(RECEIVER) as process:
+    with python("-c", RECEIVER) as process:
         endpoint = line_of(process)
 
         def batches() -> Iterator[Any]:
