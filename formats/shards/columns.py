@@ -371,7 +371,7 @@ class PartFiles(PartShards):
     boxes: BoxTable | None = None
     box_columns: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def records(self) -> int:
         """The number of its records."""
         return sum(shard.records for shard in self.shards)

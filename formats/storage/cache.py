@@ -438,7 +438,8 @@ class FileSource:
     def open(self, *, held: bool = False) -> Iterator[LocalFiles]:
         """The context of the files. Unless another process has ``held`` them, each is before it is opened.
 
-        The cache is opened when it is needed.
+        A process holds one file in each of its threads, until it opens another one. The cache is opened when
+        it is needed.
         """
         if self.url is None:
             yield LOCAL
@@ -452,7 +453,7 @@ class FileSource:
                     opened.append(self.opened())
                 return opened[0]
 
-        files = HeldFiles(cache, most=0 if held else MOST_HELD)
+        files = HeldFiles(cache, most=0) if held else LastFiles(cache)
         try:
             yield files
         finally:
@@ -512,6 +513,16 @@ class HeldFiles(LocalFiles, Owned):
         """Let all go."""
         while self._let_go_first():
             pass
+
+
+class LastFiles(HeldFiles):
+    """The last file that each thread opened, held."""
+
+    def bring(self, entry: FileEntry) -> None:
+        thread = str(threading.get_ident())
+        if last := self._held.pop(thread, None):
+            last.release()
+        self._held[thread] = self._cache().hold([entry])
 
 
 @contextmanager

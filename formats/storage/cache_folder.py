@@ -509,25 +509,19 @@ def living_readers(folder: Path) -> Iterator[LivingReader]:
     The caller holds the cache's lock.
     """
     for path in sorted(folder.iterdir()):
-        if (found := _living(path)) is not None:
-            yield found
-
-
-def _living(path: Path) -> LivingReader | None:
-    with _opened(path, OSError) as lock:
-        if lock is None:
-            return None
-        if lock.lock(wait=False):
-            path.unlink()
-            return None
-        data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
-    if len(data) < HEADER.size:
-        return None
-    mark, limit, position = HEADER.unpack_from(data)
-    if mark != MARK:
-        return None
-    count = (len(data) - HEADER.size) // 8
-    return LivingReader(limit, position, np.frombuffer(data, "<u8", count, HEADER.size))
+        with _opened(path, OSError) as lock:
+            if lock is None:
+                continue
+            if lock.lock(wait=False):
+                path.unlink()
+                continue
+            data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
+        if len(data) < HEADER.size:
+            continue
+        mark, limit, position = HEADER.unpack_from(data)
+        if mark == MARK:
+            count = (len(data) - HEADER.size) // 8
+            yield LivingReader(limit, position, np.frombuffer(data, "<u8", count, HEADER.size))
 
 
 def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:

@@ -5,7 +5,6 @@ import os
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import h5py
@@ -55,8 +54,8 @@ def archived(path: Path, records: Sequence[StoredRecord]) -> list[int]:
         return [member.offset_data for member in archive]
 
 
-def opened(path: Path, kind: str, records: int, size: int | None = None) -> Shard:
-    return Shard(path, kind, FileEntry(path.name, path.stat().st_size if size is None else size, "", records))
+def opened(path: Path, kind: str, records: int) -> Shard:
+    return Shard(path, kind, FileEntry(path.name, path.stat().st_size, "", records))
 
 
 def address(record: StoredRecord) -> Address:
@@ -67,7 +66,7 @@ def address(record: StoredRecord) -> Address:
 def read(path: Path, kind: str, records: int) -> list[StoredRecord]:
     """What the shard says of its records; each is read by its address, too, and without its offset."""
     found = []
-    with Shard(path, kind) as reader, closing(opened(path, kind, records)) as shard:
+    with Shard(path, kind) as reader, opened(path, kind, records) as shard:
         for ordinal in range(records):
             record = reader.checked(ordinal)
             found.append(record._replace(offset=0))

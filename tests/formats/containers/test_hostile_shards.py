@@ -244,19 +244,16 @@ def attempt(where, call):
         found[where].append(errno.errorcode[error.errno])
 
 for _ in range(10):
-    if (reader := attempt("opening", lambda: Shard(path, kind))) is None:
-        continue
-    if (shard := attempt("opening", lambda: shard_files.opened(path, kind, 3))) is None:
+    if (shard := attempt("opening", lambda: Shard(path, kind))) is None:
         continue
     for ordinal, record in enumerate(shard_files.THREE * 4):
         ordinal %= 3
-        stored = attempt("reading", lambda: reader.checked(ordinal))
-        there = attempt("reading", lambda: reader.address(ordinal))
+        stored = attempt("reading", lambda: shard.checked(ordinal))
+        there = attempt("reading", lambda: shard.address(ordinal))
         image = there and attempt("reading", lambda: shard.image(ordinal, there))
         assert stored is None or stored[:4] == record[:4]
         assert image in (None, record.image)
         found["right"] += (stored is not None) + (image is not None)
-    reader.close()
     shard.close()
 print(sorted(set(found["opening"])), sorted(set(found["reading"])), found["right"])
 """

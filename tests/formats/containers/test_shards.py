@@ -2,9 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,15 +64,10 @@ def shard(kind: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader(shard: Path, kind: str) -> Iterator[Shard]:
-    with Shard(shard, kind) as reader:
-        yield reader
-
-
-@pytest.fixture
-def records(reader: Shard) -> list[StoredRecord]:
+def records(shard: Path, kind: str) -> list[StoredRecord]:
     """THREE, with their offsets in the shard."""
-    return [record._replace(offset=reader.address(n)[3]) for n, record in enumerate(THREE)]
+    with Shard(shard, kind) as reader:
+        return [record._replace(offset=reader.address(n)[3]) for n, record in enumerate(THREE)]
 
 
 @pytest.mark.slow
@@ -140,7 +134,7 @@ def test_a_record_that_differs_from_its_address_is_corrupt(
 ) -> None:
     wrong = records[0]._replace(**{part: getattr(THREE[1], part)})
     there = address(wrong if has_offset else wrong._replace(offset=0))
-    with closing(opened(shard, kind, 3)) as found:
+    with opened(shard, kind, 3) as found:
         for read in (found.image, lambda *where: found.image_in(*where, fresh)):
             with pytest.raises((CorruptRecord, ShardDamaged), match="record 0"):
                 read(0, there)
@@ -150,7 +144,7 @@ def test_a_file_that_was_cut_short_since_is_damage(
     shard: Path, kind: str, records: list[StoredRecord]
 ) -> None:
     file = shard.with_name(ARCHIVE_NAME) if kind == "tar" else shard
-    with closing(opened(shard, kind, 3)) as found:
+    with opened(shard, kind, 3) as found:
         os.truncate(file, records[1].offset + 3)
         first = [number for number in (0, 2) if records[number].offset < records[1].offset]
         assert all(found.image(number, address(records[number])) == THREE[number].image for number in first)
@@ -160,14 +154,9 @@ def test_a_file_that_was_cut_short_since_is_damage(
 
 
 def test_eight_threads_read_through_one_shard(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path / "shard", kind, MANY)
     ordinals = list(range(len(MANY))) * 8
-    with (
-        Shard(path, kind) as reader,
-        closing(opened(path, kind, len(MANY))) as shard,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        found = list(pool.map(reader.checked, ordinals))
+    with Shard(write(tmp_path / "shard", kind, MANY), kind) as shard, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(shard.checked, ordinals))
         images = [pool.submit(shard.image, n, address(found[n])) for n in ordinals]
         earlier = [pool.submit(shard.image, n, address(MANY[n])) for n in ordinals]
 
@@ -188,7 +177,7 @@ def test_no_descriptor_stays_open_and_a_closed_reader_is_not_read(shard: Path, k
                 reader.checked(0)
         with pytest.raises(ShardDamaged):
             Shard(damaged, kind)
-        with closing(opened(shard, kind, 2)) as short, pytest.raises(ShardDamaged):
+        with opened(shard, kind, 2) as short, pytest.raises(ShardDamaged):
             short.image(0, address(THREE[0]))
         write(shard.with_name("other"), kind, THREE)
         shard.with_name("other").unlink()
