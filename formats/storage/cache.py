@@ -429,10 +429,8 @@ class FileSource:
     @classmethod
     def of(cls, dataset: RecordSet) -> FileSource:
         """Return those of a dataset."""
-        if "://" not in dataset.location:
-            return cls()
-        cache: FileCache = dataset.cache  # type: ignore[attr-defined]
-        return cls(dataset.location, cache.folder.path, cache.limit_bytes)
+        found: FileSource = getattr(dataset, "source", cls())  # a cached dataset has one
+        return found
 
     @contextmanager
     def open(self, *, held: bool = False) -> Iterator[LocalFiles]:

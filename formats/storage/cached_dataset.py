@@ -16,7 +16,7 @@ from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import INDEX_NAME
-from shardprep.formats.storage.cache import FileCache, HeldFiles, saying_published
+from shardprep.formats.storage.cache import FileCache, FileSource, HeldFiles, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
@@ -81,10 +81,9 @@ class CachedDataset(Dataset):
         *,
         labels: str = "sorted_wnid0",
         root: str | None = None,
-        policy: RetryPolicy = PATIENT,
     ) -> None:
-        self.url = place.url
-        self._opening = place, user_path(cache).absolute(), limit, policy
+        self._place = place
+        self.source = FileSource(place.url, user_path(cache).absolute(), limit)
         self._cache: FileCache | None = None
         self._lock = threading.Lock()  # of its opening
         self._root: str | None = None  # known when it is open
@@ -109,7 +108,7 @@ class CachedDataset(Dataset):
             if (index := manifest.table(INDEX_NAME)) is None:
                 raise
             self.cache.keep(self.cache.hold_right(index))
-            with saying_published(self._opening[0], self.cache.folder.path, index):
+            with saying_published(self._place, self.cache.folder.path, index):
                 super().__init__(folder, labels=labels)
 
     @property
@@ -119,9 +118,8 @@ class CachedDataset(Dataset):
             return found
         with self._lock:
             if self._cache is None:
-                place, folder, limit, policy = self._opening
                 with ExitStack() as failed:
-                    cache = failed.enter_context(FileCache(folder, limit, place, policy=policy))
+                    cache = failed.enter_context(self.source.opened())
                     if self._root is not None:  # the folder may have been deleted since it was closed
                         self._manifest_in(cache.folder, self._root)
                     failed.pop_all()
@@ -132,20 +130,19 @@ class CachedDataset(Dataset):
         """Return the manifest with that root which the cache knows, else the one at the place."""
         if root and (known := known_dataset(folder, root)) is not None:
             return known
-        place, _, _, policy = self._opening
-        found = remote_dataset(place, policy)
+        found = remote_dataset(self._place, PATIENT)
         if root not in (None, found.manifest.root):
-            raise SourceDamaged("was replaced by another dataset; open it again", path=place.url)
+            raise SourceDamaged("was replaced by another dataset; open it again", path=self._place.url)
         publish_folder(folder, found.manifest, found.data)
         return found.manifest
 
     @property
     def location(self) -> str:
         """The dataset's URL."""
-        return self.url
+        return self._place.url
 
     def _name_at(self, path: Path) -> str:
-        return self._opening[0].name
+        return self._place.name
 
     def close(self) -> None:
         """Close the shards, let their files go, and end the downloads. No other thread may be reading."""
@@ -159,9 +156,8 @@ class CachedDataset(Dataset):
             cache.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place, folder, limit, policy = self._opening
-        again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root, policy=policy)
-        return again, (place, folder, limit)
+        again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root)
+        return again, (self._place, self.source.cache, self.source.limit)
 
 
 def found_at(place: Location, policy: RetryPolicy = PATIENT) -> dict[str, RemoteDataset]:
