@@ -56,54 +56,6 @@ def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.
     assert list(order.each(places)) == [expected[place] for place in places]
 
 
-@given(omissions())
-@settings(deadline=None)
-def test_gaps_that_are_kept_make_batches_shorter_and_leave_all_others(found: Any) -> None:
-    whole, _, records = found
-    if not records:
-        return
-    kept = replace(whole, omission=Omission(np.array(records, np.int64), closes=False), batch_size=4)
-    batches = [batch.tolist() for batch in Epoch(replace(whole, batch_size=4), 2).batches()]
-
-    found = [batch.tolist() for batch in Epoch(kept, 2).batches()]
-
-    assert found == [[number for number in batch if number not in records] for batch in batches]
-
-
-@given(
-    records=st.integers(1, 90),
-    batch=st.integers(1, 7),
-    world=st.integers(1, 3),
-    drop_last=st.booleans(),
-    skipped=st.sets(st.integers(0, 30), max_size=6),
-    shuffle=shuffles,
-)
-@settings(deadline=None)
-def test_steps_that_are_passed_leave_all_others_as_they_were(
-    records: int, batch: int, world: int, drop_last: bool, skipped: set[int], shuffle: Any
-) -> None:
-    if records < world * (batch if drop_last else 1):
-        return
-    ranks = [
-        plan((records,), batch_size=batch, rank=rank, world_size=world, drop_last=drop_last, shuffle=shuffle)
-        for rank in range(world)
-    ]
-    stop = ranks[0].split(0).whole.stop
-    skipped = {step for step in skipped if step * batch * world < stop}
-    receipts = []
-    for one in ranks:
-        epoch, own = Epoch(one.passing(skipped, start=0), 5), []
-        for numbers in epoch.batches():
-            own.append(numbers.tolist())
-            epoch.delivered(numbers, [])
-        epoch.end()
-        receipts.append(epoch.receipt)
-        whole = [numbers.tolist() for numbers in Epoch(one, 5).batches()]
-        assert own == [numbers for step, numbers in enumerate(whole) if step not in skipped]
-    merged = Receipt.merge(receipts)
-    merged.check(records, left_out=records - stop, omitted=stop - merged.count)
-
-
 @pytest.mark.parametrize("steps", [[-1], [5], [0, 99]])
 def test_a_step_that_an_epoch_does_not_have_cannot_be_passed(steps: list[int]) -> None:
     with pytest.raises(UsageError, match="an epoch has steps 0 to 4"):

@@ -13,7 +13,7 @@ from hypothesis import assume, given, strategies as st
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import parts as partition_module
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, RankSplit, Shuffle, epoch_order
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
 from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 from support.whole_order import whole_order
@@ -75,20 +75,6 @@ def test_a_window_of_bytes_of_unknown_size_and_too_many_records_are_refused() ->
         epoch_order([10], shuffle=LocalShuffle("1KB"), seed=0, epoch=0)[:]
     with pytest.raises(UsageError, match="more than"):
         epoch_order([MAX_RECORDS, 1], shuffle=None, seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("step", [-1, 4])
-def test_a_step_outside_of_the_epoch_is_an_index_error(step):
-    with pytest.raises(IndexError):
-        RankSplit(records=10, batch_size=3).batch(step)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"rank": 2}, {"rank": -1}, {"start": 11}, {"world_size": 0}]
-)
-def test_a_split_that_cannot_be_meant_is_refused(wrong):
-    with pytest.raises(UsageError):
-        RankSplit(**{"records": 10, "batch_size": 3, "world_size": 2} | wrong)
 
 
 # Partitions
