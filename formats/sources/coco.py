@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -24,7 +23,7 @@ from shardprep.formats.records.codecs import no_constant
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
-from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
+from shardprep.formats.sources.listing import EntryTable, GrowingTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLITS,
     Entries,
@@ -52,6 +51,7 @@ COLUMNS = (
     *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
     ("segmentation", "json"),
 )
+_ANNOTATION = ("offset", "size", "image", "category")
 MAX_ID = 1 << 62
 MAX_SIDE = 1 << 20  # pixels
 MAX_OBJECT_BYTES = 16 << 20
@@ -233,10 +233,9 @@ class CocoInstances:
         self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
         self._path = split.instances
         self._walk = FolderWalk(split.images, follow_symlinks, self.problems)
-        more = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4")]
+        more = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4"), ("id", "<i8")]
         self._table = EntryTable(self._path, self.problems, more)
-        self._ids = array("q")
-        self._annotations = tuple(array("q") for _ in range(4))  # offset, size, image, category
+        self._annotations = GrowingTable(np.dtype([(name, "<i8") for name in _ANNOTATION]))
         with ArchiveFile(self._path) as file:
             text = JsonText(file)
             with self._at(text):
@@ -244,13 +243,14 @@ class CocoInstances:
                     with self.problems.collected(part), self._at(text):
                         self._add(part, value, offset, text.offset - offset)
             self.identity = file.identity
-        names, used = Counter(self.categories.values()), set(self._annotations[3])
+        annotations = self._annotations.finish()
+        names, used = Counter(self.categories.values()), {*np.unique(annotations["category"]).tolist()}
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
         self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
             raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
         self.entries = self._table.finish()
-        self.images, self.places = self._placed()
+        self.images, self.places = self._placed(annotations)
         advice = f"is in no object of {self._path.name}; remove it, or add one"
         self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
 
@@ -268,14 +268,12 @@ class CocoInstances:
             file = self._walk.find(place)
             if file is None:
                 raise SourceIncomplete("is missing; add it", path=self._walk.top / place)
-            more, key = (file.size, *sides), record_key("", place)
-            if self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more):
-                self._ids.append(number)
+            more, key = (file.size, *sides, number), record_key("", place)
+            self._table.append(key, UNLABELLED, length=file.size, offset=offset, file=file, more=more)
         elif part == "annotations":
             box_in(value)
-            row = offset, size, _id_in(value, "image_id"), _id_in(value, "category_id")
-            for column, each in zip(self._annotations, row, strict=True):
-                column.append(each)
+            ids = _id_in(value, "image_id"), _id_in(value, "category_id")
+            self._annotations.append((offset, size, *ids))
         else:
             name = value.get("name")
             if not isinstance(name, str) or not name or number in self.categories:
@@ -284,28 +282,28 @@ class CocoInstances:
             if value.get("supercategory") == "none":  # as Roboflow writes the first one
                 self._heads.add(number)
 
-    def _placed(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _placed(self, rows: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the offset of the image of each annotation, ascending, and their own offsets and sizes.
 
         These bytes are counted as the images'.
         """
-        offsets, sizes, images, categories = (np.array(column, np.int64) for column in self._annotations)
-        ids = np.array(self._ids, np.int64)
+        ids = self.entries["id"]
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
             self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
-        known = np.isin(images, ids)
-        checks = ((known, "an image"), (np.isin(categories, [*self.categories]), "a category"))
+        known = np.isin(rows["image"], ids)
+        checks = ((known, "an image"), (np.isin(rows["category"], [*self.categories]), "a category"))
         for is_known, what in () if self.problems else checks:
-            for at_byte in offsets[~is_known].tolist():
+            for at_byte in rows["offset"][~is_known].tolist():
                 missing = f"refers to {what} that does not exist; copy it again"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
-        record = by_id[np.searchsorted(ids, images[known], sorter=by_id)]
-        self.entries["length"] += np.bincount(record, sizes[known], len(ids)).astype(np.int64)
+        rows = rows[known]
+        record = by_id[np.searchsorted(ids, rows["image"], sorter=by_id)]
+        self.entries["length"] += np.bincount(record, rows["size"], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]
         order = np.argsort(of_image, kind="stable")
-        return of_image[order], np.stack([offsets[known], sizes[known]], axis=1)[order]
+        return of_image[order], np.stack([rows["offset"], rows["size"]], axis=1)[order]
 
 
 def _id_in(value: dict[str, Any], name: str) -> int:
