@@ -443,7 +443,7 @@ class Tree(IlsvrcSource):
     @cached_property
     def classes(self) -> dict[str, list[str]]:
         """The class folders of each split, none if it is flat. Raises SourceDamaged if one cannot be used."""
-        walk = self.walk()
+        walk = FolderWalk(self.root, self.source_options.follow_symlinks)
         classes = {split: walk.folders(folder) for split, folder in self.places.items()}
         walk.problems.raise_all()
         for split, names in classes.items():
@@ -465,13 +465,10 @@ class Tree(IlsvrcSource):
                 path=self.root,
             )
 
-    def walk(self) -> FolderWalk:
-        """Return a new walk through the tree."""
-        return FolderWalk(self.root, self.source_options.follow_symlinks)
-
     def find(self, split: str, known: Entries | None = None) -> Listing:
         place, classes, problems = self.places[split], self.classes[split], Problems()
-        walk, table = replace(self.walk(), problems=problems), EntryTable(self.root, problems)
+        walk = FolderWalk(self.root, self.source_options.follow_symlinks, problems)
+        table = EntryTable(self.root, problems)
         if classes or split == "train":
             for file in walk.files(place):
                 if not walk.is_left_out(file, place):
@@ -509,7 +506,7 @@ class Tree(IlsvrcSource):
             self.layout,
             table.finish(),
             self.labels,
-            TreeReader(self.root, self.source_options.follow_symlinks),
+            TreeReader(self.root, walk.follow_symlinks),
             problems=problems,
             ignored=dict(walk.ignored),
             notes=other_folders_note(self.root, self._folders),
