@@ -91,8 +91,8 @@ class EntryTable:
         offset: int = 0,
         file: FoundFile | None = None,
         more: tuple[Any, ...] = (),
-    ) -> bool:
-        """Append a row, with the values of the further columns; return whether it was, and not refused.
+    ) -> None:
+        """Append a row, with the values of the further columns, or refuse it.
 
         ``file`` is that of an image in a folder, where ``length`` counts the bytes of its columns, too.
         """
@@ -106,8 +106,6 @@ class EntryTable:
             self._refuse(SourceDamaged(too_long, path=self._source))
         else:
             self._table.append((raw, path, label, length, offset, mtime_ns, *more))
-            return True
-        return False
 
     def _refuse(self, error: SourceDamaged, kind: str = "") -> None:
         if self._problems is None:
