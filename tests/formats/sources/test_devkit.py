@@ -17,13 +17,8 @@ from hypothesis import given, settings, strategies as st
 from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, LabelSpace, official_words
 from shardprep.formats.sources import devkit
-from shardprep.formats.sources.annotations import (
-    FIRST_VAL,
-    AnnotationFiles,
-    check_first_label,
-    read_labels,
-)
-from shardprep.formats.sources.devkit import Devkit, read_devkit, read_struct_array
+from shardprep.formats.sources.annotations import check_first_label, read_labels
+from shardprep.formats.sources.devkit import read_devkit, read_struct_array
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.sample import meta_mat
 from support.source_builders import (
@@ -201,26 +196,6 @@ def test_damaged_labels_of_val_are_an_error(
     write(tmp_path / name, text)
     with pytest.raises(error, match=message):
         read_labels(tmp_path / name, SPACE)
-
-
-def official_devkit(first: int) -> Devkit:
-    """Real classes, and ids of which only one is real: 490 is label 65."""
-    ids = {wnid: i for i, wnid in enumerate(official_words(), start=1)}
-    sea_snake, stand_in = OFFICIAL.classes[65].name, OFFICIAL.classes[489].name
-    ids[sea_snake], ids[stand_in] = ids[stand_in], ids[sea_snake]
-    truth = (first, *[1] * 49_999)
-    return Devkit(LabelSpace.of(ids, ids=ids), dict.fromkeys(ids, 1), truth)
-
-
-def test_the_official_devkit_says_490_of_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = AnnotationFiles(None)
-    for first in (490, 65):
-        files.__dict__["devkit"] = kit = official_devkit(first)
-        if first == 490:
-            assert files.ground_truth(kit.classes).said["the devkit"][FIRST_VAL] == 65
-            continue
-        with pytest.raises(LabelConflict, match="the devkit says 64, but in sorted_wnid0 it is 65"):
-            files.ground_truth(kit.classes)
 
 
 @pytest.mark.parametrize("label", [66, 490, 970])
