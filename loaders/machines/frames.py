@@ -274,7 +274,8 @@ def send_batches(
     """Send one epoch to the FrameReceiver at ``endpoint``.
 
     A batch is an array, a list of bytes, or a tuple or dict of these. The iteration begins when the receiver
-    admits this sender, and the next batch is drawn when the last one is sent and its memory is free again.
+    admits this sender; the next batch is drawn when the receiver has room for it, and the last one is sent
+    and its memory is free again.
     Large arrays are not copied. There is no authentication and no encryption: use it on loopback or on a
     trusted network. Ctrl-C ends it.
 

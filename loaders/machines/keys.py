@@ -69,7 +69,6 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     replaces it atomically; the other machines then need the new public key. Raises OperationError where
     something else than a file is there, OSError.
     """
-    _check_curve()
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     for file in (secret_file, public_file):
         if not overwrite and os.path.lexists(file):
@@ -87,7 +86,6 @@ def load_secret(path: AnyPath) -> Secret:
     Raises UsageError where the file belongs to another user, where group or others may read or write it, or
     where it has no matching pair of keys; OperationError where it cannot be read.
     """
-    _check_curve()
     file = user_path(path)
     remedy = "chmod 600"
     if file.suffix == PUBLIC_SUFFIX:
@@ -138,11 +136,6 @@ def load_allowed(folder: AnyPath) -> dict[bytes, str]:
     return {load_public(file): file.name.removesuffix(PUBLIC_SUFFIX) for file in reversed(files)}
 
 
-def _check_curve() -> None:
-    if not zmq.has("curve"):
-        raise OperationError("this pyzmq was built without CURVE; install the one from the package index")
-
-
 def _beside(path: AnyPath, suffix: str) -> Path:
     name = os.fspath(path)
     file = user_path(name + suffix)
@@ -191,8 +184,6 @@ def _is_key(text: bytes) -> bool:
 def _check_owner(
     path: Path, status: os.stat_result, forbidden: int, remedy: str, *, root_may_own: bool
 ) -> None:
-    if os.name != "posix":
-        return
     if status.st_uid != os.geteuid() and not (root_may_own and status.st_uid == 0):
         raise UsageError(f"belongs to another user; chown {os.geteuid()} {path}", path=path)
     if status.st_mode & forbidden:

@@ -7,7 +7,6 @@ import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from shardprep.loaders.machines.codec import FrameDamaged
@@ -232,14 +231,6 @@ class StepRef(NamedTuple):
     step: int
 
 
-class Arrival(Enum):
-    """The outcome of a step that arrived."""
-
-    FRESH = "it was missing"
-    REPEATED = "it had arrived before"
-    STALE = "its pass is over"
-
-
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
@@ -252,7 +243,7 @@ class Ledger(Generic[T]):
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:
-        self.leases_given_again = 0
+        self.leases_given_again = self.repeated = self.stale = 0  # the others of steps that arrived
         self.steps: Steps[T] = Steps(total=0)
         self._ahead = ahead
         self._lease_seconds = lease_seconds
@@ -317,17 +308,21 @@ class Ledger(Generic[T]):
                     self._windows[peer] = self._windows.pop(peer)  # the last in turn
                 yield peer, lease
 
-    def arrive(
-        self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float
-    ) -> Arrival:
-        """Add a step that arrived. Raises FrameDamaged where it was never leased to this peer."""
+    def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
+        """Add a step that arrived; return whether it was missing.
+
+        Otherwise it is counted as ``repeated``, or as ``stale`` where its pass is over. Raises FrameDamaged
+        where it was never leased to this peer.
+        """
         if self._is_of_before(lease_id, pass_number):
-            return Arrival.STALE
+            self.stale += 1
+            return False
         self._check(peer, lease_id, pass_number, step)
         is_fresh = self.steps.arrive(step, item)
+        self.repeated += not is_fresh
         self._failures.pop(step, None)
         self._mark_sent(peer, now, until=(lease_id, step))
-        return Arrival.FRESH if is_fresh else Arrival.REPEATED
+        return is_fresh
 
     def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
         """Note that a peer has nothing more to send of its leases up to this one. Raises FrameDamaged."""

@@ -34,7 +34,7 @@ from shardprep.loaders.machines.codec import (
 )
 from shardprep.loaders.machines.frames import SenderFailed
 from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, check_endpoint
-from shardprep.loaders.machines.ledger import AHEAD, Arrival, Ledger, StepRef, Steps
+from shardprep.loaders.machines.ledger import AHEAD, Ledger, StepRef, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_TEXT_CHARACTERS,
@@ -160,7 +160,7 @@ class Reception(Owned):
         self._ledger: Ledger[LoadedStep] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
         self._memory = MemoryPool()
         self._session = secrets.randbits(63)
-        self._batches = self._rejected = self._repeated = self._stale = self._logged = 0
+        self._batches = self._rejected = self._stale = self._logged = 0
         self._waited = 0.0  # the clock of leases, which do not expire while the training process is busy
         self._last_check = self._last_present = 0.0  # on that clock
         self._has_logged_absence = False
@@ -238,8 +238,8 @@ class Reception(Owned):
             not_admitted=self._auth.refused,
             batches=self._batches,
             rejected=self._rejected + self._socket.dropped,
-            repeated=self._repeated,
-            stale=self._stale,
+            repeated=self._ledger.repeated,
+            stale=self._stale + self._ledger.stale,
             leases_given_again=self._ledger.leases_given_again,
             waited=self._waited,
         )
@@ -329,13 +329,10 @@ class Reception(Owned):
         most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else np.inf
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
             raise FrameDamaged("a batch is of records that do not exist")
-        arrival = self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited)
-        if arrival is Arrival.FRESH:
+        if self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(len(part) for part in message.parts[1:])
             sender.last = monotonic()
-        self._repeated += arrival is Arrival.REPEATED
-        self._stale += arrival is Arrival.STALE
 
     def _step_of(self, work: StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for another session."""

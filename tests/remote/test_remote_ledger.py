@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shardprep.loaders.machines.codec import FrameDamaged
-from shardprep.loaders.machines.ledger import LEASE_STEPS, Arrival, Ledger, StepLease, Steps
+from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, StepLease, Steps
 from shardprep.loaders.remote import RemoteSource
 from support.remote_ends import ANY_PORT, SOURCES, line_of, locally, programs, same, wired
 
@@ -66,7 +66,7 @@ class Peers(RuleBasedStateMachine):
         in_any_order: bool,
         is_known: bool,
     ) -> None:
-        self.now = 0.0
+        self.now, self.old = 0.0, 0  # the steps of another pass that arrived
         self.steps = max(steps, start, *early, 0) + 1 if early else max(steps, start)
         self.ordered, self.ahead = ordered, ahead
         self.ledger: Ledger[int] = Ledger(ahead=ahead, lease_seconds=LEASE_SECONDS)
@@ -115,8 +115,8 @@ class Peers(RuleBasedStateMachine):
             self.ledger.end(peer, lease.id, 7, self.steps)
             self.queues[peer].clear()
             return
-        arrival = self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now)
-        assert arrival in (Arrival.FRESH, Arrival.REPEATED)
+        self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now)
+        assert self.ledger.stale == self.old
         self.sent.append((peer, lease, step))
 
     @rule(peer=peers)
@@ -131,7 +131,9 @@ class Peers(RuleBasedStateMachine):
         if self.sent:
             peer, lease, step = self.sent[place % len(self.sent)]
             if peer in self.queues:
-                assert self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now) is Arrival.REPEATED
+                before = self.ledger.repeated
+                assert not self.ledger.arrive(peer, lease.id, 7, step, step, now=self.now)
+                assert self.ledger.repeated == before + 1
 
     @rule(peer=peers, step=st.integers(0, 30), lease=st.integers(1000, 2000))
     def forge(self, peer: bytes, step: int, lease: int) -> None:
@@ -140,7 +142,9 @@ class Peers(RuleBasedStateMachine):
                 self.ledger.arrive(peer, lease, 7, step, -1, now=self.now)
             with pytest.raises(FrameDamaged):
                 self.ledger.arrive(peer, self.last[peer], 8, step, -1, now=self.now)
-            assert self.ledger.arrive(peer, 1, 6, step, -1, now=self.now) is Arrival.STALE
+            assert not self.ledger.arrive(peer, 1, 6, step, -1, now=self.now)
+            self.old += 1
+            assert self.ledger.stale == self.old
 
     @rule(seconds=st.floats(0, LEASE_SECONDS * 1.5))
     def pass_time(self, seconds: float) -> None:
