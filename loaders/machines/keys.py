@@ -365,9 +365,7 @@ class ReceiverAuth(Owned):
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _answer(self, handler: zmq.Socket[bytes]) -> None:
-        """Authenticate peers until the context is terminated. If this dies, libzmq refuses every further
-        peer.
-        """
+        """Authenticate peers until the context is terminated. Without it libzmq refuses all of them."""
         try:
             while True:
                 _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()
@@ -404,21 +402,19 @@ def mechanism_of(endpoint: str) -> str:
     Sends none: a receiver with another one would close the connection, perhaps before its own greeting.
     """
     greeting, (kind, _, place) = b"", endpoint.partition("://")
-    is_tcp = kind == "tcp"
-    with (
-        suppress(OSError),
-        socket.socket(socket.AF_UNIX)
-        if not is_tcp
-        else socket.create_connection(
-            (host_of(endpoint), int(place.rpartition(":")[2])), HANDSHAKE_TIMEOUT_S
-        ) as connection,
-    ):
-        if not is_tcp:
-            connection.settimeout(HANDSHAKE_TIMEOUT_S)
-            connection.connect(place)
-        connection.sendall(SIGNATURE + b"\x03\x01")
-        while len(greeting) < MECHANISM.stop and (received := connection.recv(64)):
-            greeting += received
+    with suppress(OSError):
+        if kind == "tcp":
+            address = host_of(endpoint), int(place.rpartition(":")[2])
+            connection = socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
+        else:
+            connection = socket.socket(socket.AF_UNIX)
+        with connection:
+            if kind == "ipc":
+                connection.settimeout(HANDSHAKE_TIMEOUT_S)
+                connection.connect(place)
+            connection.sendall(SIGNATURE + b"\x03\x01")
+            while len(greeting) < MECHANISM.stop and (received := connection.recv(64)):
+                greeting += received
     name = greeting[MECHANISM].rstrip(b"\0") if greeting[:1] == SIGNATURE[:1] else b""
     return name.decode("ascii", "replace")
 
