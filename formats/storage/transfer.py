@@ -310,11 +310,12 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
 
 
 class FileTransfer(RunnableWork, Protocol):
-    """A file on its way: ``done`` bytes are there; ``is_done`` once all are, and right."""
+    """A file on its way: ``done`` bytes are there; ``is_done`` once all are, ``is_kept`` if before."""
 
     entry: FileEntry
     done: int
     is_done: bool
+    is_kept: bool
 
 
 @dataclass(frozen=True)
@@ -325,8 +326,13 @@ class TransferRun:
     at_once: int
     progress: Progress
 
-    def run(self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer]) -> None:
-        """Run the transfers of a dataset's files. The first failure cancels the others, and is raised."""
+    def run(
+        self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Run the transfers of a dataset's files; return the names of those that moved, and of those kept.
+
+        The first failure cancels the others, and is raised.
+        """
         names = {shard.name for shard in manifest.shards}
         shards, told = [each for each in transfers if each.entry.name in names], 0
 
@@ -340,3 +346,5 @@ class TransferRun:
         size = sum(each.entry.size for each in transfers)
         with self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
             self.loop.run(run_all(transfers, self.at_once), tick)
+        moved = tuple(each.entry.name for each in transfers if not each.is_kept)
+        return moved, tuple(each.entry.name for each in transfers if each.is_kept)

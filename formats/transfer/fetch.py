@@ -132,15 +132,13 @@ class LocalCopy:
             if kept := self.kept():
                 transfers.progress.note(f"{self.output}: {kept} already; checking them")
             downloads = self.downloads(self.wanted)
-            transfers.run("fetch", self.manifest, downloads)
+            fetched, there = transfers.run("fetch", self.manifest, downloads)
             is_complete = len(downloads) == len(self.manifest.files)
             if is_complete:
                 if not (self.output / MANIFEST_NAME).exists():
                     publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
                 work_folder.remove()
-        fetched = tuple(each.entry.name for each in downloads if not each.is_kept)
-        names = tuple(each.entry.name for each in downloads if each.is_kept)
-        return FetchedDataset(self.output, self.url, self.manifest, fetched, names, is_complete)
+        return FetchedDataset(self.output, self.url, self.manifest, fetched, there, is_complete)
 
 
 def _size_of(path: Path) -> int:

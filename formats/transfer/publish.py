@@ -148,14 +148,12 @@ def _published(
     already = run(place.holds(manifest))
     files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # these last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
-    transfers.run("publish", manifest, uploads)
+    uploaded, kept = transfers.run("publish", manifest, uploads)
     if already:
         run(place.drop_leftover())
     else:
         proven = {each.entry.name: each.stored for each in uploads if each.stored}
         run(place.finish(manifest.to_bytes(), proven))
-    uploaded = tuple(each.entry.name for each in uploads if not each.is_kept)
-    kept = tuple(each.entry.name for each in uploads if each.is_kept)
     return PublishedDataset(place.remote.place.url, manifest, uploaded, kept, already)
 
 

@@ -399,7 +399,6 @@ class _Verification:
         records, size = sum(file.records for file in files), sum(file.size for file in files)
         made: dict[int, CheckResult | Exception] = {}
         places, done_records, done_bytes = iter(range(len(files))), 0, 0
-
         sent = []
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
@@ -417,7 +416,7 @@ class _Verification:
 
         with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:
             try:
-                at_once = count if self.elsewhere is None else self.workers or AT_ONCE
+                at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
                     for place, future in filter(None, finished):
                         try:
