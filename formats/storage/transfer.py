@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -270,7 +270,9 @@ def _unpublished(error: RemoteMissing) -> NothingThere:
 
 async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
     """Return the splits in a folder. Raises NothingThere for a listed train, val or test without one."""
-    listed = await _listed_in(folder)
+    listed: set[str] = set()
+    with suppress(RemoteDenied, RemoteMissing):
+        listed = {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
     usual = [name for name in USUAL_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
@@ -283,14 +285,6 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
             if listed:
                 raise
     return found
-
-
-async def _listed_in(folder: RemoteFolder) -> set[str]:
-    """Return the names that splits may have of the folders in this one; empty if they are not listed."""
-    try:
-        return {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
-    except (RemoteDenied, RemoteMissing):
-        return set()
 
 
 async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
