@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import CorruptRecord, ShardDamaged
-from shardprep.formats.records.record import record_crc
+from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.files import ShardFile
 
@@ -91,59 +89,6 @@ class ColumnAddresses:
     def find(self, ordinal: int) -> Address:
         key, label, crc32c, offset, length = (column[ordinal].item() for column in self._columns)
         return key, label, crc32c, offset, length
-
-
-Image = TypeVar("Image", bytes, Memory)
-
-
-def checked_image(
-    file: ShardFile, shard: Path, ordinal: int, address: Address, read_at: Callable[[int, int], Image]
-) -> Image:
-    """Return the image that ``read_at(length, offset)`` reads of ``file``, its record checked.
-
-    ``shard`` is the shard that has the record: the file itself, or a table of images in it. Raises
-    ShardDamaged, CorruptRecord and OSError, which name the record.
-    """
-    key, label, crc32c, offset, length = address
-    if offset + length > file.size:
-        raise cut_off(file, shard, ordinal)
-    try:
-        image = read_at(length, offset)
-    except (OSError, MemoryError) as error:
-        raise unread(file.path, ordinal, error) from error
-    if len(image) != length:
-        raise cut_off(file, shard, ordinal)
-    if record_crc(key, label, image) != crc32c:
-        raise corrupt(file, shard, ordinal, key)
-    return image
-
-
-def unread(path: Path, ordinal: int, error: OSError | MemoryError) -> OSError:
-    """Return the error for a record that the system did not read, or has no memory for."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
-    return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(path))
-
-
-def cut_off(file: ShardFile, shard: Path, ordinal: int) -> ShardDamaged:
-    """Return the error for a shard, or its archive, that ends before a record does."""
-    if file.path != shard:
-        return not_indexed(file.path, f"ends before record {ordinal} of {shard.name} does")
-    return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=shard)
-
-
-def corrupt(file: ShardFile, shard: Path, ordinal: int, key: bytes) -> CorruptRecord:
-    """Return the error for a record of a shard, or in its archive, that does not match its checksum."""
-    place: str | Path = shard.parent
-    advice = "; prep repair rebuilds the shard"
-    if file.path != shard:
-        place = place_of(file.path)
-        advice = f": the archive, or its table, has changed; {advice_for(file.path)}"
-    return CorruptRecord(
-        f"record {ordinal} does not match its CRC-32C{advice}",
-        path=place,
-        shard=shard.name,
-        key=key.decode("utf-8", "replace"),
-    )
 
 
 def place_of(link: Path) -> str:

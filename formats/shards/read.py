@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
-from shardprep.formats.records.record import MAX_IMAGE_BYTES
+from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.container import (
     Address,
@@ -29,10 +29,9 @@ from shardprep.formats.shards.container import (
     Memory,
     Room,
     StoredRecord,
-    checked_image,
-    corrupt,
+    advice_for,
     not_indexed,
-    unread,
+    place_of,
 )
 from shardprep.formats.shards.files import FileEntry, ShardFile
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
@@ -53,6 +52,9 @@ def container(name: str) -> Container:
         raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
     found: Container = import_module(_MODULES[name]).CONTAINER
     return found
+
+
+Image = TypeVar("Image", bytes, Memory)
 
 
 class Shard(Owned, AbstractContextManager["Shard"]):
@@ -109,7 +111,7 @@ class Shard(Owned, AbstractContextManager["Shard"]):
             if 0 <= ordinal < self.records:
                 return self._addresses.find(ordinal)
         except (OSError, MemoryError) as error:
-            raise unread(self.file.path, ordinal, error) from error
+            raise self._unread(ordinal, error) from error
         raise ShardDamaged(f"has no record {ordinal}", path=self.path)
 
     def checked(self, ordinal: int) -> StoredRecord:
@@ -118,13 +120,13 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         key, label, crc32c, offset, length = address
         if length > MAX_IMAGE_BYTES:
             raise ShardDamaged(f"gives record {ordinal} a length that no image has", path=self.path)
-        image = checked_image(self.file, self.path, ordinal, address, self.file.read_at)
+        image = self._checked(ordinal, address, self.file.read_at)
         return StoredRecord(key, label, crc32c, image, offset)
 
     def image(self, ordinal: int, address: Address) -> bytes:
         """Return the image at an address, its record checked against its checksum."""
         found = address if address[3] else self._located(ordinal, address)
-        return checked_image(self.file, self.path, ordinal, found, self.file.read_at)
+        return self._checked(ordinal, found, self.file.read_at)
 
     def image_in(self, ordinal: int, address: Address, room: Room) -> Memory:
         """Return the image in the memory of ``room(length)``, its record checked from this copy."""
@@ -135,14 +137,54 @@ class Shard(Owned, AbstractContextManager["Shard"]):
             return memory if count == length else memory[:count]
 
         found = address if address[3] else self._located(ordinal, address)
-        return checked_image(self.file, self.path, ordinal, found, read_at)
+        return self._checked(ordinal, found, read_at)
 
     def _located(self, ordinal: int, address: Address) -> Address:
         """Return an address of format 1.0 with the offset that the container says."""
         found = self.address(ordinal)
         if found[:3] != address[:3] or found[4] != address[4]:
-            raise corrupt(self.file, self.path, ordinal, address[0])
+            raise self._corrupt(ordinal, address[0])
         return found
+
+    def _checked(self, ordinal: int, address: Address, read_at: Callable[[int, int], Image]) -> Image:
+        """Return the image that ``read_at(length, offset)`` reads, its record checked."""
+        key, label, crc32c, offset, length = address
+        if offset + length > self.file.size:
+            raise self._cut_off(ordinal)
+        try:
+            image = read_at(length, offset)
+        except (OSError, MemoryError) as error:
+            raise self._unread(ordinal, error) from error
+        if len(image) != length:
+            raise self._cut_off(ordinal)
+        if record_crc(key, label, image) != crc32c:
+            raise self._corrupt(ordinal, key)
+        return image
+
+    def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
+        """Return the error for a record that the system did not read, or has no memory for."""
+        number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
+        return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self.file.path))
+
+    def _cut_off(self, ordinal: int) -> ShardDamaged:
+        """Return the error for a shard, or its archive, that ends before a record does."""
+        if self.file.path != self.path:
+            return not_indexed(self.file.path, f"ends before record {ordinal} of {self.path.name} does")
+        return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)
+
+    def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
+        """Return the error for a record of a shard, or in its archive, that does not match its checksum."""
+        place: str | Path = self.path.parent
+        advice = "; prep repair rebuilds the shard"
+        if self.file.path != self.path:
+            place = place_of(self.file.path)
+            advice = f": the archive, or its table, has changed; {advice_for(self.file.path)}"
+        return CorruptRecord(
+            f"record {ordinal} does not match its CRC-32C{advice}",
+            path=place,
+            shard=self.path.name,
+            key=key.decode("utf-8", "replace"),
+        )
 
     @property
     def is_deleted(self) -> bool:
