@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
@@ -38,10 +37,6 @@ SMALL = Manifest(
     shards=(FileEntry("shard-00000.lmdb", 8192, DIGEST, 3),),
     content_root="blake3:00",
 )
-
-natural = st.integers(0, (1 << 63) - 1)
-texts = st.text(max_size=8)
-parts = st.dictionaries(texts, st.none() | st.booleans() | natural | texts | st.lists(texts), max_size=3)
 
 
 def is_refused(data: bytes) -> bool:
