@@ -19,7 +19,6 @@ import numpy as np
 
 from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
@@ -38,12 +37,11 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.columns import BOX_DTYPE
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import IN_PLACE, container
 from shardprep.formats.shards.tables import index_dtype
-from shardprep.formats.sources.listing import GrowingTable, StoredEntries
+from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SPLITS, Listing, Problems, Source, SourceOptions
 from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
@@ -148,21 +146,6 @@ class ConvertOptions:
     restart: bool = False
     check_md5: bool = False
     allow_network_fs: bool = False
-
-
-def boxes_of(source: Source, listing: Listing) -> Rows | None:
-    """Read all boxes of a split, each a row of the boxes' table with its image's key; None if it has none.
-
-    Reading errors come before the first shard is built, not after the last.
-    """
-    boxes = source.boxes(listing.split)
-    if boxes is None:
-        return None
-    label_of, table = listing.labels.label_of, GrowingTable(np.dtype([("key", "S1"), *BOX_DTYPE.descr]))
-    for box in boxes:
-        sides = box.x_min, box.y_min, box.x_max, box.y_max
-        table.append((box.key.encode(), 0, label_of.get(box.name, UNLABELLED), *sides))
-    return table.finish()
 
 
 @dataclass(frozen=True)
@@ -381,7 +364,7 @@ class Conversion:
                         f"the images of {listing.split} are not in an official tar, and can stay in no other "
                         "archive; convert them with prep convert"
                     )
-                boxes = boxes_of(source, listing)
+                boxes = source.boxes(listing.split, listing.labels)  # errors come before the first shard
                 planned = plan(listing, self.plan_options)
                 prepared.append(PreparedSplit(outputs[listing.split], planned, boxes, planned.shards))
         if self.part:

@@ -16,9 +16,10 @@ from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
 import numpy as np
 
 from shardprep.formats.errors import LabelConflict, SourceDamaged
-from shardprep.formats.records.labels import MAX_WORDS, LabelSpace
+from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.sources.devkit import FORMS, Devkit, read_devkit
 from shardprep.formats.sources.listing import (
     GrowingTable,
@@ -27,7 +28,7 @@ from shardprep.formats.sources.listing import (
     read_small_file,
     text_lines,
 )
-from shardprep.formats.sources.source import Box
+from shardprep.formats.sources.source import BOX_ROW
 from shardprep.formats.sources.tar import walk
 from shardprep.formats.sources.trees import files_below, refuse_links
 
@@ -216,8 +217,8 @@ class _Builder(TreeBuilder):
         raise ValueError("it has a DOCTYPE, which annotations may not have")
 
 
-def parse_box_xml(data: bytes, key: str) -> Iterator[Box]:
-    """Yield the objects of an image in their order, without those wholly outside of it.
+def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, float, float]]:
+    """Yield class and sides of the objects of an image in their order, without those wholly outside of it.
 
     The class in the image's key, if it has one, replaces names that are no wnid. Raises ValueError if the
     data is not such an XML.
@@ -236,7 +237,7 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[Box]:
         x_min, x_max = _extent(element, "x", width)
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
-            yield Box(key, _class(element, own_class), x_min, y_min, x_max, y_max)
+            yield _class(element, own_class), x_min, y_min, x_max, y_max
 
 
 def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
@@ -261,11 +262,6 @@ def _class(element: Element, own_class: str | None) -> str:
     return name if _WNID.fullmatch(name) else own_class or _KNOWN_WORDS.get(name, name)
 
 
-_ROW = np.dtype(
-    [("key", "S1"), ("name", "S1"), *((end, "<f8") for end in ("x_min", "y_min", "x_max", "y_max"))]
-)
-
-
 def find_boxes(folder: Path, split: str) -> Path | None:
     """Return the path of the boxes of a split in the folder, None without any.
 
@@ -284,13 +280,13 @@ def find_boxes(folder: Path, split: str) -> Path | None:
     return None
 
 
-def read_boxes(path: Path) -> Iterator[Box]:
-    """Yield the boxes by key and, within an image, in the order of its XML.
+def read_boxes(path: Path, labels: LabelSpace) -> Rows:
+    """Return the boxes, rows of BOX_ROW, by key and, within an image, in the order of its XML.
 
     Raises SourceDamaged for a damaged archive or XML, for two of one image, and for an XML that is not named
     for an image; the ``<filename>`` in it is often wrong and is ignored.
     """
-    table, annotated = GrowingTable(_ROW), set[str]()
+    table, annotated = GrowingTable(BOX_ROW), set[str]()
     for place, stem, data in _xmls(path):
         with foreign_file(place, "copy it again, or remove it"):
             key = official_key(stem)
@@ -299,14 +295,11 @@ def read_boxes(path: Path) -> Iterator[Box]:
             boxes = [*parse_box_xml(data, key)]
         if boxes and key in annotated:
             raise SourceDamaged("two XML files annotate this image; remove one", path=path, key=key)
-        for box in boxes:
+        for name, *sides in boxes:
             annotated.add(key)
-            ends = (box.x_min, box.y_min, box.x_max, box.y_max)
-            table.append((key.encode(), box.name.encode(), *ends))
+            table.append((key.encode(), 0, labels.label_of.get(name, UNLABELLED), *sides))
     rows = table.finish()
-    for row in rows[np.argsort(rows["key"], kind="stable")]:
-        raw, name, *sides = row.item()
-        yield Box(raw.decode(), name.decode(), *sides)
+    return rows[np.argsort(rows["key"], kind="stable")]
 
 
 def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import permutation
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import checked_boxes, checked_column, checked_index
 from shardprep.formats.sources.source import (
     Archive,
-    Box,
     Entries,
     Listing,
     OpeningReader,
@@ -84,12 +85,10 @@ class ConvertedDataset(Source):
             has_images=manifest.has_images,
         )
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
         folder, manifest = self.members[split]
         rows = checked_boxes(folder, manifest)
-        if rows is None:
-            return None
-        return boxes_by_key(rows, checked_index(folder, manifest)["key"], manifest.labels)
+        return None if rows is None else boxes_by_key(rows, checked_index(folder, manifest)["key"], labels)
 
 
 @dataclass
@@ -162,8 +161,8 @@ class HeldOutVal(Source):
             kept_by=None,
         )
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
-        return self.source.boxes("train")
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
+        return self.source.boxes("train", labels)
 
     @cached_property
     def _whole(self) -> Listing:

@@ -22,6 +22,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncompl
 from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.sources.annotations import (
     FIRST_VAL,
     WANTED_FOR_VAL,
@@ -36,7 +37,6 @@ from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import (
     SPLITS,
-    Box,
     Entries,
     Listing,
     Problems,
@@ -150,9 +150,9 @@ class IlsvrcSource(Source):
         missing = next((image for image in wanted if image not in there), None)
         return f"{missing} is missing" if missing else ""
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
         path = find_boxes(self.beside, split) if self.beside else None
-        return read_boxes(path) if path else None
+        return read_boxes(path, labels) if path else None
 
     @cached_property
     def truth(self) -> GroundTruth:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
 from shardprep.formats.sources.coco import coco_folder
 from shardprep.formats.sources.converted import HeldOutVal, converted_dataset
@@ -26,7 +27,7 @@ from shardprep.formats.sources.ilsvrc import (
 from shardprep.formats.sources.lists import labelled_list, metadata_folder
 from shardprep.formats.sources.pairs import paired_folders
 from shardprep.formats.sources.parquet import ParquetRows, parquet
-from shardprep.formats.sources.source import SPLITS, Box, Entries, Listing, Source, SourceOptions
+from shardprep.formats.sources.source import SPLITS, Entries, Listing, Source, SourceOptions
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.sources.tensorpack import TensorpackLmdb, tensorpack_lmdb
 from shardprep.formats.sources.tfrecord import TfRecord, tfrecord
@@ -76,8 +77,8 @@ class MixedSource(Source):
         self._labels()
         return self.members[split].known_by(split)
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
-        return self.members[split].boxes(split)
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
+        return self.members[split].boxes(split, labels)
 
     def _labels(self) -> LabelSpace:
         """Return the label space of all splits. Raises LabelConflict if it is not the same."""

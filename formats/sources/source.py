@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError, UsageError, printable
-from shardprep.formats.records.labels import LabelSpace
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.owned import not_copyable
+from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
+from shardprep.formats.shards.files import Rows
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -305,26 +307,19 @@ class Listing:
         return bool(self.shortfall) or self.expected not in (None, len(self.entries))
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """One annotated object of one image, in fractions of the displayed size, 0 ≤ min ≤ max ≤ 1."""
-
-    key: str
-    name: str
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
+BOX_ROW = np.dtype([("key", "S1"), *BOX_DTYPE.descr])
+"""A box before its image has a record: a row of the boxes' table with its image's key, as wide as needed."""
 
 
-def boxes_by_key(
-    rows: npt.NDArray[np.void], keys: npt.NDArray[np.bytes_], labels: LabelSpace
-) -> Iterator[Box]:
-    """Yield the boxes in rows of ``record``, ``label`` and sides, by the keys of their records."""
-    names = [each.name for each in labels.classes]
-    ordered = rows[np.argsort(keys[rows["record"]], kind="stable")].tolist()
-    for record, label, *sides in ordered:
-        yield Box(keys[record].decode(), names[label] if 0 <= label < len(names) else "", *sides)
+def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -> Rows:
+    """Return the boxes in rows of ``record``, ``label`` and sides, by the keys of their records."""
+    ordered = rows[np.argsort(keys[rows["record"]], kind="stable")]
+    boxes = np.zeros(len(ordered), [("key", keys.dtype), *BOX_DTYPE.descr])
+    boxes["key"], label = keys[ordered["record"]], ordered["label"]
+    boxes["label"] = np.where((label >= 0) & (label < len(labels)), label, UNLABELLED)
+    for side in SIDES:
+        boxes[side] = ordered[side]
+    return boxes
 
 
 class Source(ABC):
@@ -377,8 +372,11 @@ class Source(ABC):
         """Return all that decides a split's entries, as JSON; None if only a survey tells. Raises as it."""
         return None
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
-        """Return the split's annotated boxes, ordered by key and by object; None if it has none."""
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
+        """Return the split's annotated boxes, ordered by key and by object; None if it has none.
+
+        They are rows of BOX_ROW, whose ``labels`` are those of the split's listing.
+        """
         return None
 
 

@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES, TextCodec
-from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.shards.columns import SIDES
+from shardprep.formats.shards.files import Rows
 from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,
@@ -39,7 +41,7 @@ from shardprep.formats.sources.record_files import (
     usual_label,
     varint,
 )
-from shardprep.formats.sources.source import Box, SourceOptions, boxes_by_key
+from shardprep.formats.sources.source import SourceOptions, boxes_by_key
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 MAX_VALUES = 1 << 20  # of one list, where numbers are not packed
@@ -276,8 +278,7 @@ def read_frame(file: ArchiveFile, start: int, length: int) -> bytes:
     return data
 
 
-SIDES = ("xmin", "ymin", "xmax", "ymax")
-BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in SIDES)
+BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("record", "label")] + [(side, "<f8") for side in SIDES])
@@ -577,8 +578,6 @@ class TfRecord(RecordSource):
                     contents.classes.add(label, name)
         return contents
 
-    def boxes(self, split: str) -> Iterator[Box] | None:
+    def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
         found = self.scanned[split]
-        if found.boxes is None:
-            return None
-        return boxes_by_key(found.boxes, found.entries["key"], self.classes.space())
+        return None if found.boxes is None else boxes_by_key(found.boxes, found.entries["key"], labels)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardprep.formats.conversion.finish import build_tables, column_entry, index_of, publish_tables
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
-from shardprep.formats.conversion.prepare import boxes_of, check_room
+from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import shard_jobs
 from shardprep.formats.errors import OperationError, OutputBusy, PlanMismatch, SourceDamaged, UsageError
 from shardprep.formats.runtime.files import user_path
@@ -167,7 +167,7 @@ def _rebuild(
     recognised = recognise(source, split=split, options=options, seed=seed)
     listing = recognised.listing(split)
     planned = _planned_again(listing, manifest, path)
-    boxes = boxes_of(recognised, listing)
+    boxes = recognised.boxes(listing.split, listing.labels)
     tables = [table for table in manifest.tables if table.name in damaged]
     columns = [column for column in manifest.column_entries if column.table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]

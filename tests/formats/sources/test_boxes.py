@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources import annotations as boxes_module
 from shardprep.formats.sources.annotations import MAX_XML_BYTES, parse_box_xml, read_boxes
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import Box
 from shardprep.formats.sources.trees import FoundFile, files_below
 from support.source_builders import tar_of, write
 
 WNID = "n01440764"
+SPACE = LabelSpace.of([WNID])
 
 
 def box_object(name: str, x_min: object, y_min: object, x_max: object, y_max: object) -> str:
@@ -27,7 +28,7 @@ def xml(*objects: str, width: object = 100, height: object = 50) -> bytes:
     return f"<annotation><filename>%s</filename>{size}{''.join(objects)}</annotation>".encode()
 
 
-def parsed(*objects: str, **size: object) -> list[Box]:
+def parsed(*objects: str, **size: object) -> list[tuple[str, float, float, float, float]]:
     return list(parse_box_xml(xml(*objects, **size), f"{WNID}/{WNID}_1"))
 
 
@@ -41,9 +42,9 @@ ends = st.floats(-500, 500)
 def test_every_box_lies_in_the_image_and_has_area(
     a: float, b: float, c: float, d: float, width: float, height: float
 ) -> None:
-    for box in parsed(box_object(WNID, a, b, c, d), width=width, height=height):
-        assert 0 <= box.x_min < box.x_max <= 1
-        assert 0 <= box.y_min < box.y_max <= 1
+    for _, x_min, y_min, x_max, y_max in parsed(box_object(WNID, a, b, c, d), width=width, height=height):
+        assert 0 <= x_min < x_max <= 1
+        assert 0 <= y_min < y_max <= 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
     write(tmp_path / "folder" / f"{WNID}_1.xml", data)
     write(tmp_path / "a.tar", tar_of({f"{WNID}_1.xml": data}))
     with pytest.raises(SourceDamaged, match=f"{WNID}_1.xml: .*copy it again, or remove it") as caught:
-        list(read_boxes(tmp_path / ("a.tar" if packed else "folder")))
+        read_boxes(tmp_path / ("a.tar" if packed else "folder"), SPACE)
     assert caught.value.__cause__ is not None
 
 
@@ -85,11 +86,11 @@ def test_annotations_of_another_dataset_are_left_alone_and_official_ones_read(
 ) -> None:
     write(tmp_path / "train/cat/holiday.jpg", b"x")
     write(tmp_path / place / "cat/holiday.xml", b"not even XML")
-    assert recognise(tmp_path).boxes("train") is None
+    assert recognise(tmp_path).boxes("train", SPACE) is None
 
     (tmp_path / place / "cat/holiday.xml").unlink()
     write(tmp_path / place / f"{WNID}/{WNID}_1.xml", xml(BOX))
-    assert len(list(recognise(tmp_path).boxes("train") or ())) == 1
+    assert len(recognise(tmp_path).boxes("train", SPACE) or ()) == 1
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -100,7 +101,7 @@ def test_two_annotations_of_one_image_are_an_error_that_names_it(packed: bool, t
         write(tmp_path / "folder" / name, data)
     write(tmp_path / "a.tar", tar_of(files))
     with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XML files annotate this image"):
-        list(read_boxes(tmp_path / ("a.tar" if packed else "folder")))
+        read_boxes(tmp_path / ("a.tar" if packed else "folder"), SPACE)
 
 
 @pytest.mark.parametrize("name", ["n01440764", "n01440764/n01440764_1.xml"])
@@ -119,7 +120,7 @@ def test_annotations_swapped_for_a_link_once_they_were_listed_are_not_followed(
     monkeypatch.setattr(boxes_module, "files_below", files)
 
     with pytest.raises(SourceDamaged, match=f"{name}: is a symbolic link"):
-        list(read_boxes(place))
+        read_boxes(place, SPACE)
 
 
 def test_what_is_no_annotation_no_gzip_or_a_bomb_is_not_read(
@@ -127,17 +128,17 @@ def test_what_is_no_annotation_no_gzip_or_a_bomb_is_not_read(
 ) -> None:
     write(tmp_path / "other/holiday.xml", xml())
     with pytest.raises(SourceDamaged, match=r"holiday\.xml: it is not named after an image"):
-        list(read_boxes(tmp_path / "other"))
+        read_boxes(tmp_path / "other", SPACE)
     huge = bytes(MAX_XML_BYTES + 1)
     write(tmp_path / "folder" / f"{WNID}_1.xml", huge)
     write(tmp_path / "a.tar.gz", gzip.compress(tar_of({f"{WNID}_1.xml": huge})))
     for path in (tmp_path / "folder", tmp_path / "a.tar.gz"):
         with pytest.raises(SourceDamaged, match=r"1048576|1048577"):
-            list(read_boxes(path))
+            read_boxes(path, SPACE)
     write(tmp_path / "a.tgz", b"no gzip")
     with pytest.raises(SourceDamaged, match=r"cannot be inflated \(Not a gzipped file"):
-        list(read_boxes(tmp_path / "a.tgz"))
+        read_boxes(tmp_path / "a.tgz", SPACE)
     monkeypatch.setattr(boxes_module, "MAX_BOXES_BYTES", 1 << 20)
     write(tmp_path / "a.tgz", gzip.compress(tar_of({f"{WNID}_7.xml": xml(BOX)}) + bytes(4 << 20)))
     with pytest.raises(SourceDamaged, match="inflates to more than 1048576"):
-        list(read_boxes(tmp_path / "a.tgz"))
+        read_boxes(tmp_path / "a.tgz", SPACE)

@@ -76,7 +76,7 @@ def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_bot
         "official-tars",
     ]
     assert mixed.resolve() / "train" in source.folders
-    assert source.boxes("val") is None
+    assert source.boxes("val", source.listing("val").labels) is None
 
 
 def test_a_split_that_no_layout_has_is_wrong_usage(mixed: Path) -> None:

@@ -5,6 +5,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardprep.formats import (
@@ -268,7 +269,11 @@ def test_what_tensorflow_writes_is_read(tmp_path: Path) -> None:
     ours = write_tfrecord(tmp_path / "ours" / "train-00000-of-00001", rows)
 
     source, same = recognise(tmp_path / "train-00000-of-00001"), recognise(ours)
-    assert records(source.listing("train")) == records(same.listing("train"))
-    assert list(source.boxes("train") or ()) == list(same.boxes("train") or ()) != []
+    listings = [each.listing("train") for each in (source, same)]
+    assert records(listings[0]) == records(listings[1])
+    boxes, others = (each.boxes("train", listings[0].labels) for each in (source, same))
+    assert boxes is not None
+    assert len(boxes)
+    np.testing.assert_array_equal(boxes, others)
     raw = next(iter(tf.data.TFRecordDataset(str(ours)))).numpy()
     assert tf.train.Example.FromString(raw).features.feature.keys() == features(ByteWindow.of(raw)).keys()
