@@ -94,9 +94,21 @@ class LmdbPages:
             )
         return meta
 
-    def branch(self, number: int) -> Page:
-        """Return a branch page, which points to other pages."""
-        return self._page(number, _BRANCH)
+    def leaves(self) -> Iterator[tuple[bytes, int]]:
+        """Yield each leaf in the order of keys: a key that none in it is below, and its page number."""
+        left, waiting = self._end // self.size, [(b"", self.meta.root, self.meta.depth)]
+        while waiting:
+            first, number, depth = waiting.pop()
+            if depth < 1:
+                continue
+            left -= 1
+            if left < 0:
+                raise self._damaged("its pages form a cycle")
+            if depth == 1:
+                yield first, number
+                continue
+            below = list(self._children(self._page(number, _BRANCH)))
+            waiting += [(key or first, child, depth - 1) for key, child in reversed(below)]
 
     def leaf(self, number: int) -> Page:
         """Return a leaf page, which has keys and values."""
@@ -126,10 +138,10 @@ class LmdbPages:
             raise self._damaged(f"page {page.number} has a node outside of it")
         return low, high, flags, key_start, key_start + key_bytes
 
-    def children(self, page: Page) -> Iterator[tuple[bytes, int]]:
-        """Yield each child's first key and page number; the first child's key is unused."""
-        for low, high, flags, start, end in self.nodes(page):
-            yield page.data[start:end], low | high << 16 | flags << 32
+    def _children(self, page: Page) -> Iterator[tuple[bytes, int]]:
+        """Yield each child's first key and page number; the first child's key is unused, and empty here."""
+        for place, (low, high, flags, start, end) in enumerate(self.nodes(page)):
+            yield page.data[start:end] if place else b"", low | high << 16 | flags << 32
 
     def value(self, page: Page, node: Node, wanted: int = 0) -> Value:
         """Return the value of a leaf's node, with its first ``wanted`` bytes."""
@@ -181,23 +193,10 @@ class LmdbAddresses:
             self._records = meta.entries
             if meta.entries * SMALLEST_RECORD > file.size:
                 raise ShardDamaged(f"it claims {meta.entries} records")
-            self._leaves = self._below(meta.root, meta.depth) if meta.entries else []
+            self._leaves = [*self._pages.leaves()] or [(b"", meta.root)]
         except ShardDamaged as error:
             raise ShardDamaged(f"is not an LMDB file: {error.message}", path=path) from None
         self._leaf = Page(0, b"", 0, 0), 0  # and its first ordinal
-
-    def _below(self, root: int, depth: int) -> list[tuple[bytes, int]]:
-        """Return the first key and the number of each leaf. Raises ShardDamaged for too many."""
-        level = [(b"", root)]
-        for _ in range(depth - 1):
-            below: list[tuple[bytes, int]] = []
-            for first, number in level:
-                (_, child), *others = self._pages.children(self._pages.branch(number))
-                below += [(first, child), *others]
-                if len(below) > self._records:
-                    raise ShardDamaged("its tree has more pages than any tree of its records")
-            level = below
-        return level
 
     def __len__(self) -> int:
         return self._records

@@ -429,19 +429,8 @@ def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
         return SourceDamaged(f"the LMDB is damaged: {reason}; copy it again", path=file.path)
 
     pages = LmdbPages(file.read_at, file.end, damaged)
-    left, count, last, size = file.end // pages.size, 0, b"", 0
-    waiting = [(pages.meta.root, pages.meta.depth)]
-    while waiting:
-        number, depth = waiting.pop()
-        if depth < 1:
-            continue
-        left -= 1
-        if left < 0:
-            raise damaged("its pages form a cycle")
-        if depth > 1:
-            below = [(child, depth - 1) for _, child in pages.children(pages.branch(number))]
-            waiting += reversed(below)
-            continue
+    count, last, size = 0, b"", 0
+    for _, number in pages.leaves():
         page = pages.leaf(number)
         for node in pages.nodes(page):
             start, length, _ = pages.value(page, node)
