@@ -46,12 +46,10 @@ class Child(Owned, AbstractContextManager["Child"]):
 
     Not thread-safe, except for :meth:`kill`. The kernel reports its exit, even if a process that it forked
     still runs. It ends at once when its parent does, and leaves nothing behind. A process that is not ready
-    within ``start_timeout`` seconds is killed and started again; if that is not ready either, WorkerDied is
-    raised.
+    within START_TIMEOUT_S is killed and started again; if that is not ready either, WorkerDied is raised.
     """
 
-    def __init__(self, *, start_timeout: float = START_TIMEOUT_S) -> None:
-        self._start_timeout = start_timeout
+    def __init__(self) -> None:
         self._is_ready = False
         self._is_killed = False
         self._process = SpawnedProcess(_serve)
@@ -74,12 +72,12 @@ class Child(Owned, AbstractContextManager["Child"]):
     def _await_ready(self) -> None:
         if self._is_ready:
             return
-        answer = self._answer(self._start_timeout)
+        answer = self._answer(START_TIMEOUT_S)
         if answer is None:
             self._start_again()
-            answer = self._answer(self._start_timeout)
+            answer = self._answer(START_TIMEOUT_S)
         if answer is None:
-            raise not_ready(self._start_timeout)
+            raise not_ready(START_TIMEOUT_S)
         _value_of(answer)
         self._is_ready = True
 
@@ -195,13 +193,12 @@ class WorkerPool(Owned, Executor):
     When a worker dies, the standard library's pool fails all calls and does not say which one it was at;
     when the pool is killed, it leaves semaphores in /dev/shm. Here one thread waits for each process. The
     death of a process is an error (ChildDied, ChildLost) of its own call, and the process is replaced. A
-    process that is not ready within ``start_timeout`` seconds, twice, is WorkerDied. Leaving the context with
+    process that is not ready within START_TIMEOUT_S, twice, is WorkerDied. Leaving the context with
     an error (Ctrl-C, a failed job) kills all processes. Raises OperationError if the system allows no further
     thread or process.
     """
 
-    def __init__(self, workers: int, *, start_timeout: float = START_TIMEOUT_S) -> None:
-        self._start_timeout = start_timeout
+    def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers, "shardprep-pool")
         self._lock = threading.Lock()
         self._idle: list[Child] = []
@@ -250,7 +247,7 @@ class WorkerPool(Owned, Executor):
         with self._lock:
             if self._ended:
                 raise ChildLost("the work was ended")
-            child = self._idle.pop() if self._idle else Child(start_timeout=self._start_timeout)
+            child = self._idle.pop() if self._idle else Child()
             self._busy.add(child)
             return child
 

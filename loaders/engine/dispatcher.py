@@ -242,7 +242,6 @@ class Dispatcher(Owned):
         status_table: StatusTable,
         *,
         deadline: float | None,
-        start_timeout: float | None = None,
         locate: Callable[[Any], str] = str,
     ) -> None:
         self.bell = Bell()
@@ -260,8 +259,7 @@ class Dispatcher(Owned):
         self._deadline = deadline
         self._locate = locate
         self._served = self.run
-        usual = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
-        self._start_timeout = usual if start_timeout is None else start_timeout
+        self._start_timeout = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
         self._failed_starts: Counter[int] = Counter()  # of each worker since it was ready
         self._workers: dict[int, Worker] = {}
         self._next_check = 0.0

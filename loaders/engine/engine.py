@@ -232,9 +232,9 @@ class Engine(Owned, AbstractContextManager["Engine"]):
 
     A lease has at most ``chunk`` rows. The worker of a row that takes longer than ``deadline`` seconds is
     killed; without one, a row of more than SLOW_ROW_S is named in a :class:`.SlowRecord` warning, by
-    ``locate``. Opening the work may take ``start_timeout`` seconds: 120, or, with a deadline, that but at
-    least 30. ``describe`` names an item in errors, ``owner`` this object. Raises OperationError where there
-    is too little memory, or no room for a process or thread; UsageError for work that cannot be pickled.
+    ``locate``. Opening the work may take 120 seconds, or, with a deadline, that but at least 30. ``describe``
+    names an item in errors, ``owner`` this object. Raises OperationError where there is too little memory, or
+    no room for a process or thread; UsageError for work that cannot be pickled.
     """
 
     def __init__(
@@ -246,7 +246,6 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         slots: int = 8,
         chunk: int = 32,
         deadline: float | None = None,
-        start_timeout: float | None = None,
         ordered: bool = True,
         describe: Callable[[Any], str] = "item {}".format,
         locate: Callable[[Any], str] | None = None,
@@ -283,7 +282,6 @@ class Engine(Owned, AbstractContextManager["Engine"]):
                 SlotRing(layout, slots),
                 self._status_table,
                 deadline=deadline,
-                start_timeout=start_timeout,
                 locate=locate or describe,
             )
             # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children

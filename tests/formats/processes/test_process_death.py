@@ -21,9 +21,11 @@ import pytest
 
 from shardprep.formats import convert, verify
 from shardprep.formats.errors import OperationError, WorkerDied
+from shardprep.formats.runtime import workers as pool
 from shardprep.formats.runtime.processes import SpawnedProcess
 from shardprep.formats.runtime.workers import Child, ChildLost, isolated
 from shardprep.loaders import Flow, Loader, LocalShuffle
+from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed
@@ -406,11 +408,11 @@ def called() -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
 def test_a_worker_that_blocks_at_its_start_is_started_again(
-    block: engine_workers.Action, tmp_path: Path
+    block: engine_workers.Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enough = 3 + 4 * seconds_of(opened)
+    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", 3 + 4 * seconds_of(opened))
     work = Writing(at_opening=Once(tmp_path / "once", block))
-    with Engine(work, layout(4), workers=1, start_timeout=enough) as engine:
+    with Engine(work, layout(4), workers=1) as engine:
         batches = [batch.number for batch in engine.run([np.arange(4)] * 20)]
 
         assert batches == list(range(20))
@@ -420,9 +422,12 @@ def test_a_worker_that_blocks_at_its_start_is_started_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", torture_except([1, 2], 1))
 @pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
-def test_a_worker_that_blocks_at_each_start_is_an_error(block: engine_workers.Action, workers: int) -> None:
+def test_a_worker_that_blocks_at_each_start_is_an_error(
+    block: engine_workers.Action, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", SHORT)
     with (
-        Engine(Writing(at_opening=block), layout(4), workers=workers, start_timeout=SHORT) as engine,
+        Engine(Writing(at_opening=block), layout(4), workers=workers) as engine,
         pytest.raises(WorkerDied, match=IN_VAIN),
     ):
         next(engine.run([np.arange(4)]))
@@ -454,9 +459,9 @@ def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str)
 def test_a_child_that_is_stopped_at_its_start_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enough = 3 + 4 * seconds_of(called)
+    monkeypatch.setattr(pool, "START_TIMEOUT_S", 3 + 4 * seconds_of(called))
     stop_at_first_start(tmp_path, monkeypatch)
-    with Child(start_timeout=enough) as child:
+    with Child() as child:
         assert child.call(divmod, 7, 2) == (3, 1)
     assert (tmp_path / "once").exists()
 
@@ -466,7 +471,8 @@ def test_a_child_that_is_stopped_at_each_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at_every_start(tmp_path, monkeypatch)
-    with Child(start_timeout=SHORT) as child, pytest.raises(WorkerDied, match=IN_VAIN):
+    monkeypatch.setattr(pool, "START_TIMEOUT_S", SHORT)
+    with Child() as child, pytest.raises(WorkerDied, match=IN_VAIN):
         child.call(divmod, 7, 2)
 
 
