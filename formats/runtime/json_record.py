@@ -124,11 +124,11 @@ def built(kind: Any, value: Any) -> Any:
     return value
 
 
-def built_fields(kind: Any, value: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a dataclass from its JSON, as :func:`built` does, but not those ``without``."""
+def built_fields(kind: Any, value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass from its JSON, as :func:`built` does."""
     hints, found = get_type_hints(kind), {}
     for field in fields(kind):
-        if field.name not in without and (field.default is MISSING or field.name in value):
+        if field.default is MISSING or field.name in value:
             try:
                 found[field.name] = built(hints[field.name], value[field.name])
             except (TypeError, ValueError) as error:

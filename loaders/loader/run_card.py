@@ -34,7 +34,7 @@ from shardprep.formats.runtime.json_record import (
 )
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import Shuffle, shuffle_from_json
+from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays
@@ -267,8 +267,7 @@ class RunCard:
         if value.get("version") != VERSION:
             raise UnknownVersion(f"run card version {value.get('version')!r}; this release knows {VERSION}")
         try:
-            parts = built_fields(cls, value, without=("shuffle",))
-            card = cls(**parts, shuffle=shuffle_from_json(value["shuffle"]))
+            card = cls(**built_fields(cls, value))
             if card.gaps not in ((None,) if card.without is None else ("close", "keep")):
                 raise ValueError(f"its gaps are {card.gaps!r}")
             same = canonical_json(card.to_json()) == canonical_json(value)

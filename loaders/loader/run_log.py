@@ -121,8 +121,8 @@ class LogEntry:
         if "card" not in value:
             raise DataError("is a state without a card, as those of older releases")
         try:
-            passed = checked_ranges(value.get("passed", []), MAX_RECORDS)
-            part = cls(**built_fields(cls, {"origin": 0} | value, without=("passed",)), passed=passed)
+            part = cls(**built_fields(cls, {"origin": 0, "passed": []} | value))
+            checked_ranges(plain(part.passed), MAX_RECORDS)
         except (KeyError, TypeError, ValueError, AttributeError, ShardprepError) as error:
             if isinstance(error, UnknownVersion):
                 raise

@@ -41,7 +41,19 @@ class Shuffle(ABC):
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return the shuffle as JSON values, for a loader's state; :func:`shuffle_from_json` reads it."""
+        """Return the shuffle as JSON values, for a loader's state; :meth:`from_json` reads it."""
+
+    @staticmethod
+    def from_json(value: object) -> Shuffle:
+        """Return the shuffle that ``to_json`` made the value of. Raises ValueError, or UsageError."""
+        match value:
+            case {"kind": "global", **rest} if not rest:
+                return GlobalShuffle()
+            case {"kind": "local", "window": int() as window, **rest} if rest.keys() <= {"partitions"}:
+                shuffle = LocalShuffle(window, **cast("dict[str, int]", rest))
+                if shuffle.to_json() == value:
+                    return shuffle
+        raise ValueError(f"{value!r} is not a shuffle")
 
 
 @dataclass(frozen=True)
@@ -113,20 +125,6 @@ class LocalShuffle(Shuffle):
         if isinstance(self.window, int):
             return self.window
         return byte_count(self.window, of="a shuffle window")
-
-
-def shuffle_from_json(value: object) -> Shuffle | None:
-    """Return the shuffle that ``to_json`` made the value of. Raises ValueError, or UsageError."""
-    match value:
-        case None:
-            return None
-        case {"kind": "global", **rest} if not rest:
-            return GlobalShuffle()
-        case {"kind": "local", "window": int() as window, **rest} if rest.keys() <= {"partitions"}:
-            shuffle = LocalShuffle(window, **cast("dict[str, int]", rest))
-            if shuffle.to_json() == value:
-                return shuffle
-    raise ValueError(f"{value!r} is not a shuffle")
 
 
 class EpochOrder:
