@@ -17,7 +17,7 @@ from shardprep.formats.records.codecs import is_masked
 from shardprep.loaders.batches.passes import Passes, Source, ending
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.slots import NUMBERS, array_of
-from shardprep.loaders.transforms.contract import ArraySpec
+from shardprep.loaders.transforms.contract import ArraySpec, converted
 
 
 def stack(records: Sequence[Any]) -> Any:
@@ -338,14 +338,3 @@ class Conversion:
         with ending(batches):
             # `map`, because a loop variable would hold a batch while the next is made
             yield from map(partial(converted, convert=self._convert), batches)
-
-
-def converted(batch: Any, convert: Convert) -> Any:
-    """Return the batch in the same form, with its parts converted."""
-    if isinstance(batch, Mapping):
-        return {name: converted(part, convert) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(converted(part, convert) for part in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(converted(part, convert) for part in batch)
-    return convert(batch)

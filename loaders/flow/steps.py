@@ -14,15 +14,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.batches.stack import (
-    converted,
-    grouped,
-    grouped_by_shape,
-    listed,
-    padded,
-    rows_of,
-    stack,
-)
+from shardprep.loaders.batches.stack import grouped, grouped_by_shape, listed, padded, rows_of, stack
 from shardprep.loaders.flow.combine import words
 from shardprep.loaders.flow.node import (
     INFINITE,
@@ -39,6 +31,7 @@ from shardprep.loaders.flow.node import (
 from shardprep.loaders.flow.passes import PassContext, map_with_notes
 from shardprep.loaders.flow.process_map import ProcessMap
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder
+from shardprep.loaders.transforms.contract import converted
 
 Remainder = Literal["keep", "drop", "pad"]
 

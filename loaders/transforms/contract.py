@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -301,17 +301,26 @@ def in_arrays(result: Any) -> Any:
 
     A tensor's memory is shared. NumPy has no bfloat16: its tensors become uint16 with the same bits.
     """
-    if isinstance(result, dict):
-        return {name: in_arrays(part) for name, part in result.items()}
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*map(in_arrays, result))
-    if isinstance(result, tuple | list):
-        return type(result)(map(in_arrays, result))
+    return converted(result, _in_array)
+
+
+def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return the value in the same form, with its parts converted: what is no tuple, list or dict."""
+    if isinstance(value, Mapping):
+        return {name: converted(part, convert) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(converted(part, convert) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(converted(part, convert) for part in value)
+    return convert(value)
+
+
+def _in_array(part: Any) -> Any:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(result, torch.Tensor):
-        return _of_tensor(torch, result.detach().as_subclass(torch.Tensor))
-    is_picture = hasattr(result, "__array_interface__") and not isinstance(result, np.ndarray | np.generic)
-    return np.asarray(result) if is_picture else result
+    if torch is not None and isinstance(part, torch.Tensor):
+        return _of_tensor(torch, part.detach().as_subclass(torch.Tensor))
+    is_picture = hasattr(part, "__array_interface__") and not isinstance(part, np.ndarray | np.generic)
+    return np.asarray(part) if is_picture else part
 
 
 def _of_tensor(torch: Any, tensor: Any) -> Any:
