@@ -208,10 +208,16 @@ class FrameReceiver(Receiver):
                     del self._peers[peer.address]
 
     def _take(self) -> list[Any] | None:
-        if sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders:
+        if self._is_at_end():
             return []
         if (message := self._socket.receive()) is None:
             return None
+        return self._handle(message) or ([] if self._is_at_end() else None)
+
+    def _is_at_end(self) -> bool:
+        return sum(peer.role is Role.DONE for peer in self._peers.values()) == self._senders
+
+    def _handle(self, message: Message) -> list[Any] | None:
         try:
             head = read_head(message.parts[0] if message.parts else b"")
             peer = self._peers.get(message.peer)

@@ -16,6 +16,7 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
+from shardprep.loaders.machines import frames
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
 from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of, python
 from support.sampling import torture_except
@@ -240,6 +241,18 @@ def test_a_damaged_batch_is_dropped_and_its_epoch_does_not_end_as_if_it_had_come
 
 
 # Closing
+
+
+def test_an_epoch_is_over_once_its_end_arrives(
+    receiver: FrameReceiver, peer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "POLL_INTERVAL_S", 2 * TIMEOUT_S)
+    with in_thread(list, receiver) as received:
+        peer.send_multipart(pack_note(FrameKind.HELLO, name="peer"))
+        assert kind_of(peer.recv_multipart()) is FrameKind.WELCOME
+        peer.send_multipart(pack_note(FrameKind.END))
+        assert kind_of(peer.recv_multipart()) is FrameKind.DONE
+        assert received.result(TIMEOUT_S) == []  # while the peer stays connected
 
 
 def test_beginning_again_ends_the_iteration_before(receiver: FrameReceiver) -> None:
