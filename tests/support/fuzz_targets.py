@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -34,7 +35,6 @@ from shardprep.formats.shards.in_place import ARCHIVE_NAME
 from shardprep.formats.sources.annotations import read_boxes
 from shardprep.formats.sources.devkit import read_devkit
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.sources.tfrecord import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RunLog
@@ -42,7 +42,8 @@ from shardprep.loaders.order.rng import record_rng
 from support.mutations import change_json, mutated, mutated_png, with_png_sums, with_tar_sums
 from support.record_sources import frame
 from support.resealed import reseal
-from support.source_builders import DEVKIT, META, TRAIN, TRUTH, VAL, tar_of
+from support.source_builders import DEVKIT, META, TRUTH, tar_of
+from support.source_members import MEMBERS
 
 TIMEOUT_S = 60  # for one case; valid ones take milliseconds, verification a second
 # beyond what the process has: 64 million pixels, decoded progressively, take half of it
@@ -55,11 +56,12 @@ TARGETS: dict[str, Target] = {}
 MANY: dict[str, int] = {}
 
 
-def fuzzed(many: int) -> Callable[[Target], Target]:
+def fuzzed(many: int, name: str = "") -> Callable[[Target], Target]:
     """Make a function a target, of which the torture runs so many cases."""
 
     def add(target: Target) -> Target:
-        TARGETS[target.__name__], MANY[target.__name__] = target, many
+        of = name or target.__name__
+        TARGETS[of], MANY[of] = target, many
         return target
 
     return add
@@ -79,8 +81,8 @@ def change_file(
     path.write_bytes(again(data) if rng.random() < 0.7 else data)
 
 
-def read_source(path: Path, split: str = "train", root: Path | None = None) -> None:
-    listing = recognise(path, split=split, options=SourceOptions(root=root)).listing(split)
+def read_source(path: Path, split: str = "train") -> None:
+    listing = recognise(path, split=split).listing(split)
     with listing.reader as reader:
         for entry in listing.entries:
             reader.read(entry)
@@ -110,6 +112,17 @@ def devkit(rng: Random, base: Path, scratch: Path) -> None:
     read_devkit(path)
 
 
+NUMBERS = [
+    bytes(2),
+    bytes(4),
+    b"\xff" * 2,
+    b"\xff" * 4,
+    b"\x7f\xff\xff\xff",
+    b"\0\0\1\0",
+    b"\xff\xff\xff\x7f",
+]
+
+
 XML = [
     *(b"<!DOCTYPE a>", b"&lt;", b"&#0;", b"&#x10FFFF;", b"]]>", b"<![CDATA[", b"<a>" * 5000),
     *(b"\xff\xfe", b"\0", b"nan", b"inf", b"1e999", b"-0", b"9" * 5000, b"n" * 5000),
@@ -123,14 +136,6 @@ def annotation(rng: Random, base: Path, scratch: Path) -> None:
     xml = mutated((base / "box.xml").read_bytes(), rng, XML)
     path.write_bytes(tar_of({"val/ILSVRC2012_val_00000001.xml": xml}))
     read_boxes(path, LabelSpace.of([]))
-
-
-@fuzzed(3000)
-def official_tar(rng: Random, base: Path, scratch: Path) -> None:
-    tars = copied(base / "tars", scratch)
-    split, name = rng.choice([("val", VAL), ("train", TRAIN)])
-    change_file(tars / name, rng, with_tar_sums)
-    read_source(tars, split)
 
 
 LISTS = [
@@ -148,14 +153,6 @@ def lists(rng: Random, base: Path, scratch: Path) -> None:
 
 
 ROWS = [*LISTS, b"{", b"[" * 9999, b"\\u", b";", b"\t", b"../", b"/", b"9" * 5000, b"null", b"true", b"-1"]
-
-
-@fuzzed(2500)
-def image_lists(rng: Random, base: Path, scratch: Path) -> None:
-    name = rng.choice(["rows.txt", "rows.csv", "rows.jsonl"])
-    path = scratch / name
-    path.write_bytes(mutated((base / name).read_bytes(), rng, ROWS))
-    read_source(path, root=base)
 
 
 PICKLES = [bytes([code]) for code in b"(.]ae)tu0N}cRbhjqr\x94\x95\x85\x86\x87\x88\x8c\x8e\x93"]
@@ -186,13 +183,6 @@ def write_changed_value(honest: Path, path: Path, rng: Random) -> None:
             writing.put(key, mutated(value, rng, PICKLES) if at == chosen else value)
 
 
-@fuzzed(2500)
-def webdataset(rng: Random, base: Path, scratch: Path) -> None:
-    shards = copied(base / "webdataset", scratch)
-    change_file(rng.choice(sorted(shards.iterdir())), rng, with_tar_sums, NUMBERS)
-    read_source(shards)
-
-
 @fuzzed(3000)
 def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     """A damaged file, or one that is whole with a damaged record in it."""
@@ -210,12 +200,21 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
     recognise(path).boxes("train", LabelSpace.of([]))
 
 
-@fuzzed(50)  # each in a process of its own
-def parquet(rng: Random, base: Path, scratch: Path) -> None:
-    path = scratch / "train.parquet"
-    honest = base / rng.choice(["plain.parquet", "snappy.parquet"])
-    path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
-    read_source(path)
+TOKENS = {"tensorpack": PICKLES} | dict.fromkeys(
+    ("labelled list", "metadata.csv", "metadata.jsonl", "COCO", "class folders"), ROWS
+)
+
+
+def source(name: str, rng: Random, base: Path, scratch: Path) -> None:
+    """A source of this layout with a changed file."""
+    folder = copied(base / "sources" / name, scratch)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    change_file(rng.choice(files), rng, with_tar_sums, TOKENS.get(name, NUMBERS))
+    read_source(folder / MEMBERS[name].convert)
+
+
+for _name in sorted(MEMBERS):
+    fuzzed(50 if _name == "Parquet" else 1500, f"source of {_name}")(partial(source, _name))
 
 
 def read_image(data: bytes) -> None:
@@ -242,17 +241,6 @@ JPEG += [b"\xff\xda\0\2", b"\xff\xff\0\1", b"\0\1\xff\xff", b"Exif\0\0MM\0*\xff\
 def jpeg(rng: Random, base: Path, scratch: Path) -> None:
     name = rng.choice(["baseline.jpg", "progressive.jpg", "exif.jpg", "cmyk.jpg", "line.jpg"])
     read_image(mutated((base / name).read_bytes(), rng, JPEG))
-
-
-NUMBERS = [
-    bytes(2),
-    bytes(4),
-    b"\xff" * 2,
-    b"\xff" * 4,
-    b"\x7f\xff\xff\xff",
-    b"\0\0\1\0",
-    b"\xff\xff\xff\x7f",
-]
 
 
 @fuzzed(6000)

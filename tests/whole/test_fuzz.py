@@ -1,6 +1,5 @@
 """Odd files of every kind are read, or refused with a documented error; no crash, hang or flood of memory."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,12 +9,9 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from test_boxes import WNID, box_object, xml
 from test_png import TWO
-from test_tensorpack_lmdb import SERIALIZERS, key_of, save
 
 from shardprep.formats import collect
 from shardprep.formats.runtime.json_record import canonical_json
@@ -26,9 +22,11 @@ from support.datasets import converted
 from support.fuzz_targets import MANY, TARGETS
 from support.image_files import chunk, cmyk_jpeg, encoded, pixels, png, tiff, with_exif
 from support.image_kinds import KINDS
-from support.record_sources import official, tfds, write_shard, write_tfrecord
+from support.record_sources import official, tfds, write_tfrecord
 from support.repository import SUPPORT
 from support.source_builders import Miniature
+from support.source_members import CONTENT, MEMBERS
+from support.tensorpack_files import SERIALIZERS, key_of, save
 
 MINI = Miniature()
 
@@ -37,7 +35,6 @@ MINI = Miniature()
 def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Honest files of every kind."""
     folder = tmp_path_factory.mktemp("fuzz") / "base"
-    MINI.write_tars(folder / "tars")
     MINI.write_kaggle(folder / "kaggle")
     MINI.write_caffe(folder / "kaggle")
     images = {
@@ -57,12 +54,6 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "box.xml": b'<?xml version="1.0" encoding="utf-8"?>'
         + xml(box_object(WNID, 1, 2, 30, 40), box_object("dog", -5, 2, 130, 20)),
     }
-    rows = [(name, at % 2) for at, name in enumerate(images)]
-    others |= {
-        "rows.txt": "".join(f"{name} {label}\n" for name, label in rows).encode(),
-        "rows.csv": b"image,label\n" + "".join(f'"{name}",{label}\n' for name, label in rows).encode(),
-        "rows.jsonl": "".join(json.dumps({"path": n, "label": label}) + "\n" for n, label in rows).encode(),
-    }
     for name, data in (images | others).items():
         (folder / name).write_bytes(data)
     (folder / "kinds").mkdir()
@@ -73,18 +64,10 @@ def base(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         points = [*images.values(), np.frombuffer(images["baseline.jpg"], np.uint8)]
         records = {key_of(at): dumps([image, np.int64(at)]) for at, image in enumerate(points)}
         save(folder / f"{name}.mdb", records, dumps(list(records)), map_size=1 << 20)
-    for number in range(2):
-        stems = [f"{number}{at}" for at in range(3)]
-        parts = {"cls": b"1", "jpg": images["baseline.jpg"], "seg.png": images["still.png"], "json": b"[1]"}
-        write_shard(folder / f"webdataset/train-{number}.tar", dict.fromkeys(stems, parts))
     write_tfrecord(folder / "imagenet.tfrecord", [official(n, n, boxes=n) for n in range(3)])
     write_tfrecord(folder / "tfds.tfrecord", [tfds(n, ids=[n] * n, tags=[b"x"], score=0.5) for n in range(3)])
-    for name, compression in (("plain", "none"), ("snappy", "snappy")):
-        rows = [{"bytes": images["baseline.jpg"], "path": f"{n}.jpg"} for n in range(9)]
-        table = pyarrow.table({"image": rows, "label": range(9), "caption": list("abcabcabc")})
-        pyarrow.parquet.write_table(
-            table, folder / f"{name}.parquet", compression=compression, row_group_size=4
-        )
+    for name, member in MEMBERS.items():
+        member.write(folder / "sources" / name, CONTENT)
     for container in ("lmdb", "hdf5"):
         converted(archives, folder / container, split="val", container=container, shard_size=150_000)
     with Loader(folder / "lmdb", batch_size=2, workers=0, transform=TrainTransform(8)) as loader:

@@ -10,12 +10,11 @@ import struct
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
@@ -31,8 +30,8 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.errors import DataError
-from shardprep.formats.sources import pickled as pickles, tensorpack as datapoint
-from shardprep.formats.sources.pickled import Array, ByteRange, Text, bytes_of
+from shardprep.formats.sources import tensorpack as datapoint
+from shardprep.formats.sources.pickled import bytes_of
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files import ByteWindow
 from shardprep.formats.sources.source import Listing
@@ -41,45 +40,7 @@ from shardprep.loaders import Flow
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
 from support.saved_items import are_same
-
-KEYS = b"__keys__"
-
-
-def packed(item: Any) -> bytes:
-    """MessagePack as ``msgpack.dumps(…, use_bin_type=True)`` has it after ``msgpack_numpy.patch()``."""
-    match item:
-        case np.ndarray():
-            kind = b"" if item.dtype.kind != "O" else b"O"
-            parts = {b"kind": kind, b"shape": item.shape, b"data": item.tobytes()}
-            return packed({b"nd": True, b"type": item.dtype.str, **parts})
-        case np.generic():
-            return packed({b"nd": False, b"type": item.dtype.str, b"data": item.tobytes()})
-        case bool() | None:
-            return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[item]
-        case int():
-            return struct.pack(">b", item) if -32 <= item < 128 else struct.pack(">Bq", 0xD3, item)
-        case float():
-            return struct.pack(">Bd", 0xCB, item)
-        case bytes():
-            return struct.pack(">BI", 0xC6, len(item)) + item
-        case str():
-            return struct.pack(">BH", 0xDA, len(item.encode())) + item.encode()
-        case dict():
-            pairs = (packed(part) for pair in item.items() for part in pair)
-            return bytes([0x80 + len(item)]) + b"".join(pairs)
-    head = bytes([0x90 + len(item)]) if len(item) < 16 else struct.pack(">BH", 0xDC, len(item))
-    return head + b"".join(map(packed, item))
-
-
-def pickled(protocol: int) -> Callable[[Any], bytes]:
-    return lambda item: pickle.dumps(item, protocol=protocol)
-
-
-SERIALIZERS: dict[str, Callable[[Any], bytes]] = {
-    **{f"pickle {protocol}": pickled(protocol) for protocol in (2, 3, 4, 5)},
-    "msgpack": packed,
-}
-NEWEST = pickled(5)
+from support.tensorpack_files import NEWEST, SERIALIZERS, key_of, packed, pickled, save, save_datapoints
 
 IMAGES = [encoded(pixels(3 + n, 30 - n, 3)) for n in range(20)] + [encoded(pixels(9, 9, 3), ".png")]
 LABELS = [(7 * n) % 10 for n in range(len(IMAGES))]
@@ -93,45 +54,6 @@ IN_A_DATAPOINT: dict[str, Callable[[bytes, int], list[Any]]] = {
         np.array(label, ">u2")[()],
     ],
 }
-
-
-def put_or_grow(database: Any, transaction: Any, key: bytes, value: bytes) -> Any:
-    """Put a record like LMDBSerializer.save: if the map is full, uncommitted records are lost."""
-    try:
-        transaction.put(key, value)
-    except lmdb.MapFullError:
-        transaction.abort()
-        database.set_mapsize(2 * database.info()["map_size"])
-        return put_or_grow(database, database.begin(write=True), key, value)
-    return transaction
-
-
-def save(path: Path, records: Mapping[bytes, bytes], keys: bytes | None, *, map_size: int = 1 << 34) -> Path:
-    """Write a file, or into an existing folder, like LMDBSerializer.save."""
-    database = lmdb.open(os.fspath(path), subdir=path.is_dir(), map_size=map_size, meminit=False)
-    with database:
-        transaction = database.begin(write=True)
-        for number, (key, value) in enumerate(records.items(), start=1):
-            transaction = put_or_grow(database, transaction, key, value)
-            if number % 5000 == 0:
-                transaction.commit()
-                transaction = database.begin(write=True)
-        transaction.commit()
-        if keys is not None:
-            put_or_grow(database, database.begin(write=True), KEYS, keys).commit()
-    return path
-
-
-def key_of(number: int) -> bytes:
-    return f"{number:08}".encode("ascii")
-
-
-def save_datapoints(
-    path: Path, datapoints: Iterable[Any], dumps: Callable[[Any], bytes] = NEWEST, *, first: int = 0
-) -> Path:
-    """Write the datapoints under their numbers, and the list of these."""
-    records = {key_of(n): dumps(point) for n, point in enumerate(datapoints, start=first)}
-    return save(path, records, dumps(list(records)))
 
 
 def save_images(path: Path, first: int = 0) -> Path:
@@ -497,64 +419,33 @@ def test_a_list_of_keys_has_the_numbers_that_were_put_in(keys: list[int], name: 
     assert datapoint.read_keys(value).tolist() == keys
 
 
-def plain(item: Any, value: ByteWindow) -> Any:
-    """Return the described data, with its bytes."""
-    match item:
-        case ByteRange():
-            return bytes_of(value, item)
-        case Text():
-            return value.take(item.start, item.start + item.length).decode()
-        case Array():
-            return np.frombuffer(bytes_of(value, item.data), item.dtype).reshape(item.shape)
-        case list() | tuple():
-            return type(item)(plain(part, value) for part in item)
-        case dict():
-            return {name: plain(part, value) for name, part in item.items()}
-    return item
-
-
-numbers = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.booleans() | st.none()
-leaves = numbers | st.binary(max_size=300) | st.text(max_size=300)
-plain_data = st.recursive(
-    leaves,
-    lambda parts: (
-        st.lists(parts, max_size=5)
-        | st.tuples(parts, parts)
-        | st.dictionaries(st.sampled_from("abc"), parts, max_size=3)
-    ),
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans() | st.none()
+arrays = st.builds(
+    lambda shape, dtype: np.arange(np.prod(shape)).reshape(shape).astype(dtype),
+    st.lists(st.integers(0, 4), min_size=1, max_size=3),
+    st.sampled_from(["u1", "i1", "<i2", "<f2", "<f8", "<c16", "?"]),
+)
+items = st.recursive(
+    numbers | st.binary(max_size=300) | st.text(max_size=300) | arrays,
+    lambda parts: st.lists(parts, max_size=5) | st.dictionaries(st.sampled_from("abc"), parts, max_size=3),
     max_leaves=20,
 )
 
 
-@given(item=plain_data, protocol=st.integers(2, 5))
+@given(item=st.lists(items, min_size=1), name=st.sampled_from(sorted(SERIALIZERS)))
 @settings(deadline=None)
-def test_plain_data_come_back_from_any_protocol(item: Any, protocol: int) -> None:
-    value = ByteWindow.of(pickle.dumps(item, protocol))
-
-    assert plain(pickles.unpickle(value), value) == item
+def test_plain_data_come_back_from_any_serializer(item: list[Any], name: str) -> None:
+    assert are_same(read_item(ByteWindow.of(SERIALIZERS[name](item))), item)
 
 
-@given(item=st.lists(numbers.filter(lambda n: n != 2**63) | st.binary(max_size=300) | st.text(max_size=300)))
-@settings(deadline=None)
-def test_plain_data_come_back_from_msgpack(item: Any) -> None:
-    value = ByteWindow.of(packed(item))
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_large_numbers_tuples_and_big_endian_arrays_come_back_from_pickles(protocol: int) -> None:
+    array = np.arange(6, dtype=">f8").reshape(2, 3)
 
-    assert plain(pickles.unpack(value), value) == item
+    found = read_item(ByteWindow.of(pickle.dumps([2**63, (1, (2,)), array], protocol)))
 
-
-@given(
-    shape=st.lists(st.integers(0, 4), max_size=3),
-    dtype=st.sampled_from(["u1", "i1", "<i2", ">i4", "<f2", ">f8", "<c16", "?"]),
-    protocol=st.integers(2, 5),
-)
-@settings(deadline=None)
-def test_arrays_of_plain_numbers_come_back(shape: list[int], dtype: str, protocol: int) -> None:
-    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    value = ByteWindow.of(pickle.dumps(array, protocol))
-
-    found = plain(pickles.unpickle(value), value)
-
-    assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert found[:2] == [2**63, (1, (2,))]
+    assert are_same(found[2], array.astype("<f8"))
 
 
 @pytest.mark.parametrize("how", IN_A_DATAPOINT)
@@ -676,33 +567,7 @@ def test_records_that_share_their_bytes_would_make_much_of_little(tmp_path: Path
         listed_and_read(path)
 
 
-# What is said of it
-
-
-@pytest.mark.torture
-def test_half_a_million_records_are_listed_in_little_memory(tmp_path: Path) -> None:
-    count = 500_000
-    value = NEWEST([JPEG, 5])
-    path = save(
-        tmp_path / "file", {key_of(n): value for n in range(count)}, NEWEST([key_of(n) for n in range(count)])
-    )
-    program = (
-        "import re, sys\n"
-        "from pathlib import Path\n"
-        "from shardprep.formats.sources.recognise import recognise\n"
-        "assert len(recognise(Path(sys.argv[1])).listing('train').entries) == int(sys.argv[2])\n"
-        "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program, path, str(count)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-
-    assert int(done.stdout) < 250 << 10
+# Components
 
 
 IN_ORDER = PlanOptions(order="key")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tensorpack_lmdb import save_datapoints
 
 from shardprep.formats import SourceOptions, UsageError, convert, open_dataset, repair
 from shardprep.formats.shards.manifest import read_manifest
 from support.datasets import prep_here, tree, writable
 from support.record_sources import IMAGES, write_shard, write_tfrecord
+from support.tensorpack_files import save_datapoints
 
 ROWS = range(6)
 Write = Callable[[Path, Sequence[Mapping[str, Any]]], Path]
