@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.loader_workers import OwnError
-
 
 def pair(number: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.float32], np.int64]:
     """A random array, and the item."""
@@ -19,9 +17,3 @@ def named(number: int, rng: np.random.Generator) -> dict[str, Any]:
     """The same as a dict."""
     values, same = pair(number, rng)
     return {"values": values, "number": same}
-
-
-def pair_but_17(number: int) -> tuple[npt.NDArray[np.float32], np.int64]:
-    if number == 17:
-        raise OwnError("this one not")
-    return np.zeros((2, 3), np.float32), np.int64(number)

@@ -44,19 +44,6 @@ class ForkThen:
         return self.action(item)
 
 
-@dataclass(frozen=True)
-class AtItem:
-    """Return each item, and do ``action`` first at this one."""
-
-    item: int
-    action: Callable[[int], object]
-
-    def __call__(self, item: int) -> int:
-        if item == self.item:
-            self.action(item)
-        return item
-
-
 def crash(item: int) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 

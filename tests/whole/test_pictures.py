@@ -41,13 +41,3 @@ def test_every_picture_is_small_and_is_shown(maker: Any) -> None:
 
     assert names == shown == set(maker.INPUTS)
     assert all((maker.PICTURES / name).stat().st_size <= maker.MOST_BYTES for name in names)
-
-
-def test_a_change_of_an_input_is_noticed(maker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cli/console").mkdir(parents=True)
-    (tmp_path / "cli/console/progress.py").write_text("before")
-    monkeypatch.setattr(maker, "ROOT", tmp_path)
-    before = maker.hash_of("convert.svg")
-    (tmp_path / "cli/console/progress.py").write_text("after")
-
-    assert maker.hash_of("convert.svg") != before

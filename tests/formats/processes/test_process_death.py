@@ -28,12 +28,10 @@ from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Items
-from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed
 from shardprep.loaders.remote import RemoteSource
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
 from support.forking_work import (
-    AtItem,
     ForkThen,
     kill_those_of,
     killed_by,
@@ -104,49 +102,6 @@ def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
         assert all(is_running(int(path.name)) for path in forked.iterdir() if path.name.isdecimal())
 
 
-def in_a_map(flow: Flow, function: Callable[[int], object]) -> Flow:
-    return flow.map(function, processes=1)
-
-
-def in_one_other_process(flow: Flow, function: Callable[[int], object]) -> Flow:
-    return flow.map(function).in_process()
-
-
-@pytest.mark.torture
-@pytest.mark.usefixtures("_watched_by")
-@pytest.mark.parametrize("step", torture_except([in_a_map, in_one_other_process], in_a_map))
-def test_a_flow_goes_on_where_its_process_forked_and_died(
-    step: Callable[[Flow, Callable[[int], object]], Flow], forked: Path
-) -> None:
-    function = AtItem(17, Once(forked / "once", ForkThen(forked, engine_workers.kill)))
-    with step(Flow.from_iterable(range(50)), function) as flow:
-        assert list(flow) == list(range(50))
-    assert any(path.name.isdecimal() for path in forked.iterdir())
-
-
-@pytest.mark.torture
-def test_a_receiver_misses_a_sender_that_forked_and_died(start: Start) -> None:
-    """The receiver notices the missing messages, because the connection stays open."""
-    with FrameReceiver("tcp://127.0.0.1:*") as receiver:
-        process = start(f"""
-from shardprep.loaders.machines.frames import send_batches
-def batches():
-    yield np.zeros(3)
-    fork_one_that_lives()
-    yield np.zeros(3)
-    time.sleep(3600)
-send_batches(batches(), {receiver.endpoint!r})
-""")
-        epoch = iter(receiver)
-        next(epoch), next(epoch)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(TEST_TIMEOUT_S)
-
-        with pytest.raises(SenderFailed):
-            next(epoch)
-        assert len(programs_of(process.pid)) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
 def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
@@ -181,13 +136,11 @@ def test_an_exit_code_that_the_program_itself_took_is_not_waited_for() -> None:
 
 
 PRELUDE = """
-import os, signal, sys, threading, time
+import os, time
 from pathlib import Path
 import numpy as np
-from support import engine_workers
 from support.process_table import text_of
 from support.engine_workers import Writing, layout
-from shardprep.formats.runtime.workers import Child
 from shardprep.loaders.engine.engine import Engine
 
 def fork_one_that_lives():
@@ -217,30 +170,6 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
         return code, os.read(process.stderr.fileno(), 1 << 16).decode()
     except BlockingIOError:
         return code, ""
-
-
-@pytest.mark.torture
-def test_a_program_that_forks_while_workers_start_sees_them_die(start: Start) -> None:
-    script = """
-started, forks = threading.Event(), 0
-def fork_now_and_then():
-    while not started.is_set():
-        fork_one_that_lives()
-        time.sleep(0.01)
-thread = threading.Thread(target=fork_now_and_then)
-thread.start()
-engine = Engine(Writing({-1: engine_workers.nap}), layout(10), workers=4)
-started.set()
-thread.join()
-run = engine.run([np.arange(10)] * 200)
-next(run)
-for pid in children():
-    os.kill(pid, signal.SIGKILL)
-assert sum(1 for _ in run) == 199
-assert engine.stats().restarts == 4, engine.stats().restarts
-engine.close()
-"""
-    assert outcome(start(script)) == (0, "")
 
 
 @pytest.mark.torture
@@ -289,85 +218,22 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-BY_NAME = """
-import sys
-sys.modules["cloudpickle"] = None  # with it, what the main script defines is sent by value
-"""
-
-
-@pytest.mark.torture
-def test_a_worker_that_hangs_in_the_main_script_ends_with_its_parent(start: Start) -> None:
-    process = start(
-        BY_NAME
-        + """
-class Mine(Writing):
-    pass
-
-if __name__ != "__main__":
-    print(os.getpid(), flush=True)
-    time.sleep(3600)
-engine = Engine(Mine(), layout(10), workers=1)
-time.sleep(3600)
-"""
-    )
-    assert process.stdout is not None
-    worker = int(process.stdout.readline())
-
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(TEST_TIMEOUT_S)
-
-    until(lambda: not is_running(worker))
-
-
 @pytest.mark.torture
 def test_a_main_script_without_a_guard_is_an_error_that_says_what_to_do(start: Start) -> None:
-    code, said = outcome(
-        start(
-            BY_NAME
-            + """
+    script = """
+import sys
+sys.modules["cloudpickle"] = None  # with it, what the main script defines is sent by value
+
 class Mine(Writing):
     pass
 
 next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
 """
-        )
-    )
+    code, said = outcome(start(script))
 
     assert code == 1
     assert "a worker process imports the main script" in said
     assert said.rstrip().endswith('under `if __name__ == "__main__":`')
-
-
-@pytest.mark.torture
-def test_a_process_is_started_in_a_copy_forked_while_a_thread_started_one(start: Start) -> None:
-    script = """
-from shardprep.formats.runtime import processes
-
-inside, go_on, original = threading.Event(), threading.Event(), processes.SPAWN.Process.start
-
-def stopping(process):
-    if threading.current_thread() is not threading.main_thread():
-        inside.set()
-        go_on.wait()
-    original(process)
-
-def start_one():
-    with Child() as child:
-        assert child.call(abs, -1) == 1
-
-processes.SPAWN.Process.start = stopping
-thread = threading.Thread(target=start_one)
-thread.start()
-inside.wait()
-if not (pid := os.fork()):
-    signal.alarm(20)  # ends what hangs
-    start_one()
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-go_on.set()
-thread.join()
-"""
-    assert outcome(start(script)) == (0, "")
 
 
 NO_ROOM = 1 << 46  # bytes; a stack for which no thread finds addresses

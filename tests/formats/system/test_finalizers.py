@@ -73,11 +73,6 @@ def start(hdf5_shards: Path, tmp_path: Path) -> Iterator[Start]:
         yield start_script
 
 
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, said = process.communicate(timeout=TEST_TIMEOUT_S)
-    return process.returncode, said
-
-
 MADE = {
     "loader": """
 from shardprep.loaders import Loader, LocalShuffle
@@ -139,56 +134,6 @@ os._exit(0)
     said, errors = process.communicate(timeout=TEST_TIMEOUT_S)
 
     assert (said, process.returncode) == ("collected\n", 0), errors
-
-
-@pytest.mark.torture
-def test_an_engine_is_collected_where_a_process_is_started_while_it_waits_to_start_one(start: Start) -> None:
-    script = """
-from support.engine_workers import Writing, layout
-from support import engine_workers
-from shardprep.formats.runtime.processes import starting_process
-from shardprep.loaders.engine.engine import Engine
-
-engine = Engine(Writing({-1: engine_workers.nap}), layout(4), workers=1)
-run = engine.run([np.arange(4)] * 1000)
-next(run)
-dispatcher = engine._dispatcher
-with starting_process(lambda: True):
-    dispatcher._workers[0].process.kill()
-    while dispatcher._workers:  # until it is to be replaced
-        time.sleep(0.01)
-    cycle = [engine, run]
-    cycle.append(cycle)
-    del engine, run, cycle
-    gc.collect()
-    assert not dispatcher._thread.is_alive()
-"""
-    assert outcome(start(script)) == (0, "")
-
-
-@pytest.mark.torture
-def test_collecting_at_every_allocation_disturbs_nothing(start: Start) -> None:
-    script = """
-from shardprep.formats import open_dataset
-from shardprep.loaders import Flow, Loader, LocalShuffle
-
-def litter():
-    for turn in range(20):
-        dataset = open_dataset(os.environ["SHARDS"])
-        flow = Flow.from_iterable(range(9)).map(abs, threads=1)
-        passes = iter(flow)
-        cycle = [dataset, dataset[turn], flow, passes, next(passes)]
-        cycle.append(cycle)
-
-with Loader(os.environ["SHARDS"], batch_size=4, shuffle=LocalShuffle(9), workers=1) as loader:
-    gc.set_threshold(1)
-    thread = threading.Thread(target=litter)  # of two, CPython 3.11 itself may fail in parsing an array's header
-    thread.start()
-    assert sum(1 for _ in loader) == len(loader)
-    thread.join()
-    gc.set_threshold(700)
-"""
-    assert outcome(start(script)) == (0, "")
 
 
 def test_at_the_end_of_the_program_it_ends_in_the_main_thread() -> None:

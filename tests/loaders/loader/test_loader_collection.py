@@ -98,17 +98,6 @@ def in_place(archives_of_20: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
-@pytest.fixture(scope="module")
-def records(archives_of_20: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int, bytes]]:
-    """Key, label and image of each record, read from shards and put into the archive's order."""
-    output = tmp_path_factory.mktemp("copied") / "train"
-    converted(archives_of_20, output, shard_size=900_000)
-    with open_dataset(output) as dataset:
-        found = [tuple(record) for record in dataset]
-    archive = (archives_of_20 / TRAIN).read_bytes()
-    return sorted(found, key=lambda record: archive.index(record[2]))
-
-
 def encoded(path: Path, **options: Any) -> Loader:
     return loader_on(path, **({"transform": None, "shuffle": GlobalShuffle(), "batch_size": 16} | options))
 
@@ -127,12 +116,6 @@ def test_a_local_shuffle_reads_blocks_in_random_order_and_resumes_anywhere(in_pl
 
     assert len(blocks) > 3 * len(open_dataset(in_place).manifest.shards)
     assert np.mean([len(set(labels.tolist())) for _, labels, _ in first[1:]]) > 7
-
-
-def test_a_flow_reads_it_too(in_place: Path, records: list[tuple[str, int, bytes]]) -> None:
-    flow = Flow.from_dataset(in_place, with_keys=True)
-
-    assert [(key, label, bytes(image)) for key, image, label in flow] == records
 
 
 def test_the_warning_names_a_window_that_mixes_the_classes(in_place: Path) -> None:

@@ -56,17 +56,6 @@ def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.
     assert list(order.each(places)) == [expected[place] for place in places]
 
 
-@pytest.mark.parametrize("steps", [[-1], [5], [0, 99]])
-def test_a_step_that_an_epoch_does_not_have_cannot_be_passed(steps: list[int]) -> None:
-    with pytest.raises(UsageError, match="an epoch has steps 0 to 4"):
-        plan((10,), batch_size=2).passing(steps, start=0)
-
-
-def test_a_step_that_has_gone_by_cannot_be_passed() -> None:
-    with pytest.raises(UsageError, match="step 1 begins before"):
-        plan((10,), batch_size=2).passing([1], start=4)
-
-
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4), place=st.integers(0, 100)
 )
@@ -84,22 +73,6 @@ def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
     assert some.within(some.outside(place)) == place
     if place - 1 not in removed and place not in removed:
         assert some.outside(some.within(place)) == place
-
-
-@pytest.mark.parametrize("shuffle", [LocalShuffle(50_000), GlobalShuffle()])
-def test_a_million_records_are_closed_as_by_brute_force(shuffle: Any) -> None:
-    whole = plan((10_000,) * 100, shuffle=shuffle, batch_size=256, rank=1, world_size=4)
-    numbers = np.unique(np.random.default_rng(0).integers(0, 1_000_000, 70_000))
-    without = replace(whole, omission=Omission(numbers, closes=True))
-    order = whole.order(2)[:]
-    expected = order[~np.isin(order, numbers)]
-
-    found = np.concatenate(list(Epoch(without, 2).batches()))
-    later = Epoch(without, 2).batch(700)
-
-    steps = expected[: len(expected) // 1024 * 1024].reshape(-1, 4, 256)
-    np.testing.assert_array_equal(found[: len(steps) * 256].reshape(-1, 256), steps[:, 1])
-    np.testing.assert_array_equal(later, steps[700, 1])
 
 
 @given(omissions())
