@@ -453,6 +453,8 @@ def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
 def sides_in(image: dict[str, Any]) -> tuple[int, int]:
     """Return the width and height of an image in pixels. Raises ValueError."""
     width, height = image.get("width"), image.get("height")
-    if type(width) is not int or type(height) is not int or not 0 < min(width, height) <= MAX_SIDE:
+    if type(width) is not int or type(height) is not int:
         raise ValueError(f"the image {image.get('id')} has no width and height")
+    if min(width, height) < 1 or max(width, height) > MAX_SIDE:
+        raise ValueError(f"the image {image.get('id')} has the impossible size {width}x{height}")
     return width, height
