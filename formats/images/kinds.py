@@ -162,7 +162,7 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
     width = height = colour = 0
     seen: set[bytes] = set()
     last = b""
-    animation: list[tuple[bytes, int]] = []
+    declared, frames, parts = None, 0, 0  # of an animation
     for kind, start, stop in _chunks(image):
         if stop > len(image):
             break
@@ -178,9 +178,18 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
         else:
             _check_order(kind, seen, last, has_palette=colour == PALETTE)
         if kind in ANIMATION:
-            animation.append((kind, int.from_bytes(data[:4], "big")))
+            number = int.from_bytes(data[:4], "big")
+            if (kind == b"acTL") is (declared is not None):
+                raise BadImage("an animated PNG that does not declare its frames once, before them")
+            if kind == b"acTL":
+                declared = number
+            elif number != parts:
+                raise BadImage("an animated PNG with parts out of order")
+            else:
+                frames, parts = frames + (kind == b"fcTL"), parts + 1
         if kind == b"IEND":
-            _check_animation(animation)
+            if declared != (frames or None):
+                raise BadImage(f"an animated PNG of {frames} frames that says it has {declared}")
             return width, height, colour, stop
         seen.add(kind)
         last = kind
@@ -201,20 +210,6 @@ def _check_order(kind: bytes, seen: set[bytes], last: bytes, *, has_palette: boo
         or (kind == b"acTL" and has_image)
     ):
         raise BadImage(f"a PNG with the {kind.decode()} chunk out of order")
-
-
-def _check_animation(chunks: list[tuple[bytes, int]]) -> None:
-    """Raise BadImage unless the chunks, each with its first number, are the declared frames in order."""
-    if not chunks:
-        return
-    kinds, (frames, *numbers) = zip(*chunks, strict=True)
-    found = kinds.count(b"fcTL")
-    if kinds[0] != b"acTL" or kinds.count(b"acTL") != 1 or not found:
-        raise BadImage("an animated PNG that does not declare its frames once, before them")
-    if frames != found or numbers != list(range(len(numbers))):
-        raise BadImage(
-            f"an animated PNG of {found} frames that says it has {frames}, or with parts out of order"
-        )
 
 
 def without_animation(image: bytes) -> bytes:

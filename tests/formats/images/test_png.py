@@ -1,5 +1,7 @@
 """A PNG with chunks against the specification is refused; of an animated one the still image is decoded."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -56,6 +58,16 @@ def test_a_malformed_animation_is_refused(image: bytes) -> None:
         check_decodes(image)
     with pytest.raises(BadImage, match=r"key: .*(animated PNG|acTL)"):
         decode_rgb(memoryview(image), key="key")
+
+
+def test_the_many_parts_of_an_animation_take_no_memory() -> None:
+    image = animated(fcTL(1, 1, 1), *map(fdAT, range(2, 20_000)), before=acTL(2) + fcTL(0, 3, 2))
+    tracemalloc.start()
+    try:
+        assert read_image_header(image).flags == ImageFlag.PNG
+        assert tracemalloc.get_traced_memory()[1] < 1 << 18
+    finally:
+        tracemalloc.stop()
 
 
 HEAD, REST = STILL[:33], STILL[33:]
