@@ -51,7 +51,7 @@ KEYS = b"__keys__"
 DIGITS = 8
 MAX_LABELS = 100_000
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
-_DIGITS = re.compile(rb"[0-9]{8,}")
+_DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, or one more: a longer run is none
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 _MOST_DEPTH = 8
 
