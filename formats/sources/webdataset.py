@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
 _KINDS = {"txt": "text", "json": "json"}
+_NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # as Python writes these floats into a ``.json``
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,20 @@ class SampleReader(FilesReader):
         archive, _, members = record
         if column.name not in members:
             raise self.changed(entry)
-        return column.codec.decode(self._bytes(archive, members[column.name], entry))
+        data = self._bytes(archive, members[column.name], entry)
+        return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
 
     def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
         data = archive.read_at(member.size, member.offset)
         if len(data) < member.size:
             raise self.changed(entry)
         return data
+
+
+def _is_float(member: Member, part: str, archive: ArchiveFile) -> bool:
+    """Whether a part is the JSON of a float that JSON does not have; only short ones are read."""
+    is_short = part.rpartition(".")[2] == "json" and member.size in map(len, _NO_JSON)
+    return is_short and archive.read_at(member.size, member.offset) in _NO_JSON
 
 
 class _Place(NamedTuple):
@@ -217,6 +226,7 @@ class ShardContents(RecordContents):
         super().__init__(top, layout)
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
+        self._floats: set[str] = set()
 
     def read(self, file: ArchiveFile) -> None:
         for sample in samples(file):
@@ -230,6 +240,7 @@ class ShardContents(RecordContents):
                 first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
                 self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
                 self._parts |= parts
+                self._floats |= {part for part in parts if _is_float(sample.parts[part], part, file)}
                 if len(self._parts) > MAX_COLUMNS:
                     raise SourceDamaged(
                         f"has more parts than the {MAX_COLUMNS} that are possible", path=place
@@ -264,6 +275,7 @@ class ShardContents(RecordContents):
         for part in sorted(self._parts - self.layout.no_columns(self._parts)):
             last = part.rpartition(".")[2]  # as WebDataset's own decoders
             kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
+            kind = "float" if part in self._floats else kind
             fields.append(Field(column_name(part), kind))
         return Schema(fields), has_images
 
@@ -273,7 +285,8 @@ class WebDataset(RecordSource):
     """Shards of WebDataset; a record's key is its sample's stem.
 
     The image is the first member with an extension of IMAGE_EXTENSIONS, in their order; ``cls`` is the label,
-    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it.
+    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it:
+    ``json`` is one of floats where any is NaN or infinite.
     """
 
     LAYOUT = "webdataset"

@@ -289,6 +289,22 @@ def test_image_folder_finds_the_labels(splits: Path, tmp_path: Path) -> None:
     )
 
 
+def test_floats_that_json_does_not_have_come_back_from_webdataset(tmp_path: Path) -> None:
+    scores = [1.5, float("nan"), float("inf"), float("-inf"), -0.0]
+    items = [
+        {"image": JPEG, "key": f"k{n}", "score": score, "plain": n / 3} for n, score in enumerate(scores)
+    ]
+    write_dataset(items, tmp_path / "dataset", workers=0)
+    export(tmp_path / "dataset", tmp_path / "out", to="webdataset", workers=0)
+
+    converted(tmp_path / "out", tmp_path / "again")
+
+    with open_dataset(tmp_path / "again") as found:
+        columns = {record.key: record.columns for record in found}
+    assert [repr(columns[f"k{n}"]["score.json"]) for n in range(5)] == list(map(repr, scores))
+    assert [columns[f"k{n}"]["plain.json"] for n in range(5)] == [n / 3 for n in range(5)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["webdataset", "tfrecord", "parquet", "croissant", "folders"])
 def test_what_was_exported_can_be_converted_again(splits: Path, to: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import SourceDamaged, UsageError, convert
-from shardprep.formats.errors import LabelConflict
+from shardprep.formats.errors import DataError, LabelConflict
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
@@ -139,6 +139,14 @@ def test_a_value_that_its_column_cannot_hold_is_named(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {"1": {"jpg": JPEG, "txt": b"\xff"}, "2": {"jpg": JPEG, "txt": b"two"}})
 
     with pytest.raises(BadValue, match=r"a\.tar, byte \d+: 1: the column txt: is not UTF-8"):
+        records(recognise(tmp_path).listing("train"))
+
+
+@pytest.mark.parametrize("other", [b"[1]", b'"x"', b"[" * 99_999, b"null", b"\xff"])
+def test_a_value_that_is_no_number_beside_a_nan_is_named(other: bytes, tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", {"1": {"jpg": JPEG, "json": b"NaN"}, "2": {"jpg": JPEG, "json": other}})
+
+    with pytest.raises(DataError, match=r"a\.tar, byte \d+: 2: the column json: "):
         records(recognise(tmp_path).listing("train"))
 
 
