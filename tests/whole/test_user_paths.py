@@ -205,22 +205,6 @@ def test_every_path_of_the_public_functions_is_tried() -> None:
     assert found == {path for paths in COVERED.values() for path in paths}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("inspect", "~/dataset"),
-        ("verify", "--level=quick", "~/dataset"),
-        ("sample", "~/new", "--classes=1", "--train-per-class=1", "--val=1", "--test=1"),
-        ("keygen", "~/train"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_commands_take_what_a_shell_did_not_expand(words: tuple[str, ...]) -> None:
-    done = prep_here(*words)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_file_with_the_name_of_no_user_is_itself() -> None:
     assert user_path("~no-such-user/x") == Path("~no-such-user/x")
     assert user_path("a/~") == Path("a/~")

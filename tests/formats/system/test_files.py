@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -33,29 +32,6 @@ def work_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def final(tmp_path: Path) -> Path:
     return tmp_path / "final"
-
-
-def test_a_file_is_not_there_before_it_is_whole(final: Path, work_folder: Path) -> None:
-    with publishing(final, work_folder) as file:
-        file.write(b"half")
-        file.flush()
-        assert not final.exists()
-        file.write(b" and half")
-
-    assert final.read_bytes() == b"half and half"
-    assert list(work_folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: type[BaseException]) -> None:
-    publish_bytes(final, b"old", work_folder)
-
-    with suppress(error), publishing(final, work_folder) as file:
-        file.write(b"new")
-        raise error("in the middle")
-
-    assert final.read_bytes() == b"old"
-    assert list(work_folder.iterdir()) == []
 
 
 def test_two_attempts_never_write_to_one_file_nor_through_a_link(
@@ -88,39 +64,30 @@ def test_what_is_no_regular_file_is_never_replaced(make: Callable[[Path], None],
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_save_that_ends_early_leaves_the_file_as_it_was(
+def test_a_save_that_ends_early_leaves_the_file_as_it_was_and_none_where_none_was(
     error: BaseException, final: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_bytes(final, b"one")
-
-    def fail(_: int) -> None:
-        raise error
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(type(error)) as found:
-        save_bytes(final, b"two")
+    for is_new in (True, False):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", Mock(side_effect=error))
+            with pytest.raises(type(error)) as found:
+                save_bytes(final, b"two", is_new=is_new)
+        assert getattr(found.value, "filename", str(final)) == str(final)
+        if is_new:
+            assert not list(final.parent.iterdir())
+            save_bytes(final, b"one", is_new=True)
 
     assert final.read_bytes() == b"one"
     assert list(final.parent.iterdir()) == [final]
-    assert getattr(found.value, "filename", str(final)) == str(final)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_new_file_replaces_none_and_nothing_is_left_of_it_if_it_ends_early(
-    error: BaseException, final: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", Mock(side_effect=error))
-        with pytest.raises(type(error)):
-            save_bytes(final, b"none", is_new=True)
-    assert not list(final.parent.iterdir())
-
+def test_a_new_file_replaces_none(final: Path) -> None:
     save_bytes(final, b"one", is_new=True)
+
     with pytest.raises(FileExistsError) as found:
         save_bytes(final, b"two", is_new=True)
 
     assert final.read_bytes() == b"one"
-    assert list(final.parent.iterdir()) == [final]
     assert found.value.filename == str(final)
 
 

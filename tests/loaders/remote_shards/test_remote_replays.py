@@ -1,9 +1,8 @@
-"""A loader of a URL replays after it was closed, and a forked copy of it is refused."""
+"""A loader of a URL replays after it was closed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +10,12 @@ from threading import Event, active_count
 
 import pytest
 
-from shardprep.formats import UsageError, open_dataset, read_manifest
+from shardprep.formats import read_manifest
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from support.cached_shards import limit_of
 from support.faulty_proxy import Proxy
-from support.loaded import assert_same, epoch_of, kept, loader_on, numbers_in
+from support.loaded import assert_same, epoch_of, kept, loader_on
 
 
 @pytest.fixture
@@ -60,40 +59,6 @@ def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
         assert_same([kept(loader.replay(0, 0).batch)], [kept(local.replay(0, 0).batch)])
         released.set()
         assert_same([kept(replayed.result(20).batch)], [kept(local.replay(0, last).batch)])
-
-
-def code_of_copy(call: Callable[[], None], folder: Path) -> int:
-    """Call in a forked copy that has opened files with the numbers of all descriptors that it had closed."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            for number in range(40):
-                os.write(os.open(folder / f"own-{number}", os.O_RDWR | os.O_CREAT), b"x" * 40)
-            call()
-            code = 0
-        except UsageError as error:
-            code = 2 if "forked" in str(error) else 3
-        except OSError:
-            code = 4
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert {path.read_bytes() for path in folder.glob("own-*")} == {b"x" * 40}
-    return os.waitstatus_to_exitcode(status)
-
-
-def test_a_forked_copy_of_an_iteration_is_refused(remote: Callable[..., Loader], tmp_path: Path) -> None:
-    with remote(shuffle=None, read_ahead=0) as loader:
-        batches = iter(loader)
-        first = kept(next(batches))
-        assert code_of_copy(lambda: list(map(kept, batches)) and None, tmp_path) == 2
-        assert sorted(numbers_in([first, *epoch_of(batches)])) == list(range(204))
-
-
-def test_a_forked_copy_of_a_lock_is_no_other_file(lmdb_shards: Path, tmp_path: Path) -> None:
-    with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as dataset:
-        assert code_of_copy(lambda: dataset.cache.used(3), tmp_path) == 4  # type: ignore[attr-defined]
 
 
 def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
