@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -32,6 +33,18 @@ def work_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def final(tmp_path: Path) -> Path:
     return tmp_path / "final"
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_leaves_what_was_there(final: Path, work_folder: Path, error: type[BaseException]) -> None:
+    publish_bytes(final, b"old", work_folder)
+
+    with suppress(error), publishing(final, work_folder) as file:
+        file.write(b"new")
+        raise error("in the middle")
+
+    assert final.read_bytes() == b"old"
+    assert list(work_folder.iterdir()) == []
 
 
 def test_two_attempts_never_write_to_one_file_nor_through_a_link(
