@@ -173,8 +173,6 @@ class Loader(Owned, EpochLoader):
         with ExitStack() as undo:
             undo.callback(self.dataset.close)
             self._subset = Subset(self.dataset, records, classes, weights, without=without, gaps=gaps)
-            if not len(self._subset):
-                raise UsageError("records= and classes= select no record of the dataset")
             plan = plan_of(
                 self._subset,
                 shuffle=shuffle,

@@ -71,6 +71,8 @@ class Subset:
                 mask &= _mask(np.asanyarray(records), len(dataset))
             if classes is not None:
                 mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
+            if not mask.any():
+                raise UsageError("records= and classes= select no record of the dataset")
             self.chosen = None if mask.all() else np.flatnonzero(mask)
         names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
         self.weights = None if weights is None else WeightedParts.of(weights, names, counts)

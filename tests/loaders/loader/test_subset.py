@@ -30,7 +30,7 @@ RECORDS = 204
         ({"records": [3, 5, 3]}, "has 3 more than once"),
         ({"records": [0, RECORDS]}, f"has {RECORDS}; record numbers of this dataset are 0 to {RECORDS - 1}"),
         ({"records": [-1]}, "has -1; record numbers"),
-        ({"records": []}, "select no record"),
+        ({"records": [], "without": []}, "select no record"),
         ({"records": [False] * RECORDS}, "select no record"),
         ({"records": [True] * 10}, f"a mask of 10 records; the dataset has {RECORDS}"),
         ({"records": [0.5, 1.0]}, "not an array of float64"),
