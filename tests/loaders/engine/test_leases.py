@@ -11,6 +11,7 @@ from shardprep.loaders.engine.leases import (
     MAX_ROW_FAILURES,
     LeasedBatch,
     Leases,
+    RowFailure,
 )
 
 NOTHING = memoryview(bytes(4))
@@ -122,6 +123,22 @@ def test_after_a_run_is_abandoned_at_any_point_the_next_one_is_exact(
 
     assert [batch.number for batch in game.delivered] == list(range(6))
     assert all(rows_of(batch) == list(range(rows)) for batch in game.delivered)
+
+
+def test_a_row_that_ends_three_workers_fails_its_batch_but_not_the_one_before() -> None:
+    table = leases(workers=2, chunk=2)
+    table.open(np.arange(1))
+    table.open(np.arange(4))
+    first = table.take(0)
+    for _ in range(MAX_ROW_FAILURES):
+        poison = table.take(1)
+        assert first is not None
+        assert poison is not None
+        table.lose(1, poison.id, 1, "SIGSEGV")
+    assert table.take(1) is table.deliver() is None
+    table.finish(0, first.id, NOTHING)
+    batches = table.deliver(), table.deliver()
+    assert [batch and batch.failure for batch in batches] == [None, RowFailure(1, cause="SIGSEGV")]
 
 
 def crash_reason(cause: str) -> str | None:
