@@ -436,11 +436,14 @@ arrays = st.builds(
     st.lists(st.integers(0, 4), min_size=1, max_size=3),
     st.sampled_from(["u1", "i1", "<i2", "<f2", "<f8", "<c16", "?"]),
 )
-items = st.recursive(
-    numbers | st.binary(max_size=300) | st.text(max_size=300) | arrays,
-    lambda parts: st.lists(parts, max_size=5) | st.dictionaries(st.sampled_from("abc"), parts, max_size=3),
-    max_leaves=20,
-)
+leaves = numbers | st.binary(max_size=300) | st.text(max_size=300) | arrays
+
+
+def parts_of(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(parts, max_size=5) | st.dictionaries(st.sampled_from("abc"), parts, max_size=3)
+
+
+items = leaves | parts_of(leaves | parts_of(leaves))
 
 
 @given(item=st.lists(items, min_size=1), name=st.sampled_from(sorted(SERIALIZERS)))
