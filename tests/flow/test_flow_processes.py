@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import pytest
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed
 from shardprep.loaders.flow.flow import Flow
+from shardprep.loaders.flow.passes import PassResources
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.sampling import torture_except
 from support.scripts import Start, scripts
@@ -189,6 +191,32 @@ def test_ctrl_c_is_heard_while_a_result_is_waited_for() -> None:
         signal.signal(signal.SIGINT, before)
     assert outcomes == [True]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("shardprep-map")]
+
+
+def test_a_pass_that_is_left_begins_no_more_calls_in_its_threads() -> None:
+    called = []
+
+    def slow(item: int) -> int:
+        called.append(item)
+        time.sleep(0.05)
+        return item
+
+    next(iter(Flow.from_iterable(range(100)).map(slow, threads=1)))
+    assert len(called) < 10  # of the 17 that wait for the thread
+
+
+def test_what_a_pass_keeps_is_dropped_at_a_close_and_what_it_has_borrowed_at_its_end_or_failure() -> None:
+    resources, failed, borrowed = PassResources(), Mock(), Mock()
+    with pytest.raises(ValueError, match="no"), resources.borrowed("a", lambda: failed):
+        raise ValueError("no")
+    failed.close.assert_called_once()
+    kept = resources.kept(((), 1))
+    with resources.borrowed("b", lambda: borrowed):
+        kept.value = "items"
+        resources.close()
+        borrowed.close.assert_not_called()
+    borrowed.close.assert_called_once()
+    assert kept.value is None
 
 
 PRELUDE = """
