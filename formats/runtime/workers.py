@@ -210,25 +210,26 @@ class WorkerPool(Owned, Executor):
             return self._threads.submit(self._call, fn, *args, **kwargs)
 
     def _call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.call_within(None, lambda value: True, fn, *args, **kwargs)
+        return self.call_within(None, None, fn, *args, **kwargs)
 
     def call_within(
         self,
         seconds: float | None,
-        is_clean: Callable[[T], bool],
+        is_clean: Callable[[T], bool] | None,
         fn: Callable[P, T],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Make a call with a time limit, in this thread; a process whose value is not clean makes no other.
+        """Make a call with a time limit, in this thread.
 
+        With ``is_clean``, a process whose call fails, or returns a value that is not clean, makes no other.
         Raises ChildDied, and ChildLost also if it takes longer.
         """
-        child, is_kept = self._taken(), True
+        child, is_kept = self._taken(), is_clean is None
         try:
             value = child.call_within(seconds, fn, *args, **kwargs)
-            is_kept = is_clean(value)
+            is_kept = is_clean is None or is_clean(value)
             return value
         except (ChildDied, ChildLost, WorkerDied):
             is_kept = False

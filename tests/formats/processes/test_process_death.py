@@ -387,6 +387,16 @@ def test_threads_do_not_take_each_others_processes() -> None:
     assert (getattr(main, "__file__", None), main.__spec__) == before
 
 
+def test_a_process_whose_call_failed_makes_no_other_where_it_must_be_clean() -> None:
+    with pool.WorkerPool(1) as children:
+        first, second = (children.call_within(None, bool, os.getpid) for _ in range(2))
+        with pytest.raises(ZeroDivisionError):
+            children.call_within(None, bool, operator.truediv, 1, 0)
+        third = children.call_within(None, bool, os.getpid)
+
+    assert first == second != third
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
