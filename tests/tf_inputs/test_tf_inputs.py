@@ -165,7 +165,7 @@ def test_closing_stops_a_feeder_that_waits_for_room(make: Made) -> None:
 
 @members(quick=("staging-over-queue",))
 def test_a_loader_that_is_closed_meanwhile_is_an_error_of_the_step(make: Made, lmdb_shards: Path) -> None:
-    loader = Loader(lmdb_shards, batch_size=5, transform=TrainTransform(8), workers=1)
+    loader = Loader(lmdb_shards, batch_size=5, transform=TrainTransform(8), workers=1, slots=16)
     with made(make, loader, rows=5) as each:
         with pytest.raises(Exception, match="closed"):  # noqa: PT012 - whichever notices first
             for _ in each:
