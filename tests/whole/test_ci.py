@@ -27,6 +27,13 @@ def test_that_fails_once(number):
 """
 
 
+def test_every_file_of_tests_that_ci_names_is_there() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".ci/run").read_text())
+
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 @pytest.mark.parametrize(("counts", "code"), [([1, 0, 2], 0), ([2, 2], 1)])
 def test_at_most_three_tests_of_all_steps_are_repeated(counts: list[int], code: int, tmp_path: Path) -> None:
     (repeating,) = re.findall(r"^repeated=.*?^\}$", (ROOT / ".ci/run").read_text(), re.M | re.S)
