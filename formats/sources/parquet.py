@@ -1,8 +1,4 @@
-"""The source of Parquet files of Hugging Face's datasets, read in place and in bounded memory.
-
-The contents of a column's pages are known from their headers, before they are decompressed. The file's
-metadata says that, too, but pyarrow does not hold the pages to it.
-"""
+"""The source of Parquet files of Hugging Face's datasets, read in place, a row group at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.runtime.owned import Owned
@@ -32,8 +26,6 @@ from shardprep.formats.runtime.workers import Child, ChildDied
 from shardprep.formats.sources.listing import official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,
-    ByteWindow,
-    Cursor,
     FilesReader,
     RecordContents,
     RecordSource,
@@ -56,21 +48,11 @@ _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
 MAX_KEPT_BYTES = 256 << 20  # of row groups, and at least one of them
-_ROWS_OF_NO_BYTES = 1 << 20  # more of them than bytes are no records
-_MOST_SHARED = 4  # times the bytes of a file: more are counted row by row
+_MOST_SHARED = 4  # times the bytes of a file: more are counted as they are in memory
 _SMALL = 32 << 20
-_MOST_BYTES = 4 * MAX_IMAGE_BYTES  # of a row with its columns
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow makes room for as many as the file claims
-MAX_GROUP_BYTES = 1 << 30  # of the columns of one row group, as they are in memory
-_BATCH_BYTES = 64 << 20
-_BYTE_ARRAY, _PREFIXED = "BYTE_ARRAY", "DELTA_BYTE_ARRAY"
-_LEVEL_BYTES = 8  # of each value within a list or struct
-_ELEMENT_BYTES = 4  # of an element of a list beside its value
-_UNCOMPRESSED, _COMPRESSED = 2, 3
-_DATA = (5, 8)  # of both versions: structs that begin with the number of values
-_MOST_DEPTH = 8
-Sizes = npt.NDArray[np.int64]
+MAX_GROUP_BYTES = 1 << 30  # of a row group, as it says itself
 Columns = Mapping[str, Any]
 """Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
 
@@ -97,7 +79,7 @@ def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
             raise
 
 
-def opened(archive: ArchiveFile, **options: Any) -> Any:
+def opened(archive: ArchiveFile) -> Any:
     """Return the open ``ParquetFile``, with its metadata read. Raises SourceDamaged, MissingExtra."""
     module = parquet_module(archive.path)
     with arrow_reads(archive.path):
@@ -108,177 +90,43 @@ def opened(archive: ArchiveFile, **options: Any) -> Any:
             archive.path,
             thrift_string_size_limit=_MAX_METADATA,
             thrift_container_size_limit=_MAX_ITEMS,
-            **options,
         )
-
-
-def pages_of(archive: ArchiveFile, chunk: Any) -> tuple[int, int, int]:
-    """Return the decompressed bytes of all pages and of the largest one, and the values with nulls.
-
-    ``chunk`` is pyarrow's metadata of a column's part. Raises ValueError.
-    """
-
-    def count(number: int | None) -> int:
-        if number is None or number < 0:
-            raise ValueError(f"a page says that it has a size of {number}")
-        return number
-
-    start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
-    if dictionary is not None and 0 < dictionary < start:
-        start = dictionary
-    cursor, size, largest, values = Cursor(ByteWindow(archive.read_at, 0, archive.end), start), 0, 0, 0
-    while values < chunk.num_values and cursor.at < start + chunk.total_compressed_size:
-        header = _thrift_struct(cursor)
-        length = count(header.get(_UNCOMPRESSED))
-        size, largest = size + length, max(largest, length)
-        values += max(count(header.get(data, {}).get(1, 0)) for data in _DATA)
-        cursor.skip(count(header.get(_COMPRESSED)))
-    return size, largest, values
-
-
-def _thrift_struct(cursor: Cursor, depth: int = 0) -> dict[int, Any]:
-    """Return the structs and numbers of 32 bits in a struct of Thrift's compact protocol, by field."""
-    found: dict[int, Any] = {}
-    number = 0
-    while head := cursor.take(1)[0]:
-        number = number + (head >> 4) if head >> 4 else _signed(cursor)
-        number = (number + (1 << 15)) % (1 << 16) - (1 << 15)  # as in 16 bits
-        match head & 15:
-            case 1 | 2:  # true and false
-                pass
-            case 3 | 7 as kind:  # a byte and a double
-                cursor.skip({3: 1, 7: 8}[kind])
-            case 4 | 6:  # integers of 16 and 64 bits
-                cursor.varint()
-            case 5:
-                found[number] = _signed(cursor)
-            case 8:
-                cursor.skip(cursor.varint())
-            case 12 if depth < _MOST_DEPTH:
-                found[number] = _thrift_struct(cursor, depth + 1)
-            case kind:
-                raise ValueError(f"a page's header has a field of type {kind}")
-    return found
-
-
-def _signed(cursor: Cursor) -> int:
-    return (number := cursor.varint()) >> 1 ^ -(number & 1)
 
 
 class RowGroups(Owned):
     """The row groups of an open file; ``starts`` are the numbers of their first rows, and the number of rows.
 
-    ``encoded_bytes`` are those that each says that its columns have in the file, decompressed. Repeated text
-    and bytes are in memory once: a dictionary in the file stays one.
+    ``encoded_bytes`` are those that each says that its columns have in the file, decompressed.
     """
 
     def __init__(self, archive: ArchiveFile) -> None:
-        self.archive = archive
-        with opened(archive) as file, arrow_reads(archive.path):
-            metadata = file.metadata
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-            texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == _BYTE_ARRAY}
-            # pyarrow makes no dictionaries of values that share prefixes, and of extension types
-            texts -= {chunk.path_in_schema for chunk in chunks if _PREFIXED in chunk.encodings}
-            for field in file.schema_arrow:
-                if "extension" in str(field.type):
-                    texts -= {path for path in texts if _is_of(path, field.name)}
+        self._path = archive.path
+        self._file = opened(archive)
+        metadata = self._file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         self.starts = tuple(accumulate((group.num_rows for group in groups), initial=0))
         self.encoded_bytes = [group.total_byte_size for group in groups]
-        self._dictionaries = texts
-        self._file = opened(archive, metadata=metadata, read_dictionary=sorted(texts))
 
     def close(self) -> None:
         self._file.close()
 
     def first(self, name: str) -> Any:
         """Return the value of a column in the first row; None without rows."""
-        for group in range(len(self.starts) - 1):
-            self._rows_at_once(group, name)
-            for batch in self._file.iter_batches(1, row_groups=[group], columns=[name], use_threads=False):
-                if len(batch):
-                    return batch.column(0)[0].as_py()
+        for batch in self._file.iter_batches(1, columns=[name], use_threads=False):
+            if len(batch):
+                return batch.column(0)[0].as_py()
         return None
 
     def read(self, group: int, names: Sequence[str]) -> Columns:
-        """Return some columns of a row group. Raises SourceDamaged if they are too large, ValueError."""
-        import pyarrow  # optional, and slow to import, here and below
-
-        size, steps, found = 0, dict[str, int](), dict[str, Any]()
-        for name in names:
-            steps[name], size = self._rows_at_once(group, name, size)
+        """Return some columns of a row group. Raises SourceDamaged if it is too large, ValueError."""
+        if self.encoded_bytes[group] > MAX_GROUP_BYTES:
+            too_large = f"the row group {group} has more than {MAX_GROUP_BYTES:,} bytes"
+            raise SourceDamaged(f"{too_large}; write smaller row groups", path=self._path)
+        table = self._file.read_row_group(group, columns=list(names), use_threads=False)
         rows = self.starts[group + 1] - self.starts[group]
-        for name, step in steps.items():
-            if step:
-                arrays = []
-                for batch in self._file.iter_batches(
-                    step, row_groups=[group], columns=[name], use_threads=False
-                ):
-                    arrays.append(batch.column(0))
-                    size = self._bounded(group, size + batch.nbytes)
-                found[name] = pyarrow.chunked_array(arrays, self._file.schema_arrow.field(name).type)
-            else:
-                table = self._file.read_row_group(group, columns=[name], use_threads=False)
-                found[name] = table.column(name)
-            if len(found[name]) != rows:
-                raise ValueError(f"the row group {group} has {len(found[name])} rows, but says {rows}")
-        return found
-
-    def _rows_at_once(self, group: int, name: str, size: int = 0) -> tuple[int, int]:
-        """Return how many rows of a column may be read at once, 0 for all; and the size with the known."""
-        metadata = self._file.metadata.row_group(group)
-        most, most_values, is_shared = 0, 0, True
-        for number in range(metadata.num_columns):
-            chunk = metadata.column(number)
-            if not _is_of(chunk.path_in_schema, name):
-                continue
-            pages, largest, values = pages_of(self.archive, chunk)
-            most_values = max(most_values, values)
-            if chunk.physical_type != _BYTE_ARRAY or chunk.path_in_schema in self._dictionaries:
-                size += pages
-                continue
-            is_shared, most = False, max(most, largest)
-            in_list = self._file.schema.column(number).max_repetition_level > 0  # one row may have all values
-            size += largest * values if in_list else largest
-        size += _cell_bytes(self._file.schema_arrow.field(name).type, metadata.num_rows, most_values)
-        return 0 if is_shared else max(1, _BATCH_BYTES // max(1, most)), self._bounded(group, size)
-
-    def _bounded(self, group: int, size: int) -> int:
-        """Return the bytes that a row group takes in memory. Raises SourceDamaged if these are too many."""
-        if size > MAX_GROUP_BYTES:
-            too_large = f"the row group {group} takes more than {MAX_GROUP_BYTES:,} bytes in memory"
-            raise SourceDamaged(f"{too_large}; write smaller row groups", path=self.archive.path)
-        return size
-
-
-def _is_of(path: str, column: str) -> bool:
-    return path == column or path.startswith(f"{column}.")
-
-
-def _cell_bytes(kind: Any, count: int, values: int, level_bytes: int = 0) -> int:
-    """Return the most bytes of ``count`` cells of a type; ``values`` is the most that a list in it can have.
-
-    Values of text count by their places, as in a dictionary.
-    """
-    import pyarrow
-
-    kind = getattr(kind, "storage_type", kind)
-    if pyarrow.types.is_struct(kind):
-        parts, inner = [kind.field(number).type for number in range(kind.num_fields)], count
-    elif pyarrow.types.is_map(kind):
-        parts, inner = [kind.key_type, kind.item_type], values
-    elif pyarrow.types.is_fixed_size_list(kind):
-        parts, inner = [kind.value_type], count * kind.list_size  # also of a null
-    elif pyarrow.types.is_dictionary(kind) or not hasattr(kind, "value_type"):
-        try:
-            width = max(1, int(kind.bit_width) // 8)
-        except ValueError:
-            width = 4
-        return count * (width + level_bytes)
-    else:
-        parts, inner = [kind.value_type], values
-    return sum(_cell_bytes(part, inner, values, _LEVEL_BYTES) for part in parts)
+        if len(table) != rows:
+            raise ValueError(f"the row group {group} has {len(table)} rows, but says {rows}")
+        return {name: table.column(name) for name in names}
 
 
 def no_bytes(path: object) -> ValueError:
@@ -317,58 +165,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
-
-
-def objects_of(column: Any) -> Iterator[Any]:
-    """Yield the values of a column without lists; one that is repeated is one object."""
-    import pyarrow
-
-    for array in column.chunks:
-        if pyarrow.types.is_dictionary(array.type):
-            values = array.dictionary.to_pylist()
-            yield from (None if place is None else values[place] for place in array.indices.to_pylist())
-        else:
-            yield from array.to_pylist()
-
-
-def sizes_of(column: Any) -> Sizes:
-    """Return the bytes of each row of a column, int64 [n]; no value is copied."""
-    return np.concatenate([np.zeros(0, np.int64), *map(_sizes, column.chunks)])
-
-
-def _sizes(array: Any) -> Sizes:
-    import pyarrow.compute
-
-    types, kind = pyarrow.types, array.type
-    if types.is_dictionary(kind):
-        sizes = np.append(_sizes(array.dictionary), np.int64(0))  # and that of a null
-        return np.asarray(sizes[_numbers(array.indices.fill_null(len(sizes) - 1))], np.int64)
-    if str(kind) in (*_TEXT, *_BINARY):
-        return _numbers(pyarrow.compute.binary_length(array))
-    if types.is_struct(kind):
-        parts = [_sizes(array.field(number)) for number in range(kind.num_fields)]
-        return np.asarray(sum(parts, np.zeros(len(array), np.int64)), np.int64)
-    if hasattr(array, "storage"):
-        return _sizes(array.storage)
-    element_bytes = _ELEMENT_BYTES
-    if types.is_fixed_size_list(kind):
-        element_bytes = 0
-        starts = (np.arange(len(array)) + array.offset) * kind.list_size
-        ends = starts + kind.list_size
-    elif hasattr(array, "sizes"):  # a list view
-        starts = _numbers(array.offsets)
-        ends = starts + _numbers(array.sizes)
-    elif hasattr(array, "values"):  # a list or map
-        starts, ends = _numbers(array.offsets)[:-1], _numbers(array.offsets)[1:]
-    else:
-        return np.full(len(array), -(-array.nbytes // max(1, len(array))), np.int64)
-    before = np.append(np.int64(0), np.cumsum(_sizes(array.values) + element_bytes, dtype=np.int64))
-    return np.asarray(before[ends] - before[starts], np.int64)
-
-
-def _numbers(array: Any) -> Sizes:
-    found: Sizes = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
 
 
 def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRows | None:
@@ -552,7 +348,7 @@ class RowContents(RecordContents):
 
     def __init__(self, top: Path, layout: RowLayout) -> None:
         super().__init__(top, layout)
-        self._rows = self._file_bytes = self._bytes = self._encoded_bytes = 0
+        self._bytes = self._encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
         return Schema(self.layout.fields.values()), bool(self.layout.image)
@@ -562,36 +358,33 @@ class RowContents(RecordContents):
         if not self.is_readable:
             return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
-            rows = groups.starts[-1]
-            self._rows, self._file_bytes = self._rows + rows, self._file_bytes + file.end
-            if self._rows > max(_ROWS_OF_NO_BYTES, self._file_bytes):  # a few bytes may claim billions
-                few = f"claims {rows:,} rows in {file.end:,} bytes, less than a byte for each"
-                raise SourceDamaged(few, path=file.path)
+            names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
-                names = (self.layout.image, self.layout.label, *self.layout.fields)
-                columns = groups.read(group, [*filter(None, names)])
+                columns = groups.read(group, names)
                 self._add_group(columns, groups.encoded_bytes[group], file.path, first)
 
     def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
-        import pyarrow.compute
+        import pyarrow.compute  # optional, and slow to import
 
         layout, rows = self.layout, len(next(iter(columns.values()), ()))
-        labels = objects_of(columns[layout.label]) if layout.label else repeat(None, rows)
+        labels = columns[layout.label].to_pylist() if layout.label else repeat(None, rows)
         paths: Iterable[str | None] = repeat(None, rows)
         sizes, have_bytes = np.zeros(rows, np.int64), [True] * rows
         if layout.image:
             images: Any = columns[layout.image]
             if layout.in_struct:
-                paths = objects_of(pyarrow.compute.struct_field(images, "path"))
+                paths = pyarrow.compute.struct_field(images, "path").to_pylist()
                 images = pyarrow.compute.struct_field(images, "bytes")
-            sizes, have_bytes = sizes_of(images), images.is_valid().to_pylist()
-        share = max(0, encoded - int(sizes.sum())) // max(1, rows)  # of the bytes of all other columns
-        lengths = sizes + min(share, _MOST_BYTES)
-        counted = sum(map(sizes_of, columns.values()), np.zeros(rows, np.int64))
-        self._bytes += int(counted.sum())
-        self._encoded_bytes += int(lengths.sum())
+            elif pyarrow.types.is_dictionary(images.type):
+                images = images.cast(images.type.value_type)
+            sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
+            have_bytes = images.is_valid().to_pylist()
+        in_memory = sum(column.nbytes for column in columns.values())
+        self._bytes += in_memory
+        self._encoded_bytes += max(encoded, int(sizes.sum()))
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
-        lengths = counted if is_shared else np.where(counted > _MOST_BYTES, counted, lengths)
+        others = max(0, (in_memory if is_shared else encoded) - int(sizes.sum()))
+        lengths = sizes + others // max(1, rows)  # with a share of the bytes of all other columns
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"

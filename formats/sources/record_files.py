@@ -108,13 +108,6 @@ class Cursor:
         """Return the next number, stored in that layout of the module struct."""
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
-    def varint(self) -> int:
-        """Return the next number of as many bytes as it needs, 0 to 2**64 - 1."""
-        data = self.window.take(self.at, min(self.at + MAX_VARINT, self.window.end))
-        number, used = varint(data, 0)
-        self.at += used
-        return number
-
 
 def varint(data: bytes, start: int) -> tuple[int, int]:
     """Return the number at a place, 0 to 2**64 - 1, and the place after it. Raises ValueError."""
