@@ -433,11 +433,11 @@ class FileSource:
         return found
 
     @contextmanager
-    def open(self, *, held: bool = False) -> Iterator[LocalFiles]:
+    def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
         """The context of the files. Unless another process has ``held`` them, each is before it is opened.
 
-        A process holds one file in each of its threads, until it opens another one. The cache is opened when
-        it is needed.
+        A process holds one file in each of its threads, until it opens another one. The cache is the
+        ``shared`` one, or is opened when it is needed.
         """
         if self.url is None:
             yield LOCAL
@@ -446,6 +446,8 @@ class FileSource:
         lock = threading.Lock()
 
         def cache() -> FileCache:
+            if shared is not None:
+                return shared
             with lock:
                 if not opened:
                     opened.append(self.opened())

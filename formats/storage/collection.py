@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
@@ -76,6 +78,7 @@ FORMAT_NAME = "shardprep collection"
 VERSION = 1
 MAX_COLLECTION_BYTES = 4 << 20
 MAX_PARTS = 4096
+LEFTOVER_S = 3600.0  # the age of an unfinished file whose writer was killed
 MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
 
 
@@ -451,8 +454,10 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != found.to_bytes():
         raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{COLLECTION_NAME}.*.tmp"):  # by a run that was killed
-        left.unlink(missing_ok=True)
+    for left in folder.glob(f"{COLLECTION_NAME}.*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > LEFTOVER_S:  # a younger one may be of a running call
+                left.unlink()
     publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), folder)
     return open_collection(folder)
 

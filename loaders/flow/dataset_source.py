@@ -20,7 +20,7 @@ from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import OpenShards
-from shardprep.formats.storage.cache import FileSource
+from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, exact, seed_of, within
@@ -52,9 +52,9 @@ class RecordFetch:
     form: ItemForm | None = None
 
     @contextmanager
-    def open(self) -> Iterator[Callable[[ItemKey], Any]]:
+    def open(self, cache: FileCache | None = None) -> Iterator[Callable[[ItemKey], Any]]:
         with (
-            self.files.open() as files,
+            self.files.open(cache) as files,
             closing(OpenShards(self.parts, files)) as shards,
             closing(Columns(self.parts, files)) as columns,
         ):
@@ -83,6 +83,14 @@ class RecordFetch:
         place = RecordPlace(number, shard, ordinal, address[0])
         values = [value(place) for value in read]
         return form.item(address[0].decode(), self.labels[address[1]], image, values)
+
+
+class OpenCache(Owned):
+    """The cache that a flow's passes read through, one after the other."""
+
+    def __init__(self, source: FileSource) -> None:
+        self.cache = source.opened()
+        self.close = CollectedEnd(self, self.cache.close)
 
 
 class PassDownloads(Owned):
@@ -175,6 +183,16 @@ class FromDataset(Fetched):
         files, parts = FileSource.of(self.dataset), self.columns.files_of(self.dataset)
         names = self.columns.names if self.columns.are_chosen else None
         return RecordFetch(parts, files, labels, names, self.with_keys)
+
+    @contextmanager
+    def opened(self, now: PassContext) -> Iterator[Callable[[ItemKey], Any]]:
+        fetch = self.fetch()
+        with ExitStack() as borrowed:
+            cache = None
+            if isinstance(self.dataset, CachedDataset):
+                make = partial(OpenCache, fetch.files)
+                cache = borrowed.enter_context(now.kept.borrowed((now.place(self), "cache"), make)).cache
+            yield borrowed.enter_context(fetch.open(cache))
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         with self._ahead(now, within(numbers, self.length)) as places:

@@ -106,8 +106,8 @@ class Prefetcher(Owned):
     """Daemon threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
     Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs.
-    A file that cannot be brought is tried again when more of the files were used; what needs it raises the
-    error.
+    A file that has no room or cannot be downloaded is tried again when more of the files were used; what needs
+    it raises the error.
     """
 
     def __init__(self, cache: FileCache, *, ahead: int) -> None:
@@ -145,7 +145,8 @@ class Prefetcher(Owned):
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files, in place of the planned ones."""
         with self._changed:
-            self._files, self._left, self._there = files, [*range(len(files))], set[int]()
+            self._files, self._left = files, [*range(len(files))]
+            self._failed, self._there = list[int](), set[int]()
             self._begun, self._over, self._has_room = 0, 0, True
             self._progressed()
 
@@ -155,6 +156,8 @@ class Prefetcher(Owned):
             if (begun, over) == (self._begun, self._over):
                 return
             self._begun, self._over = begun, over
+            while self._failed:
+                heapq.heappush(self._left, self._failed.pop())
             while self._left and self._left[0] < begun:
                 heapq.heappop(self._left)
             self._there = {number for number in self._there if number >= begun}
@@ -172,14 +175,17 @@ class Prefetcher(Owned):
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             files, number, progress, is_near = taken
+            is_there = has_failed = False
             try:
                 is_there = self._cache.prefetch(files[number], evict=is_near)
             except (ShardprepError, OSError):
-                is_there = False
+                has_failed = True
             with self._changed:
                 if files is not self._files:
                     continue
-                if not is_there:
+                if has_failed:
+                    self._failed.append(number)
+                elif not is_there:
                     heapq.heappush(self._left, number)
                     self._has_room = False
                     while self._progress == progress:  # until others were used
@@ -425,10 +431,10 @@ def end_downloads(
     cache: CachedDataset | FileCache, prefetcher: Prefetcher, feeds: Iterable[EpochFeed] = ()
 ) -> None:
     """End the downloads, and then the threads that wait for them. Epochs left open hold nothing then."""
+    prefetcher.close()  # first: a thread whose download is cancelled would begin the next one
     try:
         cache.close()
     finally:
-        prefetcher.close()
         for feed in list(feeds):
             feed.close()
         prefetcher.join()

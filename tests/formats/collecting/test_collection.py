@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -71,6 +72,17 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
     for given_parts, said in (([], "1 to 4096 parts"), ([parts[0], parts[0]], "given twice")):
         with pytest.raises(UsageError, match=said):
             collect(folder.parent / "other", given_parts)
+
+
+def test_only_unfinished_files_of_killed_runs_are_removed(folder: Path, parts: list[Path]) -> None:
+    of_a_run, left = folder / "collection.json.0a.tmp", folder / "collection.json.0b.tmp"
+    of_a_run.touch()
+    left.touch()
+    os.utime(left, (0, 0))
+    collect(folder, parts).close()
+
+    assert of_a_run.exists()
+    assert not left.exists()
 
 
 def test_parts_that_do_not_agree_are_refused_with_the_first_difference(

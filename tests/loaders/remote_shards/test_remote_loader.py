@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -182,6 +183,35 @@ def test_shards_come_ahead_of_the_records_that_are_drawn(
 
     assert [first, *items] == list(Flow.from_dataset(lmdb_shards))
     assert len(proxy.asked) == asked
+
+
+def test_a_shard_that_cannot_be_downloaded_does_not_keep_the_others_from_coming_ahead(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    manifest = read_manifest(lmdb_shards)
+    bad = manifest.shards[1].name
+    proxy.fault = lambda path, count: "404" if path.endswith(bad) else None
+    with closing(Flow.from_dataset(bucket_url, cache=tmp_path / "c")) as flow:
+        items = iter(flow)
+        next(items)
+        until(lambda: len(cached(tmp_path / "c")) == len([*manifest.shards, *manifest.tables]) - 1)
+
+        with pytest.raises(RemoteMissing, match=bad):
+            list(items)
+
+
+def test_the_leases_of_a_served_flow_share_one_open_cache(
+    lmdb_shards: Path, bucket_url: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    opened: list[set[Path]] = []
+    with closing(Flow.from_dataset(bucket_url, cache=tmp_path / "c")) as flow:
+        for first in (0, 100):
+            with closing(flow.pick(0, range(first, first + 20))) as lease:  # as a sender draws it
+                next(lease)
+                opened.append({*(tmp_path / "c/readers").iterdir()})
+        assert [*flow.pick(0, [7])] == [*Flow.from_dataset(lmdb_shards).pick(0, [7])]
+
+    assert opened[0] == opened[1]
 
 
 def test_a_resumed_pass_downloads_the_shards_that_are_left(
