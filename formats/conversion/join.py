@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -40,11 +40,16 @@ from shardprep.formats.runtime.files import (
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder, finished_shards, noting_kept
+from shardprep.formats.runtime.work_folder import (
+    PLAN_NAME,
+    WORK_FOLDER_NAME,
+    WorkFolder,
+    finished_shards,
+    noting_kept,
+)
 from shardprep.formats.shards.columns import (
     ColumnEntry,
     DatasetColumns,
-    RecordPlace,
     remove_unlisted_columns,
     unlisted_columns,
 )
@@ -64,6 +69,7 @@ from shardprep.formats.sources.tables import (
 )
 
 JOINED_SUFFIX = ".joined"
+JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
 Built = tuple[BuiltColumn, ...]
 
 
@@ -283,7 +289,7 @@ def _built(
     """
     output, custody = work_folder.output, [dict(one.custody) for one in columns]
     fields = [one.field.to_json() for one in columns]
-    guard = {"joined to": manifest.root, "columns": fields, JOINED: custody}
+    guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
     plan, listed = sha256_of(guard), {file.name: file for file in manifest.column_files}
     try:
         work_folder.claim(guard)
@@ -320,6 +326,14 @@ def _built(
         publish(work_folder.run / path.name, path)
         entries.append(entry)
     return entries
+
+
+def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
+    """Whether a join to the dataset was begun there, and its manifest not published. Raises OSError."""
+    with suppress(FileNotFoundError, ValueError):
+        begun = parse_canonical_json((work_folder.folder / PLAN_NAME).read_bytes())
+        return isinstance(begun, dict) and begun.get(JOINED_TO) == manifest.root
+    return False
 
 
 def _with_columns(
@@ -521,7 +535,7 @@ class DatasetValues:
 
     def size(self) -> int:
         with open_unreplaced(self.folder, self.root) as dataset:
-            lengths = dataset.columns[self.column].lengths() if self.column else dataset.index["length"]
+            lengths = dataset.columns.lengths(self.column) if self.column else dataset.index["length"]
             return int(lengths[self.places].sum(dtype=np.int64))
 
     @contextmanager
@@ -533,9 +547,7 @@ class DatasetValues:
         place = int(self.places[number])
         if not self.column:
             return dataset[place].image
-        row = dataset.index[place]
-        at = RecordPlace(place, int(row["shard"]), int(row["ordinal"]), row["key"].item())
-        return dataset.columns[self.column].data(at)
+        return dataset.columns.data(self.column, dataset.place(place))
 
     def where(self, number: int) -> str:
         return f"{self.folder}, record {self.places[number]}"

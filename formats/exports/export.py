@@ -197,7 +197,7 @@ class _Export:
             )
             lengths = index["length"].astype(np.int64)
             for field in dataset.schema:
-                lengths += dataset.columns[field.name].lengths()
+                lengths += dataset.columns.lengths(field.name)
         chosen = FORMATS[to](source, index)
         bounds = list(spans(lengths, shard_size))
         units = [

@@ -6,14 +6,15 @@ Boxes of annotations have a table of their own, and are read as columns.
 from __future__ import annotations
 
 import re
+import resource
 import struct
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,9 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import SUFFIXES
+from shardprep.formats.shards.container import SUFFIXES, Address
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_table, table_header
-from shardprep.formats.shards.read import DAMAGE, LOCAL, LocalFiles, OpenShards, PartShards
+from shardprep.formats.shards.read import DAMAGE, LOCAL, LocalFiles, Shard
 
 ROOT_DOMAIN = b"shardprep-columns-1\0"
 
@@ -209,99 +210,6 @@ class _Table:
         return data
 
 
-MOST_TABLES = 32  # of one column that are open at a time, in a collection of more datasets
-
-
-class ColumnReader(Owned):
-    """Reader of one column of records that are numbered over all ``parts``: the one at ``place`` in each.
-
-    Files are opened when first read, after ``files`` made them be there, and read by position. Every value is
-    checked against its checksum in the table, which covers the record's key. Thread-safe except for
-    :meth:`close`; usable after a fork. Raises CorruptRecord and ShardDamaged for damage, ManifestDamaged for
-    a damaged table, and OSError.
-    """
-
-    instead = "open the dataset again by its path"
-
-    def __init__(self, parts: Sequence[PartFiles], place: int, files: LocalFiles = LOCAL) -> None:
-        self._parts = [(part.folder, part.columns[place]) for part in parts]
-        self._firsts = [0, *accumulate(part.records for part in parts)]
-        self._field = self._parts[0][1].field
-        self._codec = self._field.codec
-        shards = [PartShards(part.folder, part.container, part.columns[place].shards) for part in parts]
-        self._shards = OpenShards(shards, files)
-        self._files = files
-        self._tables: dict[int, _Table] = {}  # changed by single calls, without a lock: opening can download
-
-    def value(self, place: RecordPlace) -> Any:
-        """Return a record's value."""
-        try:
-            return self._codec.decode(self.data(place))
-        except BadValue as error:
-            raise self._corrupt(place, error.message) from error
-
-    def data(self, place: RecordPlace) -> bytes:
-        """Return a record's value, encoded."""
-        try:
-            return self._data(place)
-        except (*DAMAGE, ManifestDamaged) as error:
-            part = self._part_of(place)
-            with self._files.right(self._parts[part][1].table, error):
-                self._tables.pop(part, None)
-                return self._data(place)
-
-    def _data(self, place: RecordPlace) -> bytes:
-        part = self._part_of(place)
-        row = self._table(part).row_at(place.number - self._firsts[part])
-        if self._codec.dtype is None:
-            offset, length, crc32c = _PLACE.unpack(row.rjust(_PLACE.size, b"\0"))  # format 1.0 has no offset
-            address = place.key, UNLABELLED, crc32c, offset, length
-            return self._shards.image(place.shard, place.ordinal, address)
-        value, crc32c = row[:-4], int.from_bytes(row[-4:], "little")
-        if record_crc(place.key, UNLABELLED, value) != crc32c:
-            raise self._corrupt(place, "does not match its CRC-32C; prep repair rebuilds it")
-        return value
-
-    def lengths(self) -> npt.NDArray[np.uint32]:
-        """Return the length of each value in bytes."""
-        if self._codec.size is not None:
-            return np.full(self._firsts[-1], self._codec.size, np.uint32)
-        return self._all_of("length")
-
-    def fixed_values(self) -> npt.NDArray[Any]:
-        """Return all values of a column of one size, unchecked."""
-        return self._all_of("value")
-
-    def _all_of(self, name: str) -> npt.NDArray[Any]:
-        return np.concatenate([self._table(part).rows()[name] for part in range(len(self._parts))])
-
-    def _part_of(self, place: RecordPlace) -> int:
-        return bisect_right(self._firsts, place.number) - 1
-
-    def _table(self, part: int) -> _Table:
-        return self._tables.get(part) or self._opened(part)
-
-    def _opened(self, part: int) -> _Table:
-        folder, entry = self._parts[part]
-        self._files.bring(entry.table)
-        table = _Table(folder / entry.table.name, entry)
-        opened = list(self._tables)
-        for first in opened[: len(opened) + 1 - MOST_TABLES]:
-            self._tables.pop(first, None)
-        self._tables[part] = table
-        return table
-
-    def _corrupt(self, place: RecordPlace, message: str) -> CorruptRecord:
-        key = place.key.decode("utf-8", "replace")
-        folder = self._parts[self._part_of(place)][0]
-        return CorruptRecord(f"the column {self._field.name} {message}", path=folder, key=key)
-
-    def close(self) -> None:
-        """Close the files; the next read opens them again. No other thread may be reading."""
-        self._tables = {}
-        self._shards.close()
-
-
 SIDES = ("x_min", "y_min", "x_max", "y_max")
 BOX_DTYPE = np.dtype([("record", "<u4"), ("label", "<i4"), *((side, "<f4") for side in SIDES)])
 BOX_COLUMNS = ("boxes", "box_labels")
@@ -360,13 +268,16 @@ class BoxTable:
 
 
 @dataclass(frozen=True)
-class PartFiles(PartShards):
+class PartFiles:
     """The files of one dataset among several with records and shards that are numbered over all.
 
-    Picklable. ``columns`` are those that are read; records have those of ``boxes`` by the names
-    ``box_columns``.
+    ``folder`` is the dataset's, and ``container`` that of its ``shards``. ``columns`` are those that are
+    read; records have those of ``boxes`` by the names ``box_columns``. Picklable.
     """
 
+    folder: Path
+    container: str
+    shards: tuple[FileEntry, ...]
     columns: tuple[ColumnEntry, ...] = ()
     boxes: BoxTable | None = None
     box_columns: tuple[str, ...] = ()
@@ -382,47 +293,181 @@ class PartFiles(PartShards):
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
 
 
-class Columns(Owned):
-    """The columns of records that are numbered over all ``parts``, which have columns of the same names.
+# A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
+MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
-    ``files`` makes a file be there before it is opened. Thread-safe except for :meth:`close`; usable after a
-    fork, and after :meth:`close`.
+Result = TypeVar("Result")
+File = TypeVar("File", Shard, _Table)
+
+
+class OpenRecords(Owned):
+    """The open files of records and shards that are numbered over all ``parts``, which have equal columns.
+
+    A file is opened when it is first read, after ``files`` made it be there. At most MAX_OPEN shards are
+    open, those of columns among them, and as many columns' tables: the one that was opened first is released
+    first, and deleted ones when another is opened. A released file is closed when the last thread that reads
+    from it has finished.
+
+    Every value of a column is checked against its checksum in the table, which covers the record's key. What
+    cannot be read is read once more, from a file that is right, if ``files`` can replace it. Then it raises
+    what a :class:`.Shard` raises, and ManifestDamaged for a damaged table. Thread-safe except for
+    :meth:`close`; usable after a fork, and after :meth:`close`.
     """
 
     instead = "open the dataset again by its path"
 
     def __init__(self, parts: Sequence[PartFiles], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
+        self._files = files
         self._names = [part.names for part in parts]
-        self._firsts = [0, *accumulate(part.records for part in parts)]
-        self._readers = {
-            entry.field.name: ColumnReader(parts, place, files)
-            for place, entry in enumerate(parts[0].columns)
-        }
+        self._first_records = [0, *accumulate(part.records for part in parts)]
+        self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
+        self._columns = {entry.field.name: at for at, entry in enumerate(parts[0].columns)}
+        self._codecs = [entry.field.codec for entry in parts[0].columns]
+        # Changed by single calls, without a lock: opening can download. Shards of columns have the numbers
+        # after those of all records' shards.
+        self._shards: dict[int, Shard] = {}
+        self._tables: dict[tuple[int, int], _Table] = {}
+
+    def __getitem__(self, number: int) -> Shard:
+        return self._shards.get(number) or self._opened(number)
+
+    def image(self, number: int, ordinal: int, address: Address) -> bytes:
+        """Return the image of a record, as :meth:`.Shard.image` does."""
+        try:
+            return self[number].image(ordinal, address)
+        except DAMAGE as error:
+            return self.again(number, error, lambda shard: shard.image(ordinal, address))
+
+    def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
+        """Read once more: from the file that is there now, if another was open, or from one that is right."""
+        if self._files is LOCAL:
+            raise error
+        shard = self._shards.pop(number, None)
+        if shard is not None and shard.file.is_deleted:
+            try:
+                return read(self[number])
+            except DAMAGE as again:
+                error = again
+        with self._files.right(self._place(number)[1], error):
+            return read(self._open_now(number))
+
+    def _opened(self, number: int) -> Shard:
+        _, entry = self._place(number)
+        for other, shard in list(self._shards.items()):
+            if shard.file.is_deleted:
+                self._shards.pop(other, None)
+        self._files.bring(entry)
+        try:
+            return self._open_now(number)
+        except DAMAGE as error:
+            with self._files.right(entry, error):
+                return self._open_now(number)
+
+    def _open_now(self, number: int) -> Shard:
+        part, entry = self._place(number)
+        return _kept(self._shards, number, Shard(part.folder / entry.name, part.container, entry))
+
+    def _place(self, number: int) -> tuple[PartFiles, FileEntry]:
+        count = self._first_shards[-1]
+        column, place = divmod(number, count)
+        if not 0 <= column <= len(self._columns):
+            raise IndexError(f"shard {number} of {count}")
+        at = bisect_right(self._first_shards, place) - 1
+        part = self._parts[at]
+        shards = part.columns[column - 1].shards if column else part.shards
+        return part, shards[place - self._first_shards[at]]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns of the first record, those of boxes last."""
         return self._names[0]
 
-    def __getitem__(self, name: str) -> ColumnReader:
-        return self._readers[name]
-
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
         """Return the record at ``place``, with columns that are read when they are asked for."""
-        part = bisect_right(self._firsts, place.number) - 1
-        return ColumnRecord.of(record, ColumnValues(self._names[part], partial(self._value, part, place)))
+        part = self._part_of(place)
+        return ColumnRecord.of(record, ColumnValues(self._names[part], partial(self._named, part, place)))
 
-    def _value(self, part: int, place: RecordPlace, name: str) -> Any:
+    def _named(self, part: int, place: RecordPlace, name: str) -> Any:
         boxes = self._parts[part].boxes
-        if boxes is None or name in self._readers:
-            return self._readers[name].value(place)
-        return boxes.value(name, place.number - self._firsts[part])
+        if boxes is None or name in self._columns:
+            return self.value(name, place)
+        return boxes.value(name, place.number - self._first_records[part])
+
+    def value(self, name: str, place: RecordPlace) -> Any:
+        """Return a record's value of a column."""
+        try:
+            return self._codecs[self._columns[name]].decode(self.data(name, place))
+        except BadValue as error:
+            raise self._corrupt(name, place, error.message) from error
+
+    def data(self, name: str, place: RecordPlace) -> bytes:
+        """Return a record's value of a column, encoded."""
+        part, column = self._part_of(place), self._columns[name]
+        try:
+            return self._data(part, column, place)
+        except (*DAMAGE, ManifestDamaged) as error:
+            with self._files.right(self._parts[part].columns[column].table, error):
+                self._tables.pop((part, column), None)
+                return self._data(part, column, place)
+
+    def _data(self, part: int, column: int, place: RecordPlace) -> bytes:
+        row = self._table(part, column).row_at(place.number - self._first_records[part])
+        if self._codecs[column].dtype is None:
+            offset, length, crc32c = _PLACE.unpack(row.rjust(_PLACE.size, b"\0"))  # format 1.0 has no offset
+            address = place.key, UNLABELLED, crc32c, offset, length
+            number = place.shard + self._first_shards[-1] * (1 + column)
+            return self.image(number, place.ordinal, address)
+        value, crc32c = row[:-4], int.from_bytes(row[-4:], "little")
+        if record_crc(place.key, UNLABELLED, value) != crc32c:
+            name = self._parts[0].columns[column].field.name
+            raise self._corrupt(name, place, "does not match its CRC-32C; prep repair rebuilds it")
+        return value
+
+    def lengths(self, name: str) -> npt.NDArray[np.uint32]:
+        """Return the length of each value of a column in bytes."""
+        size = self._codecs[self._columns[name]].size
+        if size is not None:
+            return np.full(self._first_records[-1], size, np.uint32)
+        return self._all_of("length", self._columns[name])
+
+    def fixed_values(self, name: str) -> npt.NDArray[Any]:
+        """Return all values of a column of one size, unchecked."""
+        return self._all_of("value", self._columns[name])
+
+    def _all_of(self, of_row: str, column: int) -> npt.NDArray[Any]:
+        parts = range(len(self._parts))
+        return np.concatenate([self._table(part, column).rows()[of_row] for part in parts])
+
+    def _part_of(self, place: RecordPlace) -> int:
+        return bisect_right(self._first_records, place.number) - 1
+
+    def _table(self, part: int, column: int) -> _Table:
+        if found := self._tables.get((part, column)):
+            return found
+        folder, entry = self._parts[part].folder, self._parts[part].columns[column]
+        self._files.bring(entry.table)
+        return _kept(self._tables, (part, column), _Table(folder / entry.table.name, entry))
+
+    def _corrupt(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
+        key = place.key.decode("utf-8", "replace")
+        folder = self._parts[self._part_of(place)].folder
+        return CorruptRecord(f"the column {name} {message}", path=folder, key=key)
 
     def close(self) -> None:
-        """Close the files; the next read opens them again. No other thread may be reading."""
-        for reader in self._readers.values():
-            reader.close()
+        """Close all files; the next read opens them again. No other thread may be reading."""
+        shards, self._shards, self._tables = self._shards, {}, {}
+        for shard in shards.values():
+            shard.close()
+
+
+def _kept(files: dict[Any, File], number: Any, file: File) -> File:
+    """Keep a file open, in the place of those that were opened first; return it."""
+    opened = list(files)
+    for first in opened[: len(opened) + 1 - MAX_OPEN]:
+        files.pop(first, None)
+    files[number] = file
+    return file
 
 
 COLUMN_FILE = re.compile(r"column-[A-Za-z0-9_.-]+(\.npy|-\d{5,}\.(lmdb|h5))")

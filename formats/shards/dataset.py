@@ -29,11 +29,11 @@ from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
-from shardprep.formats.shards.columns import Columns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import LOCAL, LocalFiles, OpenShards, Shard
+from shardprep.formats.shards.read import LOCAL, LocalFiles, Shard
 from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
 
 _CROP_READY = int(ImageFlag.CROP_READY)
@@ -122,8 +122,7 @@ class RecordSet(ABC):
         self.label_space = labels
         self._label_map = self.space.mapping(labels).tolist()
         read = [part.files(labels) for part in parts]
-        self._shards = OpenShards(read, files)
-        self._columns = Columns(read, files)
+        self._opened = OpenRecords(read, files)
         self._has_columns = any(part.names for part in read)
 
     @property
@@ -213,12 +212,12 @@ class RecordSet(ABC):
         if not -len(self) <= number < len(self):
             raise IndexError(f"record {number} of {len(self)}")
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()
-        image = self._shards.image(shard, ordinal, (key, label, crc32c, offset, length))
+        image = self._opened.image(shard, ordinal, (key, label, crc32c, offset, length))
         kind = CropReadyRecord if flags & _CROP_READY else Record
         found = kind(key.decode(), self._label_map[label], image)
         if not self._has_columns:
             return found
-        return self._columns.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+        return self._opened.of(found, RecordPlace(number % len(self), shard, ordinal, key))
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))
@@ -248,12 +247,11 @@ class RecordSet(ABC):
 
     def shard(self, number: int) -> Shard:
         """Return an open shard, opened at its first use."""
-        return self._shards[number]
+        return self._opened[number]
 
     def close(self) -> None:
         """Close the shards; the next read opens them again. No other thread may be reading."""
-        self._shards.close()
-        self._columns.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -359,9 +357,9 @@ class Dataset(RecordSet):
         return self.manifest.root
 
     @property
-    def columns(self) -> Columns:
-        """The readers of the columns beside key, label and image, by name."""
-        return self._columns
+    def columns(self) -> OpenRecords:
+        """The columns beside key, label and image: values, encoded ones and lengths, by name."""
+        return self._opened
 
     @property
     def boxes(self) -> npt.NDArray[np.void] | None:

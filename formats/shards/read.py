@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -186,11 +182,6 @@ class Shard(Owned, AbstractContextManager["Shard"]):
             key=key.decode("utf-8", "replace"),
         )
 
-    @property
-    def is_deleted(self) -> bool:
-        """Whether the file was deleted since it was opened."""
-        return self.file.is_deleted
-
     def close(self) -> None:
         """Close the file. Idempotent."""
         self.file.close()
@@ -199,23 +190,8 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         self.close()
 
 
-# A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
-MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
-
-
-@dataclass(frozen=True)
-class PartShards:
-    """The ``folder`` of a dataset, its ``container``, and the entries of its ``shards``. Picklable."""
-
-    folder: Path
-    container: str
-    shards: tuple[FileEntry, ...]
-
-
 DAMAGE = (CorruptRecord, ShardDamaged, OSError)
 """What reading a file raises that its disk did not keep, or that was taken away."""
-
-Result = TypeVar("Result")
 
 
 class LocalFiles:
@@ -233,79 +209,3 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
-
-
-class OpenShards(Owned):
-    """Open shards of ``parts``, numbered one after the other, opened at their first use.
-
-    The one that was opened first is released first.
-    At most MAX_OPEN are open. Deleted files are released when another one is opened;
-    ``files`` makes a file be there. Thread-safe, also in a forked copy of the process. A released file is
-    closed when the last thread that reads from it has finished.
-
-    What :meth:`image` cannot read it reads :meth:`again`, from a file that is right, if ``files`` can replace
-    it. Then it raises what a :class:`Shard` raises.
-    """
-
-    def __init__(self, parts: Sequence[PartShards], files: LocalFiles = LOCAL) -> None:
-        self._parts = parts
-        self._files = files
-        self._firsts = [0, *accumulate(len(part.shards) for part in parts)]
-        self._open: dict[int, Shard] = {}  # changed by single calls, without a lock: opening can download
-
-    def __getitem__(self, number: int) -> Shard:
-        return self._open.get(number) or self._opened(number)
-
-    def image(self, number: int, ordinal: int, address: Address) -> bytes:
-        """Return the image of a record, as :meth:`Shard.image` does."""
-        try:
-            return self[number].image(ordinal, address)
-        except DAMAGE as error:
-            return self.again(number, error, lambda shard: shard.image(ordinal, address))
-
-    def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
-        """Read once more: from the file that is there now, if another was open, or from one that is right."""
-        if self._files is LOCAL:
-            raise error
-        shard = self._open.pop(number, None)
-        if shard is not None and shard.is_deleted:
-            try:
-                return read(self[number])
-            except DAMAGE as again:
-                error = again
-        with self._files.right(self._place(number)[1], error):
-            return read(self._open_now(number))
-
-    def _opened(self, number: int) -> Shard:
-        _, entry = self._place(number)
-        for other, shard in list(self._open.items()):
-            if shard.is_deleted:
-                self._open.pop(other, None)
-        self._files.bring(entry)
-        try:
-            return self._open_now(number)
-        except DAMAGE as error:
-            with self._files.right(entry, error):
-                return self._open_now(number)
-
-    def _open_now(self, number: int) -> Shard:
-        part, entry = self._place(number)
-        shard = Shard(part.folder / entry.name, part.container, entry)
-        opened = list(self._open)
-        for first in opened[: len(opened) + 1 - MAX_OPEN]:
-            self._open.pop(first, None)
-        self._open[number] = shard
-        return shard
-
-    def _place(self, number: int) -> tuple[PartShards, FileEntry]:
-        if not 0 <= number < self._firsts[-1]:
-            raise IndexError(f"shard {number} of {self._firsts[-1]}")
-        place = bisect_right(self._firsts, number) - 1
-        part = self._parts[place]
-        return part, part.shards[number - self._firsts[place]]
-
-    def close(self) -> None:
-        """Close all shards; the next use opens them again. No other thread may be reading."""
-        shards, self._open = self._open, {}
-        for shard in shards.values():
-            shard.close()

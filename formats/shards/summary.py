@@ -11,7 +11,7 @@ import numpy as np
 from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
-from shardprep.formats.shards.columns import ColumnEntry, ColumnReader
+from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.container import place_of
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.in_place import ARCHIVE_NAME
@@ -41,14 +41,14 @@ def column_summaries(dataset: Dataset) -> tuple[ColumnSummary, ...]:
     """Return the summaries of all columns; no shard is read. Raises ManifestDamaged, OSError."""
     columns = dataset.manifest.columns
     entries = columns.entries if columns else ()
-    return tuple(_column(entry, dataset.columns[entry.field.name]) for entry in entries)
+    return tuple(_column(entry, dataset.columns) for entry in entries)
 
 
-def _column(entry: ColumnEntry, reader: ColumnReader) -> ColumnSummary:
-    field, lengths = entry.field, reader.lengths()
+def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
+    field, lengths = entry.field, columns.lengths(entry.field.name)
     per_class = unlabelled = None
     if field.kind == "label":
-        labels = np.clip(reader.fixed_values(), -1, len(field.classes) - 1)
+        labels = np.clip(columns.fixed_values(field.name), -1, len(field.classes) - 1)
         unlabelled, *counts = np.bincount(labels + 1, minlength=len(field.classes) + 1).tolist()
         present = [count for count in counts if count]
         per_class = (min(present), max(present)) if present else None

@@ -106,7 +106,7 @@ class RecordReader(OpeningReader[Dataset]):
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         dataset, number = self.opened, int(entry["offset"])
-        return tuple(dataset.columns[name].data(dataset.place(number)) for name in dataset.schema.names)
+        return tuple(dataset.columns.data(name, dataset.place(number)) for name in dataset.schema.names)
 
     def where(self, entry: np.void) -> str:
         return f"{self.folder}, record {int(entry['offset'])}"

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from shardprep.formats.conversion.finish import build_tables, column_entry, index_of, publish_tables
+from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import shard_jobs
@@ -78,7 +79,7 @@ def repair(
 
     Raises:
         ManifestDamaged: The manifest is damaged.
-        PlanMismatch: The source, or the copy, is a different one.
+        PlanMismatch: The source, or the copy, is a different one, or a join of columns is not finished.
         ShardprepError: What :func:`~shardprep.formats.conversion.convert.convert` or
             :func:`~shardprep.formats.transfer.fetch.fetch` raises.
     """
@@ -124,7 +125,14 @@ def _refuse_irreparable(report: Report, path: Path) -> None:
 
 @contextmanager
 def _working(path: Path, manifest: Manifest, kept: Callable[[], str]) -> Iterator[WorkFolder]:
+    """Begin the work, and remove what it leaves. Raises PlanMismatch where a join is not finished."""
     with WorkFolder(path) as work_folder:
+        if is_being_joined(work_folder, manifest):
+            raise PlanMismatch(
+                "has an unfinished join, which a repair would discard; run the same prep join again first, or "
+                f"remove {work_folder.folder} to give it up",
+                path=path,
+            )
         with noting_kept(kept):
             yield work_folder
         remove_unlisted_columns(path, {file.name for file in manifest.files})

@@ -136,6 +136,8 @@ class FileCheck:
                     continue
                 if difference := self._difference(stored, ordinal):
                     self._add(found, key, difference)
+                    if self.field is not None:  # it may be of another column, and of another kind
+                        continue
                 yield stored.key, stored.label, stored.image
 
     def _difference(self, stored: StoredRecord, ordinal: int) -> str:

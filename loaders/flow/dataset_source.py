@@ -15,11 +15,10 @@ from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
-from shardprep.formats.shards.columns import Columns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import OpenShards
 from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
@@ -53,35 +52,28 @@ class RecordFetch:
 
     @contextmanager
     def open(self, cache: FileCache | None = None) -> Iterator[Callable[[ItemKey], Any]]:
-        with (
-            self.files.open(cache) as files,
-            closing(OpenShards(self.parts, files)) as shards,
-            closing(Columns(self.parts, files)) as columns,
-        ):
+        with self.files.open(cache) as files, closing(OpenRecords(self.parts, files)) as records:
             if self.form is None:
-                yield partial(self._record, shards, columns)
+                yield partial(self._record, records)
             else:
-                read = [columns[name].value for name in self.form.columns]
-                yield partial(self._saved, shards, read, self.form)
+                yield partial(self._saved, records, self.form)
 
-    def _record(self, shards: OpenShards, columns: Columns, key: ItemKey) -> tuple[Any, ...]:
+    def _record(self, records: OpenRecords, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
         name, label = address[0].decode(), self.labels[address[1]]
         image: Any = (
-            shards.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
+            records.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
         )
         if self.names is not None:
-            record = columns.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
+            record = records.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
             image = {each: image if each == IMAGE else record.columns[each] for each in self.names}
         return (name, image, label) if self.with_keys else (image, label)
 
-    def _saved(
-        self, shards: OpenShards, read: Sequence[Callable[[RecordPlace], Any]], form: ItemForm, key: ItemKey
-    ) -> Any:
+    def _saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
         number, shard, ordinal, address = key
-        image = shards.image(shard, ordinal, address) if IMAGE in form.own else b""
+        image = records.image(shard, ordinal, address) if IMAGE in form.own else b""
         place = RecordPlace(number, shard, ordinal, address[0])
-        values = [value(place) for value in read]
+        values = [records.value(name, place) for name in form.columns]
         return form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 

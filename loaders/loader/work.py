@@ -14,11 +14,11 @@ from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDa
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
-from shardprep.formats.shards.columns import ColumnEntry, Columns, PartFiles, RecordPlace
+from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
-from shardprep.formats.shards.read import DAMAGE, OpenShards
+from shardprep.formats.shards.read import DAMAGE
 from shardprep.formats.storage.cache import FileSource
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm
 from shardprep.loaders.batches.stack import JsonValues, gathered
@@ -132,21 +132,16 @@ class ShardWork:
         if self.one_thread:
             use_one_thread()
             keep_freed_memory()
-        with (
-            self.files.open(held=True) as files,
-            closing(OpenShards(self.parts, files)) as shards,
-            closing(Columns(self.parts, files)) as columns,
-        ):
-            yield _ShardWorkspace(self, shards, columns, clock).fill
+        with self.files.open(held=True) as files, closing(OpenRecords(self.parts, files)) as records:
+            yield _ShardWorkspace(self, records, clock).fill
 
 
 class _ShardWorkspace:
-    """The open shards of a worker; fills rows in one thread."""
+    """The open files of a worker; fills rows in one thread."""
 
-    def __init__(self, work: ShardWork, shards: OpenShards, columns: Columns, clock: Clock) -> None:
+    def __init__(self, work: ShardWork, records: OpenRecords, clock: Clock) -> None:
         self._work = work
-        self._shards = shards
-        self._columns = columns
+        self._records = records
         self._clock = clock
         self._took = [0.0] * len(STAGES)
         self._random = RecordRandom(work.seed)
@@ -175,7 +170,7 @@ class _ShardWorkspace:
         rows = len(items)
         for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
             # one that cannot be opened is an error, also where records are skipped
-            shard = self._shards[number]
+            shard = self._records[number]
             began = 0.0 if row % TIMED_OF else perf_counter()
             try:
                 if room is None:
@@ -191,7 +186,7 @@ class _ShardWorkspace:
     def _image_again(self, number: int, ordinal: int, address: Address, error: Exception) -> object:
         """Return the image from a file that is right, or Skipped for a damaged one that may be left out."""
         try:
-            return self._shards.again(number, error, lambda shard: shard.image(ordinal, address))
+            return self._records.again(number, error, lambda shard: shard.image(ordinal, address))
         except (CorruptRecord, ShardDamaged) as damage:
             if not self._work.skip_bad:
                 raise
@@ -200,7 +195,7 @@ class _ShardWorkspace:
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         for row, item in enumerate(map(Item._make, items.tolist())):
             if self._work.with_image:
-                self._shards[item.shard]  # one that cannot be opened is an error, and no bad record
+                self._records[item.shard]  # one that cannot be opened is an error, and no bad record
             try:
                 outcome = self._outcome(item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
@@ -228,13 +223,13 @@ class _ShardWorkspace:
         """Return the record with its columns; with no image if none is wanted."""
         name, label = item.key.decode(), self._work.label_map[item.label]
         if self._work.with_image:
-            image = self._shards.image(item.shard, item.ordinal, item.address)
+            image = self._records.image(item.shard, item.ordinal, item.address)
             record = (CropReadyRecord if item.crop_ready else Record)(name, label, image)
         else:
             record = Record(name, label, b"")
-        if not self._columns.names:
+        if not self._records.names:
             return record
-        return self._columns.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
+        return self._records.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int

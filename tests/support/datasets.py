@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardprep.cli.app import run
 from shardprep.formats import PlanOptions, convert
+from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.shards.manifest import Manifest
 
 UNHASHED = {"provenance.json"}
@@ -39,6 +40,24 @@ def writable(path: Path) -> Path:
     """Make a published file writable, to damage it."""
     path.chmod(0o644)
     return path
+
+
+def open_files(folder: Path) -> int:
+    """The number of files of the folder that this process has open."""
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(str(target).startswith(str(folder)) for target in links)
+
+
+class StopAfter(NoProgress):
+    """Progress that interrupts the work after some shards."""
+
+    def __init__(self, shards: int) -> None:
+        self.left = shards
+
+    def at(self, records: int, size: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:

@@ -52,7 +52,7 @@ def test_every_record_and_column_is_that_of_the_published_dataset(
         assert said_by(remote) == said_by(local)
         assert (len(remote), remote.manifest) == (len(local), local.manifest)
         for column in local.schema.names:
-            assert (remote.columns[column].lengths() == local.columns[column].lengths()).all()
+            assert (remote.columns.lengths(column) == local.columns.lengths(column)).all()
     remote.close()
     local.close()
 

@@ -16,8 +16,10 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import SPACES, LabelSpace, official_words
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.shards import columns as shard_cache
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
+from support.datasets import open_files
 from support.image_files import JPEG
 from support.saved_items import are_same
 
@@ -115,6 +117,22 @@ def test_every_value_comes_back_with_its_record(dataset: Path) -> None:
             assert tuple(record.columns) == EVERY_KIND.names
             for name, value in expected.items():
                 assert are_same(record[name], value), name
+
+
+def test_the_files_of_all_columns_share_what_may_be_open(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "MAX_OPEN", 3)
+    most = 0
+    with open_dataset(dataset) as opened:
+        whole = [dict(record.columns) for record in opened]
+        for number in (*range(len(opened)), 0):
+            for name, value in opened[number].columns.items():
+                assert are_same(value, whole[number][name])
+                most = max(most, open_files(dataset))
+
+    assert 3 < most <= 2 * 3
+    assert open_files(dataset) == 0
 
 
 def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:

@@ -26,8 +26,8 @@ from shardprep.formats import (
 )
 from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
-from shardprep.formats.runtime.progress import NoProgress, Progress
-from support.datasets import converted, prep_here, tree, unpack
+from shardprep.formats.runtime.progress import Progress
+from support.datasets import StopAfter, converted, prep_here, tree, unpack
 from support.image_files import JPEG, encoded, pixels
 from support.record_sources import tfds, write_tfrecord
 from support.sampling import torture_except
@@ -127,18 +127,6 @@ def interrupted(source: Path, output: Path, *, split: str = "train", **options: 
             workers=0,
             progress=StopAfter(3),
         )
-
-
-class StopAfter(NoProgress):
-    """Progress that interrupts the work after some shards."""
-
-    def __init__(self, shards: int) -> None:
-        self.left = shards
-
-    def at(self, records: int, size: int) -> None:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
 
 
 def test_a_folder_may_have_the_name_of_a_scheme_and_a_url_is_none(

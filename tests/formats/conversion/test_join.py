@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 
 from shardprep.formats import PlanOptions, SourceOptions, convert, join, open_dataset, repair, verify
-from shardprep.formats.errors import DataError, NoSpace, SourceDamaged, SourceIncomplete, UsageError
+from shardprep.formats.errors import (
+    DataError,
+    NoSpace,
+    PlanMismatch,
+    SourceDamaged,
+    SourceIncomplete,
+    UsageError,
+)
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_sources import as_csv, as_json_lines, picture, rows_of, write_pictures
-from support.datasets import flip, prep_here, tree
+from support.datasets import StopAfter, flip, prep_here, tree
 from support.sampling import torture_except
 from support.source_builders import write
 
@@ -241,6 +248,30 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
     assert ({*mended.rebuilt}, left.rebuilt) == (damaged, ())
     assert mended.added == ()
     assert tree(dataset) == before
+
+
+def test_a_repair_discards_no_unfinished_join(dataset: Path, masks: Path, tmp_path: Path) -> None:
+    source, victim = tmp_path / "dataset-source", dataset / "shard-00000.lmdb"
+    whole = tree(dataset)
+    with pytest.raises(KeyboardInterrupt):
+        join(dataset, {"mask": masks}, workers=0, progress=StopAfter(2))
+    begun = tree(dataset)
+    shutil.copytree(dataset, tmp_path / "given-up")
+    for folder in (dataset, tmp_path / "given-up"):
+        (folder / victim.name).unlink()
+
+    with pytest.raises(PlanMismatch, match=r"has an unfinished join.*run the same prep join again"):
+        repair(dataset, source, workers=0)
+    left = tree(dataset)
+    shutil.rmtree(tmp_path / "given-up/.prep")
+    repair(tmp_path / "given-up", source, workers=0)
+    join(dataset, {"mask": masks}, workers=0)
+    repair(dataset, source, workers=0)
+
+    assert left == {name: digest for name, digest in begun.items() if name != victim.name}
+    assert any(name.endswith(".joined") for name in left)
+    assert tree(tmp_path / "given-up") == whole
+    assert verify(dataset, level="records").findings == []
 
 
 @pytest.mark.parametrize("origin", ["array", "table", "images", "column"])

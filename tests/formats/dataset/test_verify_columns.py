@@ -73,7 +73,9 @@ def test_swapped_files_and_rows_are_found_under_a_right_root(dataset: Path) -> N
     reseal(dataset)
 
     named = {(f.file, f.key) for f in found(dataset, "records")}
+    decoded = found(dataset, "decode")
 
+    assert decoded == found(dataset, "records")
     assert {(f"column-{name}.npy", key) for name in ("age", "vector") for key in keys} <= named
     assert {caption.name, about.name} <= {file for file, _ in named}
 

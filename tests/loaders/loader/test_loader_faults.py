@@ -12,11 +12,11 @@ import pytest
 
 from shardprep.formats import Dataset, open_dataset
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError, WorkerDied
-from shardprep.formats.shards import read as shard_cache
+from shardprep.formats.shards import columns as shard_cache
 from shardprep.loaders import GlobalShuffle, Loader, TrainTransform
 from shardprep.loaders.loader import options as loader_options
 from shardprep.loaders.loader.work import items_of
-from support.datasets import flip
+from support.datasets import flip, open_files
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
 from support.loader_workers import (
     CutShort,
@@ -245,8 +245,3 @@ def test_few_shards_are_open_at_once_and_none_when_the_epoch_is_over(
 
     assert 1 < most <= 3
     assert open_files(path) == 0
-
-
-def open_files(folder: Path) -> int:
-    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sum(str(target).startswith(str(folder)) for target in links)
