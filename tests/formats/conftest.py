@@ -1,4 +1,4 @@
-"""Fixtures of the tests that damage a dataset, and a proxy before a server of object storage."""
+"""Fixtures of the tests that damage a dataset, and a server of object storage with a proxy before it."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 
 from support.faulty_proxy import Proxy, faulty_proxy
-from support.object_server import as_endpoint
+from support.object_server import as_endpoint, object_server
 
 
 @pytest.fixture
 def dataset(intact: Path, tmp_path: Path) -> Path:
     """A copy of the dataset that the test's file calls ``intact``."""
     return Path(shutil.copytree(intact, tmp_path / "dataset"))
+
+
+@pytest.fixture(scope="module")
+def server(buckets: Path) -> Iterator[int]:
+    """The port of a server of S3 with the buckets in a folder."""
+    with object_server(buckets) as port:
+        yield port
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """A bucket with a dataset of small shards and one with columns, and a proxy before its server."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.column_datasets import write_columns
 from support.datasets import converted
-from support.object_server import object_server
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +18,6 @@ def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(bucket: Path) -> Iterator[int]:
-    """The port of a server of S3."""
-    with object_server(bucket.parent) as port:
-        yield port
+def buckets(bucket: Path) -> Path:
+    """The folder of the server's buckets."""
+    return bucket.parent

@@ -162,23 +162,17 @@ def test_the_content_root_covers_each_column_and_not_the_container(tmp_path: Pat
     assert other.content_root not in (root, records_root)
 
 
-def test_a_cut_table_is_an_error(tmp_path: Path) -> None:
-    write_columns(tmp_path / "d")
-    table = tmp_path / "d" / "column-age.npy"
-    table.write_bytes(table.read_bytes()[:-1])
-
-    with open_dataset(tmp_path / "d") as opened, pytest.raises(ManifestDamaged, match="prep repair"):
-        opened[0]["age"]
-
-
-def test_a_value_of_another_record_is_found(tmp_path: Path) -> None:
+def test_a_value_of_another_record_and_a_cut_table_are_errors(tmp_path: Path) -> None:
     write_columns(tmp_path / "d", schema=Schema({"age": "int"}))
     table = tmp_path / "d" / "column-age.npy"
     data = table.read_bytes()
     table.write_bytes(data[:-24] + data[-12:] + data[-24:-12])
-
     with open_dataset(tmp_path / "d") as opened, pytest.raises(CorruptRecord, match="age"):
         opened[-1]["age"]
+
+    table.write_bytes(data[:-1])
+    with open_dataset(tmp_path / "d") as opened, pytest.raises(ManifestDamaged, match="prep repair"):
+        opened[0]["age"]
 
 
 OFFICIAL = LabelSpace.of(official_words())
@@ -199,9 +193,6 @@ def test_a_mapping_gives_each_label_in_another_space_and_keeps_unlabelled(space:
     assert mapping.dtype == np.int64
     assert mapping.tolist() == MAPPINGS[space]
     assert mapping[-1] == -1
-
-
-def test_devkit_ids_that_are_not_known_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="converted with the devkit"):
         LabelSpace.of(["a", "b"], ids={"a": 1}).mapping("ilsvrc2012_id")
 

@@ -86,27 +86,21 @@ def test_a_link_in_place_of_a_file_is_replaced_by_the_file(
     assert (tmp_path / "elsewhere").read_bytes() == (copy / SHARD).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["lmdb", "columns", "shards/train"])
-def test_a_copy_is_the_dataset_byte_for_byte(bucket: Path, proxy: Proxy, tmp_path: Path, name: str) -> None:
-    (done,) = fetched(f"s3://bucket/{name}", tmp_path / "copy")
-
-    assert tree(tmp_path / "copy") == tree(bucket / name)
-    assert verify(tmp_path / "copy").exit_code == 0
-    assert (done.complete, done.kept, set(done.fetched)) == (
-        True,
-        (),
-        {file.name for file in done.manifest.files},
-    )
-
-
 @pytest.mark.parametrize("scheme", ["s3", "http", "file"])
-def test_each_split_of_a_folder_is_fetched(bucket: Path, proxy: Proxy, tmp_path: Path, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["lmdb", "columns", "shards/"])
+def test_a_copy_of_a_dataset_or_of_each_split_of_a_folder_is_the_dataset_byte_for_byte(
+    bucket: Path, proxy: Proxy, tmp_path: Path, name: str, scheme: str
+) -> None:
     urls = {"s3": "s3://bucket", "http": f"{proxy.url}/bucket", "file": f"file://{bucket}"}
 
-    done = fetched(f"{urls[scheme]}/shards/", tmp_path / "copy")
+    done = fetched(f"{urls[scheme]}/{name}", tmp_path / "copy")
 
-    assert tree(tmp_path / "copy") == tree(bucket / "shards")
-    assert [one.path.name for one in done] == ["train", "val", "test"]
+    assert tree(tmp_path / "copy") == tree(bucket / name)
+    assert [one.path.name for one in done] == (["train", "val", "test"] if name == "shards/" else ["copy"])
+    for one in done:
+        assert verify(one.path).exit_code == 0
+        assert (one.complete, one.kept) == (True, ())
+        assert set(one.fetched) == {file.name for file in one.manifest.files}
 
 
 def test_a_split_that_is_not_published_yet_is_no_smaller_dataset(proxy: Proxy, tmp_path: Path) -> None:

@@ -36,57 +36,30 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     }
 
 
-@pytest.mark.torture
-def test_verify_names_the_images_and_checks_the_others(tmp_path: Path) -> None:
-    source = write_images(tmp_path / "source", 10, 2, 9)
-    converted(source, tmp_path / "out")  # without a decode check
-
-    report = verify(tmp_path / "out", level="decode", workers=1)
-
-    assert sorted(report.findings, key=str) == [
-        Finding("shard-00000.lmdb", REASON, f"class{key}.jpg") for key in ("0/002", "1/009")
-    ]
-    assert report.exit_code == 1
-    assert verify(tmp_path / "out", level="records").findings == []
-
-
-@pytest.fixture
-def crashing_dataset(tmp_path: Path) -> Path:
-    source = write_images(tmp_path / "source", 12, 2, 9)
-    converted(source, tmp_path / "out", order="key")
-    return tmp_path / "out"
-
-
-CRASHING = {f"class{key}.jpg": "its decoding crashed by SIGSEGV" for key in ("0/002", "1/009")}
-
-
-@pytest.mark.torture
-def test_a_loader_that_skips_bad_records_skips_them(crashing_dataset: Path) -> None:
-    with Loader(
-        crashing_dataset,
-        batch_size=4,
-        transform=TrainTransform(8),
-        workers=2,
-        on_bad_record="skip",
-        with_numbers=True,
-    ) as loader:
-        batches = list(loader)
-        receipt = loader.receipt()
-
-        assert loader.skipped == CRASHING
-        numbers = [number for _, _, numbers in batches for number in numbers.tolist()]
-        assert {loader.key(number) for number in set(range(12)) - set(numbers)} == CRASHING.keys()
-    assert [len(images) for images, _, _ in batches] == [3, 4, 3]
-    assert all(len(images) == len(labels) for images, labels, _ in batches)
-    assert (receipt.count, len(receipt.skipped)) == (10, 2)
-
-
 @pytest.mark.slow
-def test_a_loader_that_raises_names_the_record_and_what_happened(crashing_dataset: Path) -> None:
+def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    converted(write_images(tmp_path / "source", 12, 2, 9), out, order="key")  # without a decode check
+    keys = ["class0/002.jpg", "class1/009.jpg"]
+    options = {"batch_size": 4, "transform": TrainTransform(8), "workers": 2}
+
+    report = verify(out, level="decode", workers=1)
     with (
-        Loader(crashing_dataset, batch_size=4, transform=TrainTransform(8), workers=2) as loader,
+        Loader(out, **options) as loader,  # type: ignore[arg-type]
         pytest.raises(WorkerDied, match="its decoding crashed by SIGSEGV") as caught,
     ):
         list(loader)
 
-    assert caught.value.key == "class0/002.jpg"
+    assert caught.value.key == keys[0]
+    assert sorted(report.findings, key=str) == [Finding("shard-00000.lmdb", REASON, key) for key in keys]
+    assert report.exit_code == 1
+    assert verify(out, level="records").findings == []
+    with Loader(out, on_bad_record="skip", with_numbers=True, **options) as loader:  # type: ignore[arg-type]
+        batches, receipt = list(loader), loader.receipt()
+
+        assert loader.skipped == dict.fromkeys(keys, "its decoding crashed by SIGSEGV")
+        numbers = [number for _, _, numbers in batches for number in numbers.tolist()]
+        assert [loader.key(number) for number in sorted(set(range(12)) - set(numbers))] == keys
+    assert [len(images) for images, _, _ in batches] == [3, 4, 3]
+    assert all(len(images) == len(labels) for images, labels, _ in batches)
+    assert (receipt.count, len(receipt.skipped)) == (10, 2)

@@ -1,12 +1,10 @@
 """A server of object storage with an empty bucket, and datasets to publish."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.datasets import converted
-from support.object_server import object_server
 
 
 @pytest.fixture(scope="module")
@@ -15,13 +13,6 @@ def buckets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("server")
     (folder / "bucket").mkdir()
     return folder
-
-
-@pytest.fixture(scope="module")
-def server(buckets: Path) -> Iterator[int]:
-    """The port of a server of S3."""
-    with object_server(buckets) as port:
-        yield port
 
 
 @pytest.fixture

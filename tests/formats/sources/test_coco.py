@@ -29,6 +29,8 @@ def coco(folder: Path, instances: dict[str, Any] | None = None, name: str = "tra
 def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) -> None:
     folder = coco(tmp_path / "s")
     coco(tmp_path / "s", name="train2014")
+    with pytest.raises(UsageError, match="second file of the split train; choose one with --coco"):
+        recognise(folder)
     (folder / "annotations/instances_train2017.json").rename(folder / "mine.json")
     with pytest.raises(UsageError, match="does not exist"):
         recognise(folder, options=SourceOptions(coco="yours.json"))
@@ -40,13 +42,6 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
 
     assert done.manifest.source["coco"] == "../mine.json"
     assert repair(done.path, folder / "train2017", workers=0).exit_code == 0
-
-
-def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
-    coco(coco(tmp_path / "s"), name="train2014")
-
-    with pytest.raises(UsageError, match="second file of the split train; choose one with --coco"):
-        recognise(tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -302,32 +297,3 @@ def test_a_partner_that_is_no_image_or_has_changed_since_it_was_listed_is_named(
     with pytest.raises(DataError, match=r"masks/3\.png: ") as found:
         with_masks(paired)
     assert found.value.key == "3.png"
-
-
-@pytest.mark.parametrize(
-    ("pair", "match"),
-    [
-        ("mask=nowhere", "is not a folder, nor is"),
-        ("mask=images", "holds the images themselves"),
-        ("mask=masks/../images", "holds the images themselves"),
-        ("mask=same", "holds the images themselves"),
-        ("mask", "expected NAME=FOLDER"),
-        ("mask:text=masks", "expected NAME=FOLDER"),
-        ("key=masks", "reserved"),
-    ],
-)
-def test_a_pair_that_is_none_is_refused(pair: str, match: str, paired: Path) -> None:
-    (paired / "same").symlink_to("images")
-
-    with pytest.raises(UsageError, match=match):
-        recognise(paired, options=SourceOptions(pairs=(pair,), follow_symlinks=True)).listing("train")
-
-
-def test_pairs_of_a_source_that_has_none_are_refused(paired: Path, tmp_path: Path) -> None:
-    write(tmp_path / "list.txt", b"a.png cat\n")
-    write(paired / "metadata.csv", b"file_name\n")
-
-    with pytest.raises(UsageError, match=r"--pair: not for image-list: .* prep join"):
-        recognise(tmp_path / "list.txt", options=MASKS)
-    with pytest.raises(UsageError, match=r"several kinds: .*prep join"):
-        recognise(paired, options=MASKS)

@@ -13,7 +13,6 @@ from shardprep.formats import (
     SourceDamaged,
     SourceIncomplete,
     SourceOptions,
-    UsageError,
     convert,
     open_dataset,
     plan_conversion,
@@ -149,11 +148,6 @@ def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -
         "folder/1.jpg": image("cat/1.jpg"),
     }
     assert found.options == {"follow_symlinks": True}
-
-
-def test_a_root_that_is_no_folder_is_wrong_usage(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a folder"):
-        listing(tmp_path / "list.txt", "", tmp_path / "nowhere")
 
 
 TABLE = [
@@ -351,25 +345,6 @@ def test_the_row_of_a_missing_file_decides_neither_classes_nor_kinds(tmp_path: P
     assert [each.name for each in listing.labels.classes] == ["a", "b"]
     assert listing.schema["age"].kind == "int"
     assert listing.problems
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"columns": ("age",)}, "expected NAME:KIND"),
-        ({"columns": ("age:number",)}, "unknown kind 'number'"),
-        ({"columns": ("old:int=Old",)}, "no column 'Old'; its columns are: file_name, age"),
-        ({"columns": ("mask:image=age",)}, "--pair"),
-        ({"columns": ("a:int=age", "b:int=age")}, "chosen twice"),
-        ({"columns": "age:int"}, "must be a list"),
-        ({"root": "."}, "--root: not for metadata"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], match: str, tmp_path: Path) -> None:
-    source = folder_with(tmp_path / "s", [{"file_name": "0.png", "age": 1}])
-
-    with pytest.raises(UsageError, match=match):
-        convert(source, tmp_path / "out", workers=0, source_options=SourceOptions(**options))
 
 
 def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Archives in object storage are converted in place, as those on a disk are, or there is an error."""
 
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +25,6 @@ from shardprep.formats.storage.store import (
 )
 from support.datasets import converted, prep, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
-from support.object_server import object_server
 from support.sampling import torture_except
 
 URL = "s3://bucket/archives"
@@ -52,13 +50,6 @@ def buckets(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(archives, folder / "bucket" / "archives")
     (folder / "bucket" / "other").mkdir()
     return folder
-
-
-@pytest.fixture(scope="module")
-def server(buckets: Path) -> Iterator[int]:
-    """The port of a server of S3."""
-    with object_server(buckets) as port:
-        yield port
 
 
 @pytest.fixture(scope="module")
@@ -190,15 +181,6 @@ def test_a_check_of_md5_reads_each_archive_once_as_a_whole(
     assert all(end == start for (_, end), (start, _) in pairwise(pieces))
 
 
-def test_what_is_not_there_is_an_error(proxy: Proxy, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"s3://bucket/other.* none of the official tars"):
-        converted("s3://bucket/other", tmp_path / "train")  # type: ignore[arg-type]
-    with pytest.raises(NothingThere, match="s3://nothing/archives"):
-        converted("s3://nothing/archives", tmp_path / "train")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is not a URL with one of"):
-        converted("ftp://host/archives", tmp_path / "train")  # type: ignore[arg-type]
-
-
 def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     really = RemoteFolder.about
 
@@ -212,7 +194,14 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
     assert remote_tars(Location.parse(f"{proxy.url}/bucket/archives")).splits == ("train", "val", "test")
 
 
-def test_parts_and_executors_are_for_archives_on_a_disk(tmp_path: Path) -> None:
+def test_what_is_not_there_and_parts_of_what_is_on_no_disk_are_errors(proxy: Proxy, tmp_path: Path) -> None:
+    for url, error, said in (
+        ("s3://bucket/other", UsageError, r"s3://bucket/other.* none of the official tars"),
+        ("s3://nothing/archives", NothingThere, "s3://nothing/archives"),
+        ("ftp://host/archives", UsageError, "is not a URL with one of"),
+    ):
+        with pytest.raises(error, match=said):
+            converted(url, tmp_path / "train")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be converted in parts"):
         convert_part(URL, tmp_path / "train", (1, 2))
     with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError, match="only one machine can convert"):
