@@ -12,7 +12,6 @@ from support.clusters import (
     RAY_OPTIONS,
     DaskCluster,
     RayCluster,
-    free_port,
     meanwhile,
     needs_dask,
     needs_ray,
@@ -21,6 +20,7 @@ from support.clusters import (
     words,
 )
 from support.datasets import converted, flip, prep, prep_here, tree
+from support.ports import free_port
 
 Cluster = DaskCluster | RayCluster
 KINDS = [pytest.param(DaskCluster, marks=needs_dask), pytest.param(RayCluster, marks=needs_ray)]

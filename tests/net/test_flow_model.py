@@ -24,33 +24,8 @@ from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import ArraySpec, Flow
-from support.flow_oracle import (
-    KINDS,
-    As,
-    Begins,
-    Refused,
-    Sized,
-    WithNoise,
-    arrays_in,
-    doubled,
-    ends_of_interleaving,
-    form,
-    in_turn,
-    is_wanted,
-    listed,
-    moves_less_than,
-    padded,
-    part_of,
-    reversed_parts,
-    rows_of,
-    shapes_of,
-    side_by_side,
-    stacked,
-    unchanged,
-    wanted_or_none,
-    with_mask,
-    with_part,
-)
+from support import flow_oracle as lists
+from support.flow_oracle import KINDS, As, Begins, Refused, Sized, WithNoise
 
 
 class Known(NamedTuple):
@@ -98,7 +73,7 @@ class Pass(NamedTuple):
 
     @property
     def form(self) -> Any:
-        return [form(item) for item in self.items], self.refused
+        return [lists.form(item) for item in self.items], self.refused
 
 
 def drawn(items: Iterator[Any], count: int | None = None) -> Pass:
@@ -147,7 +122,7 @@ class Source:
 
     @property
     def expected(self) -> list[Any]:
-        return in_turn(self.parts) if self.how in ("parts", "flows") else self.items
+        return lists.in_turn(self.parts) if self.how in ("parts", "flows") else self.items
 
     @property
     def length(self) -> Known:
@@ -229,8 +204,8 @@ class Noisy(Step):
         return flow.map(WithNoise(self.kind), random=True, seed=self.seed, **how)
 
     def check(self, before: Callable[[int], Pass], number: int, found: Pass) -> None:
-        assert [form(item) for item, _ in found.items] == [
-            form(As(self.kind)(x)) for x in before(number).items
+        assert [lists.form(item) for item, _ in found.items] == [
+            lists.form(As(self.kind)(x)) for x in before(number).items
         ]
         assert len({noise for _, noise in found.items}) == len(found.items)
         assert not found.refused
@@ -239,11 +214,11 @@ class Noisy(Step):
 @dataclass(frozen=True)
 class MapComponent(Step):
     component: int | str
-    function: Callable[[Any], Any] = doubled
+    function: Callable[[Any], Any] = lists.doubled
 
     def made_of(self, items: list[Any]) -> Iterator[Any]:
         for item in items:
-            yield with_part(item, self.component, self.function(part_of(item, self.component)))
+            yield lists.with_part(item, self.component, self.function(lists.part_of(item, self.component)))
 
 
 @dataclass(frozen=True)
@@ -255,14 +230,14 @@ class Select(Step):
 
     def made_of(self, items: list[Any]) -> Iterator[Any]:
         for item in items:
-            parts = tuple(part_of(item, component) for component in self.components)
+            parts = tuple(lists.part_of(item, component) for component in self.components)
             named = isinstance(self.components[0], str)
             yield dict(zip(self.components, parts, strict=True)) if named else parts
 
 
 @dataclass(frozen=True)
 class Filter(Step):
-    predicate: Callable[[Any], bool] = is_wanted
+    predicate: Callable[[Any], bool] = lists.is_wanted
     by_number = False
 
     def length(self, before: Known) -> Known:
@@ -279,7 +254,7 @@ class Shuffle(Step):
     is_random = True
 
     def check(self, before: Callable[[int], Pass], number: int, found: Pass) -> None:
-        assert moves_less_than(before(number).items, found.items, self.window)
+        assert lists.moves_less_than(before(number).items, found.items, self.window)
         assert not found.refused
 
 
@@ -298,13 +273,13 @@ class Batch(Step):
         for first in range(0, len(items), self.size):
             rows = items[first : first + self.size]
             if len(rows) == self.size or self.remainder != "drop":
-                batch = listed(rows) if self.as_list else stacked(rows)
-                yield with_mask(batch, len(rows), self.size) if self.remainder == "pad" else batch
+                batch = lists.listed(rows) if self.as_list else lists.stacked(rows)
+                yield lists.with_mask(batch, len(rows), self.size) if self.remainder == "pad" else batch
 
     def check(self, before: Callable[[int], Pass], number: int, found: Pass) -> None:
         super().check(before, number, found)
         if not self.as_list:
-            for array in arrays_in(found.items):
+            for array in lists.arrays_in(found.items):
                 assert array.ctypes.data % 64 == 0 or not array.size
                 assert array.flags.writeable
 
@@ -323,12 +298,12 @@ class BatchByShape(Step):
     def made_of(self, items: list[Any]) -> Iterator[Any]:
         waiting: dict[Any, list[Any]] = {}
         for item in items:
-            rows = waiting.setdefault(shapes_of(item), [])
+            rows = waiting.setdefault(lists.shapes_of(item), [])
             rows.append(item)
             if len(rows) == self.size:
-                yield stacked(waiting.pop(shapes_of(item)))
+                yield lists.stacked(waiting.pop(lists.shapes_of(item)))
         if self.remainder == "keep":
-            yield from map(stacked, waiting.values())
+            yield from map(lists.stacked, waiting.values())
 
 
 @dataclass(frozen=True)
@@ -336,7 +311,7 @@ class Pad(Step):
     value: int
 
     def made_of(self, items: list[Any]) -> Iterator[Any]:
-        return (padded(item, self.value) for item in items)
+        return (lists.padded(item, self.value) for item in items)
 
 
 @dataclass(frozen=True)
@@ -347,7 +322,7 @@ class Unbatch(Step):
         return UNKNOWN
 
     def made_of(self, items: list[Any]) -> Iterator[Any]:
-        return (row for batch in items for row in rows_of(batch))
+        return (row for batch in items for row in lists.rows_of(batch))
 
 
 @dataclass(frozen=True)
@@ -468,9 +443,9 @@ class Combined(Step):
         if self.how == "concat":
             expected = Pass([item for part in parts for item in part])
         elif self.how == "zip":
-            expected = drawn(map(side_by_side, zip(*parts, strict=False)))
+            expected = drawn(map(lists.side_by_side, zip(*parts, strict=False)))
         else:
-            ends = ends_of_interleaving(found.items, parts)
+            ends = lists.ends_of_interleaving(found.items, parts)
             sizes = tuple(map(len, parts))
             if self.how == "mix":
                 assert ends == {sizes}
@@ -491,10 +466,9 @@ class Pipeline:
 
     def flow(self, **how: Any) -> Flow:
         """The flow; ``how`` is for its last map."""
-        maps = [n for n, step in enumerate(self.steps) if isinstance(step, Mapped | Noisy)]
         flow = self.source.flow()
         for n, step in enumerate(self.steps):
-            flow = step.on(flow, **(how if maps[-1:] == [n] else {}))
+            flow = step.on(flow, **(how if n == self.last_map else {}))
         return flow
 
     @property
@@ -595,8 +569,8 @@ batches = st.one_of(
 )
 maps = st.one_of(
     conversions,
-    st.just(Mapped(reversed_parts)),
-    st.just(Mapped(wanted_or_none, drop_none=True)),
+    st.just(Mapped(lists.reversed_parts)),
+    st.just(Mapped(lists.wanted_or_none, drop_none=True)),
     st.builds(Noisy, kinds, seeds),
 )
 steps = [
@@ -729,13 +703,15 @@ def assert_same_in_parts(pipeline: Pipeline, flow: Flow) -> None:
     if not any(step.is_random for step in pipeline.steps):
         assert_same(parts[1], pipeline.expected(1))
     if not parts[1].refused:  # which other random values may lead to
-        assert_same(drawn(flow.at_pass(1)), Pass(in_turn([part.items for part in parts])))
+        assert_same(drawn(flow.at_pass(1)), Pass(lists.in_turn([part.items for part in parts])))
 
 
 def assert_same_unordered(pipeline: Pipeline, flow: Flow) -> None:
     """The same items, in any order."""
     if not pipeline.expected(1).refused:
-        assert Counter(map(form, flow.at_pass(1))) == Counter(map(form, pipeline.expected(1).items))
+        assert Counter(map(lists.form, flow.at_pass(1))) == Counter(
+            map(lists.form, pipeline.expected(1).items)
+        )
     assert not flow.can_pick
 
 
@@ -877,7 +853,7 @@ class Batching:
             Batch(3, as_list=True),
         ]
         source = Flow.from_callable(lambda: iter(self.items))
-        self.flows = [step.on(source.map(unchanged, processes=1)) for step in self.steps]
+        self.flows = [step.on(source.map(lists.unchanged, processes=1)) for step in self.steps]
 
 
 @pytest.fixture

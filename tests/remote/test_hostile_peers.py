@@ -40,17 +40,22 @@ from support.zmtp_peer import (
     shake_hands,
 )
 
-# A process that has a receiver, does something else while a line is awaited, and then draws for a moment.
+# A process that has a receiver, does something else while a line is awaited, and then draws for a moment. One
+# that connects to an endpoint draws at once.
 TRAINING = """
 import sys, threading
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.frames import FrameReceiver
 from shardprep.loaders.remote import RemoteSource
 
-receiver = {"frames": FrameReceiver, "remote": RemoteSource}[sys.argv[1]]("tcp://127.0.0.1:*")
-print(receiver.endpoint, flush=True)
-sys.stdin.readline()
-threading.Timer(0.5, receiver.close).start()
+kind, *endpoint = sys.argv[1:]
+if endpoint:
+    receiver = FrameReceiver(*endpoint, bind=False)
+else:
+    receiver = {"frames": FrameReceiver, "remote": RemoteSource}[kind]("tcp://127.0.0.1:*")
+    print(receiver.endpoint, flush=True)
+    sys.stdin.readline()
+threading.Timer(4 if endpoint else 0.5, receiver.close).start()
 try:
     list(receiver)
 except UsageError:
@@ -121,27 +126,13 @@ def test_handshakes_of_old_protocols_do_not_abort_a_receiver_that_closes() -> No
         assert process.wait(TIMEOUT_S) == 0
 
 
-CONNECTING = """
-import sys, threading
-from shardprep.formats.errors import UsageError
-from shardprep.loaders.frames import FrameReceiver
-
-receiver = FrameReceiver(sys.argv[1], bind=False)
-threading.Timer(4, receiver.close).start()
-try:
-    list(receiver)
-except UsageError:
-    print("closed", flush=True)
-"""
-
-
 @pytest.mark.torture
 def test_connections_that_end_within_messages_do_not_abort_a_receiver_that_connects() -> None:
     message = frame(b"x", MORE) * 500 + frame(b"x")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(1)
         endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-        with python("-c", CONNECTING, endpoint) as process:
+        with python("-c", TRAINING, "frames", endpoint) as process:
             while process.poll() is None:
                 with suppress(OSError, EOFError):
                     peer, _ = listener.accept()

@@ -3,19 +3,20 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from support.ports import answers, free_port
 from support.process_table import text_of
+from support.scripts import session_of
 from support.waiting import until
 
 needs_dask = pytest.mark.skipif(not find_spec("distributed"), reason="Dask is not installed")
@@ -28,12 +29,6 @@ RAY_OPTIONS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "2",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def started(folder: Path, environment: Mapping[str, str], *words: object) -> "subprocess.Popen[bytes]":
@@ -103,7 +98,7 @@ class RayCluster:
             *("--include-dashboard", "false", "--disable-usage-stats"),
         ]
         self._head = started(self._folder, self.environment, "-m", "ray.scripts.scripts", *words)
-        until(lambda: _accepts(client_port), timeout_s=RAY_START_TIMEOUT_S)
+        until(lambda: answers(client_port), timeout_s=RAY_START_TIMEOUT_S)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -115,12 +110,8 @@ class RayCluster:
         self._signal(self._workers(), signal.SIGKILL)
 
     def _workers(self) -> list[int]:
-        titles = {pid: text_of(Path(f"/proc/{pid}/cmdline")) for pid in self._processes()}
+        titles = {pid: text_of(Path(f"/proc/{pid}/cmdline")) for pid in session_of(self._head.pid)}
         return [pid for pid, title in titles.items() if title.startswith("ray::") and "Agent" not in title]
-
-    def _processes(self) -> list[int]:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        return [pid for pid in pids if _session_of(pid) == str(self._head.pid)]
 
     def _signal(self, pids: list[int], number: signal.Signals) -> None:
         for pid in pids:
@@ -130,22 +121,10 @@ class RayCluster:
     def close(self) -> None:
         """Stop all processes, and kill them: workers outlive their head."""
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            self._signal([*self._workers(), *self._processes()], number)
+            self._signal([*self._workers(), *session_of(self._head.pid)], number)
         self._head.wait()
-        until(lambda: not self._processes())
+        until(lambda: not session_of(self._head.pid))
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _session_of(pid: int) -> str:
-    """Return the session of a process; empty if it has ended."""
-    fields = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return fields[3] if fields and fields[0] != "Z" else ""
-
-
-def _accepts(port: int) -> bool:
-    with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port), 1)):
-        return True
-    return False
 
 
 def words(archives: Path, *more: object, output: str = "out", size: int = 60_000) -> list[object]:

@@ -109,14 +109,14 @@ class Once:
     """Do ``action`` on the first call, in any process."""
 
     marker: Path
-    action: Action
+    action: Callable[..., object]
 
-    def __call__(self, item: int) -> object:
+    def __call__(self, *item: int) -> object:
         try:
             self.marker.touch(exist_ok=False)
         except FileExistsError:
             return None
-        return self.action(item)
+        return self.action(*item)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -90,6 +90,16 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
         thread.join()
 
 
+def answered(
+    server: int, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """The answer of the server at this port, and its body."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server, timeout=30)) as connection:
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+
 class Quiet(BaseHTTPRequestHandler):
     """One connection, of a client that may be killed."""
 
@@ -102,6 +112,9 @@ class Quiet(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def received(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"] or 0))
+
 
 class Spoiling(Quiet):
     plan: Proxy
@@ -112,8 +125,7 @@ class Spoiling(Quiet):
         with suppress(ConnectionError):
             kind, _, text = fault.partition(" ")
             if kind.isdigit():
-                error = f"<Error><Code>{text or 'Broken'}</Code><Key>{HIDDEN}</Key></Error>"
-                self.answer(int(kind), {}, error.encode())
+                self.refuse(int(kind), text or "Broken")
             elif kind == "to":
                 self.answer(302, {"Location": text}, b"")
             elif kind == "body":
@@ -121,14 +133,10 @@ class Spoiling(Quiet):
             else:
                 self.pass_on(fault, None if fault == "whole" else asked)
 
-    def do_HEAD(self) -> None:
-        self.relay(b"")
-
-    def do_DELETE(self) -> None:
-        self.relay(b"")
-
     def do_POST(self) -> None:
         self.relay(self.received())
+
+    do_HEAD = do_DELETE = do_POST  # noqa: N815
 
     def do_PUT(self) -> None:
         """Pass a file on; a fault is of those that sending has: a status, cut, flip, or slow."""
@@ -142,24 +150,20 @@ class Spoiling(Quiet):
                 return
             body = self.received()
             if fault.isdigit():
-                error = f"<Error><Code>Broken</Code><Key>{HIDDEN}</Key></Error>"
-                self.answer(int(fault), {}, error.encode())
+                self.refuse(int(fault), "Broken")
                 return
             if fault == "slow":
                 time.sleep(10 * self.plan.pause_s)
             self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:])
 
-    def received(self) -> bytes:
-        return self.rfile.read(int(self.headers["Content-Length"] or 0))
+    def refuse(self, status: int, code: str) -> None:
+        self.answer(status, {}, f"<Error><Code>{code}</Code><Key>{HIDDEN}</Key></Error>".encode())
 
     def relay(self, body: bytes) -> None:
         """Pass a request on as it is, and its answer."""
-        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
         headers = {name: value for name in SENT_ON if (value := self.headers[name]) is not None}
-        upstream.request(self.command, self.path, body=body, headers=headers)
-        answer = upstream.getresponse()
-        found, length = answer.read(), answer.headers["Content-Length"]
-        upstream.close()
+        answer, found = answered(self.plan.server, self.command, self.path, headers, body)
+        length = answer.headers["Content-Length"]
         passed = {name: value for name in PASSED_ON if (value := answer.headers[name])}
         if self.plan.opaque:
             passed |= {"ETag": turned(passed["ETag"])} if "ETag" in passed else {}
@@ -167,27 +171,16 @@ class Spoiling(Quiet):
             self.answer(answer.status, passed, found, length=int(length) if length else None)
 
     def pass_on(self, fault: str, asked: str | None) -> None:
-        upstream = http.client.HTTPConnection("127.0.0.1", self.plan.server, timeout=30)
-        upstream.request("GET", self.path, headers={"Range": asked} if asked else {})
-        answer = upstream.getresponse()
-        body = answer.read()
+        answer, body = answered(self.plan.server, "GET", self.path, {"Range": asked} if asked else {})
         if self.plan.opaque and b"<ListBucketResult" in body:
             body = turned(body.decode()).encode()
-        upstream.close()
         headers = {name: value for name in PASSED_ON if (value := answer.headers[name])}
         if answer.status not in (200, 206) or not fault or fault == "whole":
             return self.answer(answer.status, headers, body)
         self.close_connection = True
-        return self.spoil(
-            fault,
-            answer.status,
-            {
-                name: headers[name]
-                for name in headers
-                if name != "ETag" or fault.startswith(("altered", "first"))
-            },
-            body,
-        )
+        if not fault.startswith(("altered", "first")):
+            headers.pop("ETag", None)
+        return self.spoil(fault, answer.status, headers, body)
 
     def spoil(self, fault: str, status: int, headers: dict[str, str], body: bytes) -> None:
         half = len(body) // 2

@@ -44,14 +44,6 @@ class ForkThen:
         return self.action(item)
 
 
-def crash(item: int) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
-def leave(item: int) -> None:
-    os._exit(0)
-
-
 def stopped_within_its_answer(item: int) -> None:
     os.write(_channel().fileno(), struct.pack("<Q", 1000) + b"half")
     os.kill(os.getpid(), signal.SIGSTOP)

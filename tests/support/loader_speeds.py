@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from shardprep.loaders import LoaderStats
 from shardprep.loaders.measuring.bench import CacheShares, LoaderSpeed, MemoryUse
 
@@ -11,36 +9,25 @@ DECODING = {"read": 1.0, "decode": 16.0, "augment": 2.0}
 READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
 
 
-def speed_of(
-    stages: dict[str, float],
-    *,
-    cached: float | None = 1.0,
-    handing: float = 0.1,
-    starved: float = 9.8,
-    **stats: Any,
-) -> LoaderSpeed:
+def speed_of(stages: dict[str, float], *, cached: float | None = 1.0) -> LoaderSpeed:
     """The speed of 1,000 images of 100 KB in ten seconds, by two workers always busy with ``stages``."""
-    told = {
-        "rows": 1000,
-        "timed": 1000,
-        "batches": 100,
-        "elapsed": 10.0,
-        "warming": 0.0,
-        "starved": starved,
-        "handing": handing,
-        "blocked": 0.0,
-        "filling": (10.0, 10.0),
-        "waiting": (0.0, 0.0),
-        "cpu": (9.5, 9.5),
-        "queued": (0.0, 0.0),
-        "stages": stages,
-        "copied": 0,
-        "restarts": 0,
-        "workers": 2,
-        "cpus": 2,
-        "image_bytes": 1e5,
-        "crop_ready": 0.0,
-    }
+    stats = LoaderStats(
+        rows=1000,
+        timed=1000,
+        batches=100,
+        elapsed=10.0,
+        starved=9.8,
+        handing=0.1,
+        filling=(10.0, 10.0),
+        waiting=(0.0, 0.0),
+        cpu=(9.5, 9.5),
+        queued=(0.0, 0.0),
+        stages=stages,
+        workers=2,
+        cpus=2,
+        image_bytes=1e5,
+        **dict.fromkeys(["warming", "blocked", "copied", "restarts", "crop_ready"], 0),
+    )
     return LoaderSpeed(
         images=1000,
         batches=100,
@@ -53,14 +40,11 @@ def speed_of(
         gap_p99=0.2,
         decoder=None,
         stages={name: seconds / 1000 for name, seconds in stages.items()},
-        idle=0.0,
-        blocked=0.0,
-        starved=starved / 10,
+        starved=0.98,
         cpu=0.02,
         main_cpu=0.0001,
-        skipped=0,
-        restarts=0,
         memory=MemoryUse(ring=0, main_peak=None, worker_peak=None, worker_own=None),
         page_cache=CacheShares(cached, cached),
-        stats=LoaderStats(**(told | stats)),
+        stats=stats,
+        **dict.fromkeys(["idle", "blocked", "skipped", "restarts"], 0),
     )

@@ -85,21 +85,6 @@ def hang() -> None:
 
 
 @dataclass(frozen=True)
-class Once:
-    """Do ``action`` on the first call, in any process."""
-
-    marker: Path
-    action: Action
-
-    def __call__(self) -> None:
-        try:
-            self.marker.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        self.action()
-
-
-@dataclass(frozen=True)
 class CutShort:
     """Truncate a file in the middle of an epoch."""
 

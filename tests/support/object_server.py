@@ -6,15 +6,13 @@ folder if it needs one: ``S3_SERVER='moto_server -p {port}'``.
 
 from __future__ import annotations
 
-import http.client
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
@@ -23,7 +21,8 @@ from urllib.parse import quote, unquote
 
 import pytest
 
-from support.faulty_proxy import Quiet, listening
+from support.faulty_proxy import Quiet, answered, listening
+from support.ports import answers, free_port
 from support.waiting import until
 
 OF_CONNECTION = ("connection", "keep-alive", "transfer-encoding", "content-length")
@@ -71,11 +70,8 @@ class Mirror:
         return path.relative_to(self.root).as_posix()
 
     def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server, timeout=30)
-        with closing(connection):
-            connection.request(method, path, body=body, headers=signed())
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+        answer, found = answered(self.server, method, path, signed(), body)
+        return answer.status, found
 
 
 def signed() -> dict[str, str]:
@@ -107,12 +103,9 @@ class Relay(Quiet):
     def relay(self) -> None:
         name = unquote(self.path.partition("?")[0]).strip("/")
         self.mirror.send_changes(name.partition("/")[0])
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        upstream = http.client.HTTPConnection("127.0.0.1", self.mirror.server, timeout=30)
-        upstream.request(self.command, self.path, body=body, headers=signed() | dict(self.headers))
-        answer = upstream.getresponse()
-        found, length = answer.read(), answer.headers["Content-Length"]
-        upstream.close()
+        headers = signed() | dict(self.headers)
+        answer, found = answered(self.mirror.server, self.command, self.path, headers, self.received())
+        length = answer.headers["Content-Length"]
         if self.command in ("PUT", "POST", "DELETE") and "/" in name:
             self.mirror.write(name)
         self.send_response_only(answer.status)
@@ -156,17 +149,6 @@ def running(server: str, folder: str) -> Iterator[int]:
             yield port
         finally:
             server.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def as_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

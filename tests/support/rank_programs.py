@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 from shardprep.loaders import Loader, Receipt
 from support.loaded import epoch_of, loader_on, numbers_in
+from support.ports import free_port
 from support.repository import SUPPORT
 
 TIMEOUT_S = 240
@@ -31,10 +31,7 @@ def tell_epoch(path: str) -> None:
 
 
 def free_address() -> str:
-    """An address of this machine that was free a moment ago."""
-    with socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{one.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def told_by(folder: Path, program: str, *arguments: tuple[object, ...], **environ: str) -> list[Told]:

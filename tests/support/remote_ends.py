@@ -202,7 +202,11 @@ def serving(
 @contextmanager
 def wired(make: Callable[[], Loader | Flow], *, senders: int = 1, **options: Any) -> Iterator[RemoteSource]:
     """A receiver with these options, and threads that serve it."""
-    with RemoteSource(ANY_PORT, **options) as source, serving(make, source.endpoint, senders=senders), source:
+    with (
+        RemoteSource(**{"endpoint": ANY_PORT, **options}) as source,
+        serving(make, source.endpoint, senders=senders),
+        source,
+    ):
         yield source
 
 

@@ -17,7 +17,8 @@ from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course
 from shardprep.loaders.engine.messages import CpuClock
 from shardprep.loaders.measuring.progress_bar import tracing
 from support import loader_workers
-from support.loader_workers import Once, Tagging
+from support.engine_workers import Once
+from support.loader_workers import Tagging
 
 Event = dict[str, Any]
 

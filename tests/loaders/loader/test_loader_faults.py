@@ -17,11 +17,11 @@ from shardprep.loaders import GlobalShuffle, Loader, TrainTransform
 from shardprep.loaders.loader import options as loader_options
 from shardprep.loaders.loader.work import items_of
 from support.datasets import flip, open_files
+from support.engine_workers import Once
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
 from support.loader_workers import (
     CutShort,
     Misdeclared,
-    Once,
     OwnError,
     Tagging,
     die,
