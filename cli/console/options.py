@@ -18,7 +18,7 @@ from shardprep.cli.console.progress import FORMS, progress_in
 from shardprep.formats.errors import DatasetNotFound, OperationError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.sizes import parse_bytes
-from shardprep.formats.storage.open import cache_for, refuse_cache
+from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
@@ -185,10 +185,7 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def with_cache(dataset: Path | str, cache: Path | None, cache_limit: int | None, **options: Any) -> Any:
-        if isinstance(dataset, str):
-            cache_for(Location.parse(dataset), cache)
-        else:
-            refuse_cache(dataset, cache, cache_limit)
+        cached_place(dataset, cache, cache_limit)
         return command(dataset=dataset, cached={"cache": cache, "cache_limit": cache_limit}, **options)
 
     return with_cache

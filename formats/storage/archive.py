@@ -14,10 +14,6 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.storage.store import (
-    AGAIN,
-    TRIES,
-    WAIT_S,
-    AnswerBroken,
     Location,
     OtherFile,
     RangeRefused,
@@ -142,27 +138,16 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
                 self._ahead_bytes += length
 
     async def _range(self, length: int, offset: int) -> bytes:
-        data = bytearray()
-        for _ in range(TRIES):
-            if self._is_stopped:
-                raise asyncio.CancelledError
-            try:
-                async for chunk in self._folder.read(
-                    self.file.name, offset + len(data), offset + length, only=self.file.stored
-                ):
-                    data += chunk
-            except (OtherFile, RangeRefused) as error:
-                await self._refuse_changed()
-                if isinstance(error, RangeRefused):
-                    raise
-            if len(data) == length:
-                return bytes(data)
-            if len(data) > length:
-                data.clear()
-            await asyncio.sleep(WAIT_S)
-        raise AnswerBroken(
-            f"did not return the requested bytes, {TRIES} times in a row; {AGAIN}", path=self.path
-        )
+        if self._is_stopped:
+            raise asyncio.CancelledError
+        stop, stored = offset + length, self.file.stored
+        try:
+            return b"".join(
+                [part async for part in self._folder.read(self.file.name, offset, stop, only=stored)]
+            )
+        except (OtherFile, RangeRefused):
+            await self._refuse_changed()
+            raise
 
     async def _refuse_changed(self) -> None:
         if await self._folder.about(self.file.name) != self.file.stored:

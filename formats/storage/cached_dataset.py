@@ -18,7 +18,7 @@ from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_mani
 from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache import FileCache, FileSource, HeldFiles, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
-from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
+from shardprep.formats.storage.store import PATIENT, Location
 from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
 
 
@@ -130,7 +130,7 @@ class CachedDataset(Dataset):
         """Return the manifest with that root which the cache knows, else the one at the place."""
         if root and (known := known_dataset(folder, root)) is not None:
             return known
-        found = remote_dataset(self._place, PATIENT)
+        found = remote_dataset(self._place)
         if root not in (None, found.manifest.root):
             raise SourceDamaged("was replaced by another dataset; open it again", path=self._place.url)
         publish_folder(folder, found.manifest, found.data)
@@ -160,15 +160,15 @@ class CachedDataset(Dataset):
         return again, (self._place, self.source.cache, self.source.limit)
 
 
-def found_at(place: Location, policy: RetryPolicy = PATIENT) -> dict[str, RemoteDataset]:
+def found_at(place: Location) -> dict[str, RemoteDataset]:
     """Return the dataset at a place by the name "", or the splits there; as :func:`find_datasets` does."""
     with LoopThread(threads=1) as loop:
-        return loop.run(find_datasets(place, policy))
+        return loop.run(find_datasets(place, PATIENT))
 
 
-def remote_dataset(place: Location, policy: RetryPolicy) -> RemoteDataset:
+def remote_dataset(place: Location) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and what fetching does."""
-    found = found_at(place, policy)
+    found = found_at(place)
     if "" not in found:
         first = place.child(next(iter(found))).url
         raise UsageError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,7 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UnknownVersion, UsageError
+from shardprep.formats.errors import (
+    DataError,
+    DatasetNotFound,
+    ManifestDamaged,
+    OutputBusy,
+    UnknownVersion,
+    UsageError,
+)
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path
 from shardprep.formats.runtime.json_record import (
@@ -26,6 +32,7 @@ from shardprep.formats.runtime.json_record import (
     sha256_of,
 )
 from shardprep.formats.runtime.seal import Seal
+from shardprep.formats.runtime.work_folder import PLAN_NAME, WORK_FOLDER_NAME, WorkFolder, remove_leftover
 from shardprep.formats.shards.dataset import (
     Dataset,
     DatasetPart,
@@ -37,7 +44,7 @@ from shardprep.formats.shards.dataset import (
 from shardprep.formats.shards.files import Rows, published_file, read_small, table_header
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, ROOT, Manifest, read_manifest
 from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype, index_row_of
-from shardprep.formats.storage.open import open_dataset, refuse_cache, url_of
+from shardprep.formats.storage.open import cached_place, open_dataset
 
 
 def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
@@ -78,7 +85,6 @@ FORMAT_NAME = "shardprep collection"
 VERSION = 1
 MAX_COLLECTION_BYTES = 4 << 20
 MAX_PARTS = 4096
-LEFTOVER_S = 3600.0  # the age of an unfinished file whose writer was killed
 MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
 
 
@@ -411,8 +417,7 @@ def open_records(
     cache_limit: int | str | None = None,
 ) -> Dataset | Collection:
     """Open the collection in a folder, or the dataset there or at a URL. Raises what their opening raises."""
-    if url_of(path) is None and is_collection(path):
-        refuse_cache(path, cache, cache_limit)
+    if cached_place(path, cache, cache_limit) is None and is_collection(path):
         return Collection(path, labels=labels)
     return open_dataset(path, labels=labels, cache=cache, cache_limit=cache_limit)
 
@@ -433,7 +438,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
 
     Raises:
         UsageError: The parts do not agree in classes, columns, or whether they have images; a part is given
-            twice, or none is given; ``out`` has another collection or a dataset.
+            twice, or none is given; ``out`` has another collection, a dataset or unfinished work.
         ManifestDamaged, UnknownVersion: A manifest cannot be read.
         OSError: A file cannot be read or written.
     """
@@ -451,15 +456,27 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
     found = CollectionFile(tuple(map(PartEntry.of, names, places, manifests)))
     if (folder / MANIFEST_NAME).exists():
         raise UsageError("holds a dataset; make the collection in another folder", path=folder)
-    if is_collection(folder) and (folder / COLLECTION_NAME).read_bytes() != found.to_bytes():
-        raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{COLLECTION_NAME}.*.tmp"):
-        with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > LEFTOVER_S:  # a younger one may be of a running call
-                left.unlink()
-    publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), folder)
+    if (folder / WORK_FOLDER_NAME / PLAN_NAME).exists():
+        raise UsageError("holds unfinished work; make the collection in another folder", path=folder)
+    try:
+        if not _holds(folder, found):
+            with WorkFolder(folder, shared=True) as work_folder:
+                publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), work_folder.run)
+    except OutputBusy:  # also where an equal call has just ended, and removes the work folder
+        if not _holds(folder, found):
+            raise
+    with suppress(OutputBusy):  # the last of several calls at once removes it
+        remove_leftover(folder)
     return open_collection(folder)
+
+
+def _holds(folder: Path, wanted: CollectionFile) -> bool:
+    """Whether the folder has this collection. Raises UsageError for another one."""
+    if not is_collection(folder):
+        return False
+    if (folder / COLLECTION_NAME).read_bytes() != wanted.to_bytes():
+        raise UsageError("holds another collection; choose another folder, or remove it first", path=folder)
+    return True
 
 
 def _manifest(folder: Path) -> Manifest:

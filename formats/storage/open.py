@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, overload
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
-from shardprep.formats.storage.store import Location
+from shardprep.formats.storage.store import Location, path_or_place
 
 CACHE_ADVICE = "give a folder on a local disk to cache its files in, as cache= (--cache)"
 
@@ -75,54 +75,49 @@ def open_dataset(
         CacheTooSmall: The limit is less than the files that are read at once.
         OSError: A file cannot be read.
     """
-    url = url_of(path)
-    if url is None:
-        refuse_cache(path, cache, cache_limit)
+    cached = cached_place(path, cache, cache_limit)
+    if cached is None:
         dataset = Dataset(path, labels=labels, verify=verify)
     else:
-        place = Location.parse(url)
-        folder = cache_for(place, cache)
         from shardprep.formats.storage.cached_dataset import CachedDataset  # start-up time: asyncio
 
-        dataset = CachedDataset(place, folder, limit_bytes(cache_limit), labels=labels)
+        dataset = CachedDataset(*cached, labels=labels)
     return dataset if transform is None else TransformedDataset(dataset, transform)
 
 
-def datasets_in(place: str | os.PathLike[str]) -> dict[str, Path | str]:
+def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
     """Return the datasets in a folder of splits, or at the URL of one, by their names.
 
     Empty for a dataset itself. Raises NothingThere, RemoteFailed, ManifestDamaged, OSError.
     """
-    url = url_of(place)
-    if url is None:
+    place = path_or_place(path)
+    if isinstance(place, Path):
         return {**splits_of(place)}
     from shardprep.formats.storage.cached_dataset import found_at  # start-up time: asyncio
 
-    where = Location.parse(url)
-    return {name: where.child(name).url for name in found_at(where) if name}
+    return {name: place.child(name).url for name in found_at(place) if name}
 
 
-def refuse_cache(path: str | os.PathLike[str], cache: object, cache_limit: object) -> None:
-    """Raise UsageError where a cache is given for a dataset on this machine."""
+def cached_place(
+    path: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_limit: int | str | None
+) -> tuple[Location, str | os.PathLike[str], int | None] | None:
+    """Return the place of a URL, with its cache and the limit in bytes; None for a path.
+
+    Raises UsageError where a URL comes without a cache, or a path with one.
+    """
+    place = path_or_place(path)
+    if isinstance(place, Location):
+        if cache is None:
+            raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=place.url)
+        return place, cache, _limit_bytes(cache_limit)
     if cache is not None or cache_limit is not None:
         raise UsageError(
             "is not a URL: a dataset on this machine is read in place, without a cache", path=path
         )
+    return None
 
 
-def cache_for(place: Location, cache: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    """Return the cache for a place. Raises UsageError where none is given."""
-    if cache is None:
-        raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=place.url)
-    return cache
-
-
-def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the URL that was given in place of a path, None for a path."""
-    return path if isinstance(path, str) and "://" in path else None
-
-
-def limit_bytes(limit: int | str | None) -> int | None:
+def _limit_bytes(limit: int | str | None) -> int | None:
     """Return the bytes of a limit. Raises UsageError."""
     if limit is None:
         return None

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.loop_thread import in_thread
 from shardprep.formats.runtime.owned import Owned
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, ListResult, ObjectMeta
+    from obstore import GetOptions, ListResult, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore
 
 
@@ -146,16 +146,18 @@ class NothingThere(RemoteFailed):
     """There is no such bucket or folder, or no dataset in it."""
 
 
-class OtherFile(RemoteFailed):
-    """A file is not the one that was there before."""
-
-
 class RemoteDenied(RemoteFailed):
     """A bucket or a server gives no access."""
 
 
 class AnswerBroken(RemoteFailed):
-    """An answer began, and stopped or broke off before its end."""
+    """An answer began, and stopped or broke off before its end, or was not what was asked for."""
+
+    may_pass = True
+
+
+class OtherFile(AnswerBroken):
+    """A file is not the one that was there before."""
 
 
 class RangeRefused(RemoteFailed):
@@ -302,10 +304,9 @@ CHUNK_BYTES = 1 << 20  # as much is hashed and written at once
 PIECE_BYTES = 1 << 16  # as much is taken from an answer at once, as long as none breaks off
 LEAST_BYTES = 1 << 12  # of an answer that counts as progress, and in the time of two time-outs
 TRIES = 4  # without progress
-WAIT_S = 0.1  # after the first of them; longer after each
+WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first of them; longer after each
 LISTING_S = 120.0  # of a whole list of files, which a server could go on with for ever
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-FIRST_WAIT, LONGEST_WAIT = timedelta(milliseconds=100), timedelta(seconds=10)
 SETTLE_S = 0.1
 RETRY_TIME = timedelta(minutes=4)  # of one request; signatures of requests hold for 5 minutes
 
@@ -389,7 +390,8 @@ class RemoteFolder(Owned):
             "read_timeout": timedelta(seconds=self._policy.timeout_s),
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }
-        backoff: Any = {"init_backoff": FIRST_WAIT, "max_backoff": LONGEST_WAIT, "base": 2}
+        first, longest = timedelta(seconds=WAIT_S), timedelta(seconds=LONGEST_WAIT_S)
+        backoff: Any = {"init_backoff": first, "max_backoff": longest, "base": 2}
         retry: Any = {"max_retries": retries, "retry_timeout": RETRY_TIME, "backoff": backoff}
         with translated(self.place):
             return from_url(self.place.url, config=config, client_options=client, retry_config=retry)
@@ -399,18 +401,20 @@ class RemoteFolder(Owned):
     ) -> AsyncGenerator[bytes, None]:
         """Yield a file from byte ``start``, to ``stop`` if given, in chunks of about CHUNK_BYTES.
 
-        The bytes are fewer where an answer says that there are no more. An answer that breaks off, or brings
-        less than LEAST_BYTES in the time of two time-outs, is asked for again from its last byte, as long as
-        one of TRIES brings LEAST_BYTES.
+        Without ``stop``, the bytes are fewer where an answer says that there are no more. A request that
+        fails is sent again as the policy says. An answer that breaks off, is of another length or file, or
+        brings less than LEAST_BYTES in the time of two time-outs, is asked for again from its last byte, as
+        long as one of TRIES brings LEAST_BYTES.
 
-        Raises AnswerBroken after that; RemoteMissing, RemoteDenied, and RemoteFailed for anything else, after
-        the retries; RangeRefused where a part is asked for and the server sends whole files only, or the file
-        is shorter; OtherFile if the file is not ``only`` that one.
+        Raises AnswerBroken after that, or OtherFile if the file is not ``only`` that one; RemoteMissing,
+        RemoteDenied, and RemoteFailed for anything else, after the retries; RangeRefused where a part is
+        asked for and the server sends whole files only, or the file is shorter.
         """
         fruitless, is_coarse = 0, True
         while True:
-            begun, failure, size = start, None, 0
+            begun, size = start, 0
             pieces: list[bytes] = []
+            failure: RemoteFailed | None = None
             try:
                 async with aclosing(self._answer(name, start, stop, only, is_coarse=is_coarse)) as answer:
                     async for piece in answer:
@@ -419,22 +423,36 @@ class RemoteFolder(Owned):
                         if size >= CHUNK_BYTES:
                             yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
                             pieces, size = [], 0
-            except AnswerBroken as error:
-                failure, is_coarse = error, False
+            except RemoteFailed as error:
+                if not error.may_pass:
+                    raise
+                failure = error
             if pieces:
                 yield b"".join(pieces)
             if failure is None or start == stop:
                 return
             fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
-            if fruitless == TRIES:
+            if isinstance(failure, AnswerBroken):
+                is_coarse, tries, wait_s = False, TRIES, WAIT_S * fruitless
+            else:  # each of two requests
+                tries, wait_s = 1 + self._policy.retries // 2, min(LONGEST_WAIT_S, WAIT_S * 4**fruitless)
+            if fruitless >= tries:
                 raise failure
-            await asyncio.sleep(WAIT_S * fruitless)
+            await asyncio.sleep(wait_s)
 
     async def _answer(
         self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
         """Yield what one answer brings, as it arrives; ``is_coarse`` is faster, and can lose some of it."""
-        found = await self._asked_for(name, start, stop)
+        import obstore  # as above
+
+        options: GetOptions | None = None
+        if stop is not None:
+            options = {"range": (start, stop)}
+        elif start:
+            options = {"range": {"offset": start}}
+        with translated(self.place, name):
+            found = await obstore.get_async(self._answers, name, options=options)
         if only not in (None, StoredFile.of(found.meta)):
             raise OtherFile("is not the same file as before", path=self.place.url, shard=name)
         arrived, left_s = 0, 2 * self._policy.timeout_s
@@ -447,41 +465,26 @@ class RemoteFolder(Owned):
                     async with asyncio.timeout(left_s):
                         piece: Any = await (found.bytes_async() if pieces is None else anext(pieces))
             except StopAsyncIteration:
-                return
+                break
             except TimeoutError as error:
                 raise AnswerBroken(
                     f"failed: {arrived:,} bytes came in {2 * self._policy.timeout_s:g} s; {AGAIN}",
                     path=self.place.url,
                     shard=name,
                 ) from error
+            start += len(piece)
+            if stop is not None and start > stop:
+                break
             yield piece
             if pieces is None:
-                return
+                break
             arrived, left_s = arrived + len(piece), left_s - (time.monotonic() - asked)
             if arrived >= LEAST_BYTES:
                 arrived, left_s = 0, 2 * self._policy.timeout_s
-
-    async def _asked_for(self, name: str, start: int, stop: int | None) -> GetResult:
-        """Return the answer to a request, which is sent again as the policy says."""
-        import obstore  # as above
-
-        options: GetOptions | None = None
-        if stop is not None:
-            options = {"range": (start, stop)}
-        elif start:
-            options = {"range": {"offset": start}}
-        tries_left = self._policy.retries // 2  # of two requests each
-        wait = FIRST_WAIT
-        while True:
-            try:
-                with translated(self.place, name):
-                    return await obstore.get_async(self._answers, name, options=options)
-            except RemoteFailed as error:
-                if not tries_left or not error.may_pass:
-                    raise
-            tries_left -= 1
-            wait = min(LONGEST_WAIT, 4 * wait)
-            await asyncio.sleep(wait.total_seconds())
+        if stop not in (None, start):
+            raise AnswerBroken(
+                f"did not return the requested bytes; {AGAIN}", path=self.place.url, shard=name
+            )
 
     async def about(self, name: str) -> StoredFile | None:
         """Return the store's metadata of a file, None if it is not there. Raises RemoteFailed."""

@@ -39,7 +39,7 @@ from shardprep.formats.shards.manifest import Manifest, read_manifest
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
 from shardprep.formats.sources.source import Listing, SourceOptions
-from shardprep.formats.storage.store import PATIENT, Location
+from shardprep.formats.storage.store import PATIENT, Location, path_or_place
 from shardprep.formats.storage.transfer import TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
 from shardprep.formats.verification.levels import verify_folder
@@ -83,26 +83,24 @@ def repair(
         ShardprepError: What :func:`~shardprep.formats.conversion.convert.convert` or
             :func:`~shardprep.formats.transfer.fetch.fetch` raises.
     """
-    place = None
-    if not isinstance(source, Path) and "://" in (url := os.fspath(source)):
-        if root is not None:
-            raise UsageError("is the URL of a copy; --root is only for a list of images", path=url)
-        place = Location.parse(url)
+    origin = path_or_place(source)
+    if isinstance(origin, Location) and root is not None:
+        raise UsageError("is the URL of a copy; --root is only for a list of images", path=origin.url)
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
     verified = partial(verify_folder, path, workers=workers, executor=executor, progress=runner.progress)
     refuse_cached(path)
     manifest, report = read_manifest(path), verified()
     _refuse_irreparable(report, path)
     damaged = {finding.file for finding in report.findings} & {file.name for file in manifest.files}
-    if place is None:
+    if isinstance(origin, Path):
         joined = [column for column in manifest.column_entries if column.field.name in manifest.joined]
         damaged -= {file.name for column in joined for file in column.files}
     if not damaged:
         return report
-    if place is None:
-        _rebuild(path, manifest, damaged, user_path(source), root, runner)
+    if isinstance(origin, Path):
+        _rebuild(path, manifest, damaged, origin, root, runner)
     else:
-        _fetch(path, manifest, damaged, place, runner.progress)
+        _fetch(path, manifest, damaged, origin, runner.progress)
     again = verified()
     again.rebuilt = tuple(sorted(damaged))
     return again

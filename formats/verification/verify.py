@@ -18,8 +18,8 @@ from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.cache import AT_ONCE, FileCache
 from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
-from shardprep.formats.storage.open import cache_for, limit_bytes, refuse_cache, url_of
-from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
+from shardprep.formats.storage.open import cached_place
+from shardprep.formats.storage.store import PATIENT, RemoteFolder
 from shardprep.formats.verification.levels import (
     MISSING,
     DatasetFiles,
@@ -84,33 +84,32 @@ def verify(
         OperationError: The system allows no further thread. With an ``executor`` also ExecutorFailed, and
             OtherMachine, which names a machine that sees another dataset, or none.
     """
-    url = url_of(dataset)
-    if url is None:
-        refuse_cache(dataset, cache, cache_limit)
+    cached = cached_place(dataset, cache, cache_limit)
+    if cached is None:
         return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
-    place = Location.parse(url)
+    place, folder, limit = cached
     if executor is not None:
         raise UsageError(
             "is a URL, but an executor checks folders only; leave the executor out", path=place.url
         )
     check_level(level)
-    with FileCache(cache_for(place, cache), limit_bytes(cache_limit), place, policy=PATIENT) as files:
-        return verify_files(CachedFiles(files, PATIENT), level, workers, None, progress)
+    with FileCache(folder, limit, place) as files:
+        return verify_files(CachedFiles(files), level, workers, None, progress)
 
 
 class CachedFiles(DatasetFiles):
     """The files of a dataset that come into a cache when they are read. Not picklable."""
 
-    def __init__(self, cache: FileCache, policy: RetryPolicy) -> None:
+    def __init__(self, cache: FileCache) -> None:
         super().__init__(cache.folder.datasets)
         self.url = cache.place.url
-        self._cache, self._policy = cache, policy
+        self._cache = cache
         self._issues: dict[str, str | ShardprepError] = {}
         self._room_bytes = self._bytes_at_hand = 0
         self._let_go = threading.Condition()
 
     def manifest(self) -> Manifest:
-        found = remote_dataset(self._cache.place, self._policy)
+        found = remote_dataset(self._cache.place)
         publish_folder(self._cache.folder, found.manifest, found.data)
         self.folder = folder_of(self._cache.folder, found.manifest.root)
         return found.manifest
@@ -120,7 +119,7 @@ class CachedFiles(DatasetFiles):
             self._cache.check_fits(entries)
             self._room_bytes = self._cache.room_bytes
             return
-        remote, at_once = RemoteFolder(self._cache.place, self._policy), asyncio.Semaphore(AT_ONCE)
+        remote, at_once = RemoteFolder(self._cache.place, PATIENT), asyncio.Semaphore(AT_ONCE)
 
         async def ask(entry: FileEntry) -> None:
             try:

@@ -77,30 +77,25 @@ class RecordFetch:
         return form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 
-class OpenCache(Owned):
-    """The cache that a flow's passes read through, one after the other."""
-
-    def __init__(self, source: FileSource) -> None:
-        self.cache = source.opened()
-        self.close = CollectedEnd(self, self.cache.close)
-
-
 class PassDownloads(Owned):
     """Downloads ahead of a flow's passes, one after the other. :meth:`close` cancels those that run."""
 
     def __init__(self, source: FileSource) -> None:
         with ExitStack() as failed:
-            cache = failed.enter_context(source.opened())
-            self._prefetcher = Prefetcher(cache, ahead=0)
+            self._cache = failed.enter_context(source.opened())
+            self._prefetcher = Prefetcher(self._cache, ahead=0)
             failed.pop_all()
-        self.close = CollectedEnd(self, partial(end_downloads, cache, self._prefetcher))
+        self.close = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
 
     @contextmanager
-    def ahead(self, files: Sequence[FileEntry]) -> Iterator[None]:
-        """The context of a pass that uses these files; what is on its way at its end still comes."""
+    def ahead(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
+        """The context of the cache for a pass that uses these files.
+
+        What is on its way at the end of the pass still comes.
+        """
         self._prefetcher.follow(files)
         try:
-            yield
+            yield self._cache
         finally:
             if self.made_here:  # else the lock can be held by a thread that was not copied
                 self._prefetcher.follow(())
@@ -176,24 +171,21 @@ class FromDataset(Fetched):
         names = self.columns.names if self.columns.are_chosen else None
         return RecordFetch(parts, files, labels, names, self.with_keys)
 
-    @contextmanager
-    def opened(self, now: PassContext) -> Iterator[Callable[[ItemKey], Any]]:
-        fetch = self.fetch()
-        with ExitStack() as borrowed:
-            cache = None
-            if isinstance(self.dataset, CachedDataset):
-                make = partial(OpenCache, fetch.files)
-                cache = borrowed.enter_context(now.kept.borrowed((now.place(self), "cache"), make)).cache
-            yield borrowed.enter_context(fetch.open(cache))
+    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        with self._ahead(now, numbers) as (keys, cache), self.fetch().open(cache) as item_of:
+            yield from map(now.here.timed(self.label, item_of), keys)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        with self._ahead(now, within(numbers, self.length)) as places:
-            yield from map(self._key, self.plan.order(now.number).each(places))
+        with self._ahead(now, numbers) as (keys, _):
+            yield from keys
 
     @contextmanager
-    def _ahead(self, now: PassContext, places: Iterable[int]) -> Iterator[Iterable[int]]:
-        """The context of the places of a pass, with their shards downloaded, or read, ahead."""
-        shards = self.plan.shards(now.number)
+    def _ahead(
+        self, now: PassContext, numbers: Iterable[int]
+    ) -> Iterator[tuple[Iterator[ItemKey], FileCache | None]]:
+        """The context of keys of a pass, with their shards downloaded, or read, ahead, and the open cache."""
+        shards, order = self.plan.shards(now.number), self.plan.order(now.number)
+        places: Iterable[int] = within(numbers, self.length)
         if isinstance(self.dataset, CachedDataset):
             parts = self.columns.files_of(self.dataset)
             files = ShardFiles(parts, with_image=self.columns.with_image)
@@ -204,13 +196,15 @@ class FromDataset(Fetched):
             make = partial(PassDownloads, FileSource.of(self.dataset))
             with (
                 now.kept.borrowed((now.place(self), "downloads"), make) as downloads,
-                downloads.ahead(files.of(uses.shards.tolist())),
+                downloads.ahead(files.of(uses.shards.tolist())) as cache,
             ):
-                yield chain(first, places)
+                yield map(self._key, order.each(chain(first, places))), cache
         else:
             images = [self.dataset.blocks] if self.columns.with_image else []
             with reading_ahead(self.dataset.path, images, shards, budget=READ_AHEAD_BYTES) as ahead:
-                yield _announced(ahead, self.plan.order(now.number), places) if ahead else places
+                if ahead:
+                    places = _announced(ahead, order, places)
+                yield map(self._key, order.each(places)), None
 
     def _key(self, number: int) -> ItemKey:
         key, label, shard, ordinal, length, crc32c, *_, offset = self.dataset.index[number].item()

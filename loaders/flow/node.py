@@ -262,12 +262,8 @@ class Fetched(Node):
     can_pick = can_fetch = never_change = True
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        with ending(self.keys(now, numbers)) as keys, self.opened(now) as item_of:
+        with ending(self.keys(now, numbers)) as keys, self.fetch().open() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
-
-    def opened(self, now: PassContext) -> AbstractContextManager[Any]:
-        """The context of the function from a key to its item, for this thread of a pass."""
-        return self.fetch().open()
 
     def run(self, now: PassContext) -> Iterator[Any]:
         return self.pick(now, range(self.length.items))

@@ -20,7 +20,7 @@ from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.storage.cache import CacheTooSmall, FileCache, FileHold
+from shardprep.formats.storage.cache import CacheCounts, CacheTooSmall, FileCache, FileHold
 from shardprep.formats.storage.cached_dataset import CachedDataset, tables_of
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
@@ -49,23 +49,15 @@ class ShardLevels:
 
 
 @dataclass(frozen=True)
-class StorageCounts:
+class StorageCounts(CacheCounts):
     """Counts of a remote dataset's files since the loader was made; all 0 for a dataset on this machine.
 
-    ``downloaded`` files with ``downloaded_bytes`` were downloaded by this process; ``received_bytes`` also
-    count what is on its way, or was asked for again. ``hits`` were in the cache, or came by another process.
     In ``waited`` seconds no batch could be begun because its shards were missing; ``waited_first`` are those
-    before the first batches of epochs. ``replaced`` copies were thrown away because the disk had not kept
-    their bytes.
+    before the first batches of epochs.
     """
 
-    downloaded: int = 0
-    downloaded_bytes: int = 0
-    received_bytes: int = 0
-    hits: int = 0
     waited: float = 0.0
     waited_first: float = 0.0
-    replaced: int = 0
     shards: ShardLevels = field(default_factory=ShardLevels)
 
     @property
@@ -106,8 +98,8 @@ class Prefetcher(Owned):
     """Daemon threads that bring files to ``cache``, in the order of their use, as far as there is room.
 
     Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs.
-    A file that has no room or cannot be downloaded is tried again when more of the files were used; what needs
-    it raises the error.
+    A file that has no room or cannot be downloaded is tried again when more of the files were used; what
+    needs it raises the error.
     """
 
     def __init__(self, cache: FileCache, *, ahead: int) -> None:

@@ -18,12 +18,11 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.tables import box_columns
-from shardprep.formats.storage.open import url_of
+from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import SlotField, SlotLayout
 from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.loader.run_card import digest_of
@@ -237,7 +236,8 @@ ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where
 
 def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the place of a dataset: its URL, or its absolute path."""
-    return user_path(path).absolute() if url_of(path) is None else path
+    place = path_or_place(path)
+    return place.url if isinstance(place, Location) else place.absolute()
 
 
 def plan_of(

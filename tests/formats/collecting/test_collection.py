@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from shardprep.formats import (
 )
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.storage import collection as collections
 from support.cut_datasets import collected, cut
@@ -74,15 +74,27 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
             collect(folder.parent / "other", given_parts)
 
 
-def test_only_unfinished_files_of_killed_runs_are_removed(folder: Path, parts: list[Path]) -> None:
-    of_a_run, left = folder / "collection.json.0a.tmp", folder / "collection.json.0b.tmp"
-    of_a_run.touch()
-    left.touch()
-    os.utime(left, (0, 0))
+def test_another_run_keeps_its_unfinished_file_and_a_killed_one_does_not(
+    parts: list[Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "all"
+    with WorkFolder(folder, shared=True) as other:
+        unfinished, left = other.run / "collection.json.0a.tmp", make_run_folder(other.folder)
+        unfinished.touch()
+        collect(folder, parts).close()
+        assert unfinished.exists()
+        assert not left.exists()
     collect(folder, parts).close()
+    assert [*folder.iterdir()] == [folder / "collection.json"]
 
-    assert of_a_run.exists()
-    assert not left.exists()
+
+def test_unfinished_work_in_the_folder_is_left_alone(folder: Path, parts: list[Path]) -> None:
+    with WorkFolder(folder) as other:
+        other.claim({"dataset": "another"})
+    with pytest.raises(UsageError, match="holds unfinished work"):
+        collect(folder, parts)
+
+    assert (folder / ".prep/plan.json").exists()
 
 
 def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
