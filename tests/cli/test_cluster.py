@@ -1,7 +1,6 @@
 """``prep --cluster``, with a real cluster of Dask and one of Ray, of processes on loopback."""
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -85,31 +84,6 @@ def test_a_cluster_of_ray_that_was_joined_and_is_gone_is_an_error_and_not_the_en
     archives: Path, tmp_path: Path, cluster: RayCluster
 ) -> None:
     lose(cluster, "auto", archives, tmp_path)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("cluster", KINDS, indirect=True)
-def test_workers_that_are_killed_again_and_again_change_nothing(
-    archives: Path, tmp_path: Path, cluster: Cluster
-) -> None:
-    def kill(ended: threading.Event) -> None:
-        seen = 0
-        while not ended.wait(0.02):
-            if len(shards(tmp_path / "out")) >= seen + 6:
-                seen += 6
-                cluster.kill_workers()
-
-    with meanwhile(kill):
-        for _ in range(20):  # both give up on a job that was at four dead workers
-            command = words(archives, "--cluster", cluster.address, size=1)
-            done = prep(*command, cwd=tmp_path, env=cluster.environment)
-            if not done.returncode:
-                break
-            assert done.returncode == 3, done.stderr
-            assert "the executor did not run this shard's job" in done.stderr
-
-    converted(archives, tmp_path / "whole", shard_size=1)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 @pytest.mark.slow

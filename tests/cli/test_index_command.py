@@ -47,13 +47,6 @@ def test_a_damaged_table_is_mended_by_the_command_that_verify_names(own: Path, t
     assert read_manifest(tmp_path / "out").root == root
 
 
-def test_what_is_no_official_tar_is_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
-    done = prep_here("index", lmdb_shards, tmp_path / "out")
-
-    assert done.returncode == 2
-    assert "official tar" in done.stderr
-
-
 @pytest.mark.slow
 def test_the_speed_of_such_a_dataset_is_measured(own: Path, tmp_path: Path) -> None:
     prep_here("index", own, tmp_path / "out", "--split", "train", "--workers", 0, "--quiet")

@@ -7,12 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from shardprep.formats import PlanOptions, convert
 from shardprep.formats.runtime.work_folder import finished_shards
 from support.datasets import converted, flip, prep
 
@@ -86,13 +84,6 @@ for turn in range(150):
 """
 
 
-def test_a_signal_leaves_no_lock_of_the_standard_library_behind() -> None:
-    program = [sys.executable, "-c", INTERRUPTED_WHILE_IT_LOCKS]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 INTERRUPTED_IN_A_FINALIZER = """
 import os, signal, sys, time
 from shardprep.cli import app, main
@@ -115,16 +106,20 @@ main.main()
 """
 
 
-def test_a_signal_in_a_finalizer_is_not_lost() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IN_A_FINALIZER],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("program", "ending"),
+    [
+        (INTERRUPTED_WHILE_IT_LOCKS, (0, "", "")),
+        (INTERRUPTED_IN_A_FINALIZER, (130, "unwound\n", "prep: interrupted\n")),
+    ],
+    ids=["locks", "finalizer"],
+)
+def test_a_signal_is_not_lost_in_a_finalizer_and_leaves_no_lock_of_the_standard_library_behind(
+    program: str, ending: tuple[int, str, str]
+) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
-    assert (done.returncode, done.stdout, done.stderr) == (130, "unwound\n", "prep: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == ending
 
 
 @pytest.mark.torture
@@ -160,31 +155,3 @@ def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Pat
 
     kept = len(finished_shards(tmp_path / "out"))
     assert re.search(rf"; {kept} of \d+ shards are rebuilt; run it again to continue", complained), complained
-
-
-def test_an_interrupted_call_has_the_same_note(archives: Path, tmp_path: Path) -> None:
-    class StopsAtTwo:
-        """Progress that interrupts, and knows nothing of shards."""
-
-        def note(self, text: str) -> None:
-            pass
-
-        def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[None]:
-            return nullcontext()
-
-        def at(self, records: int, size: int) -> None:
-            if records >= 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        convert(
-            archives,
-            tmp_path / "out",
-            split="train",
-            plan_options=PlanOptions(shard_size=1),
-            workers=0,
-            progress=StopsAtTwo(),
-        )
-
-    (note,) = stopped.value.__notes__
-    assert re.fullmatch(r"2 of \d+ shards are done; run it again to continue", note)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
 
@@ -36,3 +37,17 @@ def elsewhere(change: Callable[[], Any], back: Callable[[], Any]) -> Engine:
         back()
 
     return Engine(run)
+
+
+def moved(*moves: tuple[Path, Path]) -> Engine:
+    """An engine of another machine, where each of these paths is found at the place beside it."""
+
+    def change() -> None:
+        for here, there in moves:
+            here.rename(there)
+
+    def back() -> None:
+        for here, there in reversed(moves):
+            there.rename(here)
+
+    return elsewhere(change, back)

@@ -66,10 +66,6 @@ def say_three_things_and_leave(channel: Channel, begin: Callable[[], None], *, f
     os._exit(3)
 
 
-def killed_by(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
 def sleeps(noted: Path) -> None:
     """Note the process's id, then sleep without end."""
     part = noted.with_suffix(".part")

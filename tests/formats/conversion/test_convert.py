@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -118,15 +119,11 @@ def test_labels_of_val_follow_the_ground_truth_in_every_space(archives: Path, tm
 
 def interrupted(source: Path, output: Path, *, split: str = "train", **options: object) -> None:
     """A conversion that has built some shards and was then interrupted."""
-    with pytest.raises(KeyboardInterrupt):
-        convert(
-            source,
-            output,
-            split=split,
-            plan_options=PlanOptions(shard_size=60_000, **options),  # type: ignore[arg-type]
-            workers=0,
-            progress=StopAfter(3),
-        )
+    plan_options = PlanOptions(shard_size=60_000, **options)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt) as stop:
+        convert(source, output, split=split, plan_options=plan_options, workers=0, progress=StopAfter(3))
+    (note,) = stop.value.__notes__
+    assert re.fullmatch(r"[1-3] of \d+ shards are done; run it again to continue", note)
 
 
 def test_a_folder_may_have_the_name_of_a_scheme_and_a_url_is_none(
@@ -144,16 +141,11 @@ def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, t
     interrupted(archives, tmp_path / "out/val", split="val")
     plan_options, restart = PlanOptions(shard_size=60_000, seed=5), ConvertOptions(restart=True)
 
+    again = partial(convert, archives, tmp_path / "out", plan_options=plan_options, workers=0)
+
     with pytest.raises(KeyboardInterrupt) as stop:
-        convert(
-            archives,
-            tmp_path / "out",
-            plan_options=plan_options,
-            options=restart,
-            workers=0,
-            progress=StopAfter(1),
-        )
-    done = convert(archives, tmp_path / "out", plan_options=plan_options, workers=0)
+        again(options=restart, progress=StopAfter(1))
+    done = again()
 
     (note,) = stop.value.__notes__
     assert re.fullmatch(r"1 of \d+ shards of train are done; run it again, without restart, .*", note)

@@ -22,7 +22,7 @@ from shardprep.formats.runtime import executors as ray_executor
 from shardprep.formats.runtime.executors import ExecutorFailed, OtherMachine, RayExecutor
 from support.column_sources import write_pictures
 from support.datasets import converted, tree, unpack
-from support.engines import Engine, elsewhere
+from support.engines import Engine, moved
 from support.waiting import until
 
 OPTIONS = PlanOptions(shard_size=60_000)
@@ -128,21 +128,8 @@ def test_a_machine_that_sees_another_source_or_none_is_refused_by_its_name(
     for image in other.rglob("*.JPEG"):
         os.utime(image, (1, 1))
 
-    def swap() -> None:
-        (tmp_path / "mount").rename(tmp_path / "aside")
-        other.rename(tmp_path / "mount")
-
-    def back() -> None:
-        (tmp_path / "mount").rename(other)
-        (tmp_path / "aside").rename(tmp_path / "mount")
-
-    def gone() -> None:
-        (tmp_path / "mount").rename(tmp_path / "aside")
-
-    engines = [
-        elsewhere(swap, back),
-        elsewhere(gone, lambda: (tmp_path / "aside").rename(tmp_path / "mount")),
-    ]
+    mount, aside = tmp_path / "mount", tmp_path / "aside"
+    engines = [moved((mount, aside), (other, mount)), moved((mount, aside))]
     for engine in engines:
         with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} does not see the source"):
             on(engine, source, tmp_path / "out")
@@ -150,13 +137,8 @@ def test_a_machine_that_sees_another_source_or_none_is_refused_by_its_name(
 
 
 def test_a_machine_that_does_not_see_the_output_is_refused(archives: Path, tmp_path: Path) -> None:
-    out, aside = tmp_path / "out", tmp_path / "aside"
-
-    def gone() -> None:
-        out.rename(aside)
-
     with pytest.raises(OtherMachine, match="does not see the output"):
-        on(elsewhere(gone, lambda: aside.rename(out)), archives, out)
+        on(moved((tmp_path / "out", tmp_path / "aside")), archives, tmp_path / "out")
 
 
 @pytest.mark.parametrize("container", ["lmdb", "hdf5"])

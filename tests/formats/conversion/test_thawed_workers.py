@@ -147,21 +147,22 @@ def assert_same(output: Path, whole: Path) -> None:
     assert tree(output) == tree(whole)
 
 
-def thaw(archives: Path, whole: Path, folder: Path, old: int | str, new: int | str) -> tuple[bool, bool]:
+def thaw(
+    archives: Path, whole: Path, folder: Path, old: int | str, new: int | str, *part: str
+) -> tuple[bool, bool]:
     """Stop a run's worker at ``old``, kill its parent, stop the next one's at ``new``, continue the first.
 
-    Returns whether there were such moments.
+    The runs are those of ``part``, if that is given. Returns whether there were such moments.
     """
     folder.mkdir()
     output = folder / "out"
-    command = arguments(
-        archives, output, next(whole.glob("shard-*")).suffix.replace(".h5", "hdf5").strip(".")
-    )
-    with Freezing(folder / "old", output, old, command) as dead:
+    container = "hdf5" if [*whole.glob("shard-*.h5")] else "lmdb"
+    command = arguments(archives, output, container)
+    with Freezing(folder / "old", output, old, [*command, *part]) as dead:
         if not dead.stopped():
             return False, False
         dead.kill_parent()
-        with Freezing(folder / "new", output, new, command) as alive:
+        with Freezing(folder / "new", output, new, [*command, *part]) as alive:
             has_stopped = alive.stopped()
             dead.thaw()
             dead.await_worker()
@@ -170,6 +171,9 @@ def thaw(archives: Path, whole: Path, folder: Path, old: int | str, new: int | s
             said = alive.said()
             assert alive.process.returncode == 0, said
         assert dead.said() == ""
+    if part:
+        assert [*(output / ".prep").glob("run-*")] == []
+        prep(*command, check=True)
     assert_same(output, whole)
     return True, has_stopped
 
@@ -197,21 +201,6 @@ def test_a_worker_that_goes_on_at_any_moment_of_the_next_run_changes_nothing(
 
 @pytest.mark.torture
 def test_a_worker_of_a_dead_part_that_goes_on_beside_another_part_changes_nothing(
-    archives: Path, whole: Path, tmp_path: Path, container: str
+    archives: Path, whole: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "out"
-    command = arguments(archives, output, container)
-    part = [*command, "--part", "1/1"]
-    with Freezing(tmp_path / "old", output, "records", part) as dead:
-        assert dead.stopped()
-        dead.kill_parent()
-        with Freezing(tmp_path / "new", output, "records", part) as alive:
-            assert alive.stopped()
-            dead.thaw()
-            dead.await_worker()
-            alive.thaw()
-            said = alive.said()
-            assert alive.process.returncode == 0, said
-    assert [*(output / ".prep").glob("run-*")] == []
-    prep(*command, check=True)
-    assert_same(output, whole)
+    assert thaw(archives, whole, tmp_path / "case", "records", "records", "--part", "1/1") == (True, True)

@@ -2,12 +2,14 @@
 
 import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardprep.formats import Finding, PlanOptions, verify
+from shardprep.formats import Finding, PlanOptions, open_dataset, verify
+from shardprep.formats.errors import DataError
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, write_columns
@@ -49,8 +51,10 @@ def of_column(dataset: Path, name: str) -> Path:
     return next((path for path in sorted(dataset.glob(f"column-{name}-*"))), dataset / f"column-{name}.npy")
 
 
-def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
+def test_any_changed_file_of_a_column_is_found_and_none_of_it_is_a_value(dataset: Path) -> None:
     rng = random.Random(0)
+    with open_dataset(dataset) as opened:
+        intact = [repr(dict(record.columns)) for record in opened]
     assert len(files(dataset)) >= len(NAMES) + 2 * len(VARYING)
     for path in files(dataset) * 4:
         honest = path.read_bytes()
@@ -58,6 +62,11 @@ def test_any_changed_file_of_a_column_is_found(dataset: Path) -> None:
         path.write_bytes(changed)
 
         assert {f.file for f in found(dataset)} == ({path.name} if changed != honest else set())
+        with suppress(DataError), open_dataset(dataset) as opened:
+            for record, values in zip(opened, intact, strict=True):
+                for name in NAMES:
+                    with suppress(DataError):
+                        assert f"{name!r}: {record[name]!r}" in values
         path.write_bytes(honest)
 
 

@@ -16,7 +16,7 @@ from shardprep.formats.runtime.executors import OtherMachine
 from shardprep.formats.verification import levels
 from shardprep.formats.verification.levels import LEVELS
 from support.datasets import converted, flip, tree
-from support.engines import Engine, elsewhere, finish
+from support.engines import Engine, elsewhere, finish, moved
 
 
 @pytest.fixture
@@ -33,7 +33,6 @@ def damage(dataset: Path) -> None:
     flip(shards[1], shards[1].stat().st_size // 2)
     shards[3].write_bytes(bytes(shards[3].stat().st_size))
     flip(shards[4], 40)
-    (dataset / "foreign").touch()
 
 
 @pytest.mark.torture
@@ -48,11 +47,11 @@ def _exit_code(dataset: Path) -> int:
         return verify(dataset, level="decode", executor=threads).exit_code
 
 
-def refused(path: Path, change: Callable[[], Any], back: Callable[[], Any], match: str) -> None:
-    """Check that a machine that is this one after a change is refused, at each level that asks it."""
+def refused(path: Path, machine: Engine, match: str) -> None:
+    """Check that another machine is refused at each level that asks it."""
     for level in LEVELS[1:]:
         with pytest.raises(OtherMachine, match=f"machine {socket.gethostname()} {match}") as other:
-            verify(path, level=level, executor=elsewhere(change, back), workers=1)
+            verify(path, level=level, executor=machine, workers=1)
         assert other.value.host == socket.gethostname()
 
 
@@ -64,34 +63,26 @@ def test_a_machine_that_sees_no_such_dataset_or_another_is_refused_by_its_name(
     lacking = shutil.copytree(dataset, tmp_path / "lacking")
     next(lacking.glob("shard-00000*")).unlink()
 
-    refused(dataset, lambda: dataset.rename(aside), lambda: aside.rename(dataset), "does not see the dataset")
+    refused(dataset, moved((dataset, aside)), "does not see the dataset")
     for there, why in ((other, "its root differs"), (lacking, "No such file")):
-
-        def change(there: Path = there) -> None:
-            dataset.rename(aside)
-            there.rename(dataset)
-
-        def back(there: Path = there) -> None:
-            dataset.rename(there)
-            aside.rename(dataset)
-
-        refused(dataset, change, back, f"does not see the dataset .*{why}")
+        engine = moved((dataset, aside), (there, dataset))
+        refused(dataset, engine, f"does not see the dataset .*{why}")
 
 
 def test_a_machine_with_another_version_is_refused_and_nothing_is_repaired(
     dataset: Path, archives: Path
 ) -> None:
     damage(dataset)
-    (dataset / "foreign").unlink()
     before = tree(dataset)
     with pytest.MonkeyPatch.context() as patch:
 
         def change() -> None:
             patch.setattr(levels, "version", lambda package: "99")
 
-        refused(dataset, change, patch.undo, "has shardprep 99, but the verification was begun with")
+        machine = elsewhere(change, patch.undo)
+        refused(dataset, machine, "has shardprep 99, but the verification was begun with")
         with pytest.raises(OtherMachine, match="shardprep 99"):
-            repair(dataset, archives, executor=elsewhere(change, patch.undo))
+            repair(dataset, archives, executor=machine)
     assert tree(dataset) == before
 
 
@@ -116,7 +107,6 @@ def test_a_file_that_is_there_and_cannot_be_read_is_unchecked_as_on_this_machine
 def test_an_executor_repairs_to_the_same_bytes(dataset: Path, archives: Path) -> None:
     before = tree(dataset)
     damage(dataset)
-    (dataset / "foreign").unlink()
     (dataset / "index.npy").unlink()
     used: list[Executor] = []
 

@@ -135,6 +135,14 @@ def test_the_official_parser_of_imagenet_reads_the_records(splits: Path, tmp_pat
     assert {f["image/format"].bytes_list.value[0] for f in features} == {b"JPEG"}
 
 
+def lines_of(program: str, *words: Path) -> list[str]:
+    """What a program prints in a process of its own; its library may leave threads and warnings."""
+    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 TFDS = """
 import hashlib, os, sys
 from pathlib import Path
@@ -162,11 +170,9 @@ def test_tensorflow_datasets_reads_the_records(splits: Path, tmp_path: Path) -> 
     export(splits / "val", tmp_path / "out", to="tfrecord", shard_size=150_000, workers=0)
     (tmp_path / "links").mkdir()
 
-    command = [sys.executable, "-W", "ignore", "-c", TFDS, str(tmp_path / "out"), str(tmp_path / "links")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    printed = lines_of(TFDS, tmp_path / "out", tmp_path / "links")
 
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith("ILSVRC")] == [
+    assert [line for line in printed if line.startswith("ILSVRC")] == [
         f"{one.key} {one.label + 1} {len(one.boxes)} {hashlib.sha256(one.image).hexdigest()}"
         for one in expected(splits / "val")
     ]
@@ -200,17 +206,7 @@ for one in StreamingDataset(local=sys.argv[1], shuffle=False, batch_size=1):
 def test_streaming_reads_the_shards(splits: Path, tmp_path: Path) -> None:
     export(splits / "train", tmp_path, to="mds", shard_size=150_000, workers=0)
 
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        STREAMING,
-        str(tmp_path),
-    ]  # it leaves threads and warnings
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
-
-    assert found.splitlines() == [
+    assert lines_of(STREAMING, tmp_path) == [
         f"{one.key} {one.label} {hashlib.sha256(pixels(one.image)).hexdigest()}"
         for one in expected(splits / "train")
     ]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,6 @@ from support.engine_workers import Once, Writing, layout
 from support.forking_work import (
     ForkThen,
     kill_those_of,
-    killed_by,
     say_three_things_and_leave,
     stopped_within_its_answer,
 )
@@ -114,7 +112,7 @@ def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
     assert process.end(0) == 3
 
 
-@pytest.mark.torture
+@pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
 def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
     with Child() as child, pytest.raises(ChildLost, match="no answer within 1 seconds"):
@@ -286,14 +284,13 @@ def test_a_worker_that_blocks_at_its_start_is_started_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", torture_except([1, 2], 1))
 @pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
 def test_a_worker_that_blocks_at_each_start_is_an_error(
-    block: engine_workers.Action, workers: int, monkeypatch: pytest.MonkeyPatch
+    block: engine_workers.Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", SHORT)
     with (
-        Engine(Writing(at_opening=block), layout(4), workers=workers) as engine,
+        Engine(Writing(at_opening=block), layout(4), workers=1) as engine,
         pytest.raises(WorkerDied, match=IN_VAIN),
     ):
         next(engine.run([np.arange(4)]))
@@ -302,16 +299,8 @@ def test_a_worker_that_blocks_at_each_start_is_an_error(
 # Where Python itself does not begin
 
 
-def stop_at_every_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each new Python process stop itself before it does anything."""
-    stop_at_start(folder, monkeypatch, unless="")
-
-
-def stop_at_first_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_at_start(folder, monkeypatch, unless=str(folder / "once"))
-
-
-def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str) -> None:
+def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str = "") -> None:
+    """Make each new Python process stop itself at its start; of those with a file ``unless``, the first."""
     (folder / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         f"if 'spawn_main' in ' '.join(sys.orig_argv) and not os.path.exists({unless!r}):\n"
@@ -326,7 +315,7 @@ def test_a_child_that_is_stopped_at_its_start_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "START_TIMEOUT_S", 3 + 4 * seconds_of(called))
-    stop_at_first_start(tmp_path, monkeypatch)
+    stop_at_start(tmp_path, monkeypatch, unless=str(tmp_path / "once"))
     with Child() as child:
         assert child.call(divmod, 7, 2) == (3, 1)
     assert (tmp_path / "once").exists()
@@ -336,7 +325,7 @@ def test_a_child_that_is_stopped_at_its_start_is_started_again(
 def test_a_child_that_is_stopped_at_each_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop_at_every_start(tmp_path, monkeypatch)
+    stop_at_start(tmp_path, monkeypatch)
     monkeypatch.setattr(pool, "START_TIMEOUT_S", SHORT)
     with Child() as child, pytest.raises(WorkerDied, match=IN_VAIN):
         child.call(divmod, 7, 2)
@@ -363,27 +352,14 @@ def test_a_large_answer_comes_back_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", torture_except([0, 1, 77], 1))
-def test_an_exit_without_an_answer_is_reported(code: int) -> None:
-    with pytest.raises(ChildLost, match=f"exited with {code}"):
-        isolated(SECONDS, os._exit, code)
-
-
-@pytest.mark.slow
-def test_a_process_that_was_stopped_is_ended() -> None:
-    with pytest.raises(ChildLost, match="no answer within 1 seconds"):
-        isolated(1, killed_by, signal.SIGSTOP)
-
-
-@pytest.mark.torture
-def test_threads_do_not_take_each_others_processes() -> None:
+def test_an_exit_without_an_answer_is_reported_in_the_thread_that_called() -> None:
     main = sys.modules["__main__"]
     before = getattr(main, "__file__", None), main.__spec__
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(isolated, SECONDS, os._exit, code) for code in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        futures = [threads.submit(isolated, SECONDS, os._exit, code) for code in (0, 1, 77, 78)]
         answers = [str(future.exception()) for future in futures]
 
-    assert answers == [f"the process that worked on it exited with {code}" for code in range(12)]
+    assert answers == [f"the process that worked on it exited with {code}" for code in (0, 1, 77, 78)]
     assert (getattr(main, "__file__", None), main.__spec__) == before
 
 
@@ -416,50 +392,35 @@ isolated(60, sleeps, Path({str(noted)!r}))
     until(lambda: not is_running(child))
 
 
-def loader(path: Path) -> None:
-    Loader(path, batch_size=4, workers=1)
-
-
-def loader_that_reads_ahead(path: Path) -> None:
+def loaded(path: Path) -> None:
     with Loader(path, batch_size=4, shuffle=LocalShuffle(9), workers=0) as made:
         next(iter(made))
 
 
-def conversion(path: Path) -> None:
-    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=1)
-
-
-def conversion_here(path: Path) -> None:
-    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=0)
-
-
-def verification(path: Path) -> None:
-    verify(path)
-
-
-def threads(path: Path) -> None:
-    with closing(iter(Flow.from_iterable(range(9)).map(abs, threads=2))) as items:  # type: ignore[type-var]
+def mapped(**options: int) -> None:
+    with Flow.from_iterable(range(9)).map(abs, **options) as flow, closing(iter(flow)) as items:  # type: ignore
         next(items)
 
 
-def processes(path: Path) -> None:
-    with Flow.from_iterable(range(9)).map(abs, processes=1) as flow:
-        next(iter(flow))
+def conversion(path: Path, workers: int) -> None:
+    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=workers)
 
 
-def remote(path: Path) -> None:
-    RemoteSource("tcp://127.0.0.1:*")
+STARTS: dict[str, Callable[[Path], object]] = {
+    "a loader": lambda path: Loader(path, batch_size=4, workers=1),
+    "a loader that reads ahead": loaded,
+    "a conversion": lambda path: conversion(path, 1),
+    "a conversion here": lambda path: conversion(path, 0),
+    "a verification": verify,
+    "threads": lambda _: mapped(threads=2),
+    "processes": lambda _: mapped(processes=1),
+    "a receiver": lambda _: RemoteSource("tcp://127.0.0.1:*"),
+}
 
 
-@pytest.mark.parametrize(
-    "start",
-    [
-        *(loader, loader_that_reads_ahead, conversion, conversion_here, verification),
-        *(threads, processes, remote),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_no_room_for_a_thread_is_an_error_that_says_what_to_do(
-    start: Callable[[Path], Any], lmdb_shards: Path
+    start: Callable[[Path], object], lmdb_shards: Path
 ) -> None:
     with no_room(), pytest.raises(OperationError, match=r"no room for another thread.*ulimit -u.*fewer"):
         start(lmdb_shards)

@@ -77,7 +77,7 @@ def test_what_is_no_regular_file_is_never_replaced(make: Callable[[Path], None],
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_save_that_ends_early_leaves_the_file_as_it_was_and_none_where_none_was(
+def test_a_save_that_ends_early_leaves_what_was_there_and_a_new_file_replaces_none(
     error: BaseException, final: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for is_new in (True, False):
@@ -90,18 +90,11 @@ def test_a_save_that_ends_early_leaves_the_file_as_it_was_and_none_where_none_wa
             assert not list(final.parent.iterdir())
             save_bytes(final, b"one", is_new=True)
 
+    with pytest.raises(FileExistsError) as exists:
+        save_bytes(final, b"two", is_new=True)
+    assert exists.value.filename == str(final)
     assert final.read_bytes() == b"one"
     assert list(final.parent.iterdir()) == [final]
-
-
-def test_a_new_file_replaces_none(final: Path) -> None:
-    save_bytes(final, b"one", is_new=True)
-
-    with pytest.raises(FileExistsError) as found:
-        save_bytes(final, b"two", is_new=True)
-
-    assert final.read_bytes() == b"one"
-    assert found.value.filename == str(final)
 
 
 def every_error() -> Iterator[type[ShardprepError]]:
