@@ -17,6 +17,12 @@ def dataset(intact: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def buckets(bucket: Path) -> Path:
+    """The folder of the server's buckets."""
+    return bucket.parent
+
+
+@pytest.fixture(scope="module")
 def server(buckets: Path) -> Iterator[int]:
     """The port of a server of S3 with the buckets in a folder."""
     with object_server(buckets) as port:

@@ -15,9 +15,3 @@ def bucket(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     converted(archives, folder / "splits" / "train", container="hdf5", shard_size=40_000)
     write_columns(folder / "columns")
     return folder
-
-
-@pytest.fixture(scope="module")
-def buckets(bucket: Path) -> Path:
-    """The folder of the server's buckets."""
-    return bucket.parent

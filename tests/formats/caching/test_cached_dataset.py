@@ -212,18 +212,15 @@ def test_verify_passes_a_dataset_through_a_smaller_cache(
     local = verify(bucket / name, level=level)
     assert local.manifest is not None
 
-    report = verify(
-        f"s3://bucket/{name}",
-        level=level,
-        workers=2,
-        cache=tmp_path / "cache",
-        cache_limit=local.manifest.size // 2,
-    )
+    cached = {"cache": tmp_path / "cache", "cache_limit": local.manifest.size // 2}
+    report = verify(f"s3://bucket/{name}", level=level, workers=2, **cached)  # type: ignore[arg-type]
 
     assert report.to_json() == local.to_json() | {"dataset": f"s3://bucket/{name}"}
 
 
-def test_verify_and_inspect_take_a_url_with_a_cache(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
+def test_verify_and_inspect_take_a_url_with_a_cache_and_say_what_to_do_without_one_and_for_damage(
+    bucket: Path, proxy: Proxy, tmp_path: Path
+) -> None:
     cache = ("--cache", tmp_path / "cache", "--cache-limit", "10MiB")
 
     one = prep_here("verify", TRAIN, *cache, "--quiet")
@@ -236,16 +233,12 @@ def test_verify_and_inspect_take_a_url_with_a_cache(bucket: Path, proxy: Proxy, 
     assert [split["dataset"] for split in json.loads(all_of_them.stdout)["splits"]] == [TRAIN]
     assert json.loads(inspected.stdout) == json.loads(local.stdout) | {"path": TRAIN}
 
-
-def test_the_commands_say_what_to_do_without_a_cache_and_for_damage(proxy: Proxy, tmp_path: Path) -> None:
     proxy.fault = lambda path, count: "flip" if path.endswith("shard-00001.h5") else None
-
     without = prep_here("verify", TRAIN)
-    needless = prep_here("inspect", tmp_path, "--cache", tmp_path / "cache")
-    damaged = prep_here("verify", TRAIN, "--cache", tmp_path / "cache", "--quiet")
-
+    needless = prep_here("inspect", tmp_path, *cache)
+    damaged = prep_here("verify", TRAIN, "--cache", tmp_path / "other", "--quiet")
     assert (without.returncode, needless.returncode, damaged.returncode) == (2, 2, 1)
     assert "--cache" in without.stderr
     assert "publish" in damaged.stdout
     assert HIDDEN not in damaged.stdout + damaged.stderr
-    assert tree(tmp_path / "cache/files")
+    assert tree(tmp_path / "other/files")

@@ -8,15 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.errors import DataError, OperationError
@@ -25,14 +22,9 @@ from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import (
     CacheBusy,
-    CachedFile,
     CacheFolder,
-    LivingReader,
     StillWaiting,
-    eviction_order,
     hex_of,
-    identity_of,
-    nearest,
 )
 from shardprep.formats.storage.store import (
     TRIES,
@@ -168,6 +160,12 @@ def test_what_is_used_last_is_evicted_and_nothing_that_is_used_sooner_for_a_file
         cache.used(2)
         cache.hold([last]).release()
         assert hex_of(soon) in files_in(tmp_path / "cache")
+
+        cache.foresee([soon, later, last, soon])
+        cache.hold([soon, later, last]).release()
+        cache.used(1)
+        cache.hold([never]).release()
+        assert files_in(tmp_path / "cache") == names((later, last, never))
 
 
 def test_leftovers_of_dead_readers_go_and_files_of_others_stay(
@@ -358,49 +356,3 @@ def test_a_process_that_is_frozen_in_a_download_is_named_and_one_that_lives_is_w
         proxy.ended.set()
         first.result(60).release()
         second.result(60).release()
-
-
-NAMES = [f"{number:016x}".ljust(64, "0") for number in range(1, 6)]
-
-sequences = st.lists(st.sampled_from(NAMES), min_size=1, max_size=12)
-
-
-def downloads(uses: Sequence[str], room: int, distances: Callable[[int], dict[int, float]]) -> int:
-    """How many files are downloaded if ``room`` files of one size fit; the future is told at each use."""
-    there: dict[str, int] = {}
-    count = 0
-    for at, name in enumerate(uses):
-        if name not in there:
-            count += 1
-            files = [CachedFile(each, Path(each), 1, used) for each, used in there.items()]
-            for file in eviction_order(files, distances(at))[: max(0, len(there) + 1 - room)]:
-                del there[file.name]
-        there[name] = at
-    return count
-
-
-def fewest(uses: Sequence[str], room: int) -> int:
-    """The fewest downloads of all choices, tried one by one."""
-
-    @cache
-    def rest(at: int, there: frozenset[str]) -> int:
-        if at == len(uses):
-            return 0
-        name = uses[at]
-        if name in there:
-            return rest(at + 1, there)
-        if len(there) < room:
-            return 1 + rest(at + 1, there | {name})
-        return 1 + min(rest(at + 1, there - {gone} | {name}) for gone in there)
-
-    return rest(0, frozenset())
-
-
-@given(sequences, st.integers(1, 4))
-def test_with_the_future_told_no_choice_downloads_less(uses: list[str], room: int) -> None:
-    told = np.array([identity_of(name) for name in uses], np.uint64)
-
-    def known(at: int) -> dict[int, float]:
-        return nearest([LivingReader(1, at, told)])
-
-    assert downloads(uses, room, known) == fewest(uses, room) <= downloads(uses, room, lambda at: {})

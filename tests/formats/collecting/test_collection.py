@@ -197,7 +197,9 @@ def whole(lmdb_shards: Path) -> Iterator[Dataset]:
         yield opened
 
 
-def test_the_index_gives_rows_by_number_slice_array_and_column(records: RecordSet, whole: Dataset) -> None:
+def test_a_copy_has_the_same_records_and_the_index_gives_rows_by_number_slice_array_and_column(
+    records: RecordSet, whole: Dataset
+) -> None:
     index, numbers = records.index, np.random.default_rng(0).integers(0, 204, 500)
 
     assert (len(index), index.dtype) == (204, whole.index.dtype)
@@ -215,9 +217,6 @@ def test_the_index_gives_rows_by_number_slice_array_and_column(records: RecordSe
             index[wrong]
     for name in whole.index.dtype.names or ():
         assert index[name].tolist() == whole.index[name].tolist()
-
-
-def test_a_copy_opens_the_same_records(records: RecordSet) -> None:
     for made in (copy.copy(records), copy.deepcopy(records)):
         with made:
             assert (made.root, made[100]) == (records.root, records[100])

@@ -62,12 +62,13 @@ COMMON = {
     "one pixel": (encoded(pixels(1, 1, 3)), ImageInfo(1, 1, 3, NONE)),
     "fill bytes": (JPEG[:2] + b"\xff" * 9 + JPEG[2:], ImageInfo(9, 6, 3, NONE)),
     "trailing bytes": (JPEG + b"junk", ImageInfo(9, 6, 3, ImageFlag.TRAILING_BYTES)),
+    "WebP with corrupt EXIF": (extended_webp(chunk_of_riff(b"EXIF", SIX[:9])), ImageInfo(45, 34, 3, ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF)),
     "PNG": (encoded(pixels(6, 9, 3), ".png"), ImageInfo(9, 6, 3, ImageFlag.PNG)),
     "PNG with alpha": (encoded(pixels(6, 9, 4), ".png"), ImageInfo(9, 6, 4, ImageFlag.PNG)),
     "gray PNG with alpha": (png(9, 6, 4), ImageInfo(9, 6, 2, ImageFlag.PNG)),
     "PNG with a palette": (png(9, 6, 3, chunk(b"PLTE", bytes(6))), ImageInfo(9, 6, 3, ImageFlag.PNG)),
 }  # fmt: skip
-"""JPEG and PNG files by name, and what their headers say."""
+"""Other files by name, most of them JPEG or PNG, and what their headers say."""
 
 
 @pytest.mark.parametrize(("image", "info"), (KINDS | COMMON).values(), ids=KINDS | COMMON)
@@ -101,7 +102,7 @@ def test_the_pixels_are_those_that_were_encoded(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({*KINDS, *COMMON} - {*TEXT_OR_PADDED, "trailing bytes"}))
 def test_an_image_cut_anywhere_is_refused(name: str) -> None:
     image, _ = (KINDS | COMMON)[name]
-    step = 1 + len(image) // 100 if name in KINDS else 1
+    step = 1 + len(image) // (100 if name in KINDS else 1000)
 
     for size in sorted({*range(0, len(image), step), len(image) - 1}):
         with pytest.raises(BadImage):
@@ -196,12 +197,6 @@ HOSTILE = {
 }  # fmt: skip
 
 
-def test_corrupt_exif_of_a_webp_is_noted() -> None:
-    info = read_image_header(extended_webp(chunk_of_riff(b"EXIF", SIX[:9])))
-
-    assert (info.flags, info.orientation) == (ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF, 1)
-
-
 @pytest.mark.slow
 def test_a_dataset_of_every_kind_is_intact_and_untrue_kinds_are_found(tmp_path: Path) -> None:
     for at, (name, (image, _)) in enumerate(sorted(KINDS.items())):
@@ -216,17 +211,13 @@ def test_a_dataset_of_every_kind_is_intact_and_untrue_kinds_are_found(tmp_path: 
     assert "its kinds are TIFF, but the records have " in finding.problem
 
 
-def scans(count: int, *, first: bytes) -> bytes:
-    return skeleton(first, *[scan(1)] * count)
-
-
 HARMFUL: dict[str, tuple[bytes, str]] = {
     "JPEG bomb": (skeleton(frame(30_000, 30_000), scan()), "more than"),
     "PNG bomb": (png_head(1 << 16, 1 << 16, 2) + PNG[len(png_head(9, 6, 2)) :], "more than"),
     "PNG of another width": (PNG[:16] + b"\0\1\0\0" + PNG[20:], "CRC"),
     "one row too many": (skeleton(frame(1 << 13, (1 << 13) + 1), scan()), "more than"),
     "no width": (skeleton(frame(0, 9), scan()), "0x9 pixels"),
-    "progressive scan bomb": (scans(300, first=frame(9, 6, marker=0xC2)), "scans"),
+    "progressive scan bomb": (skeleton(frame(9, 6, marker=0xC2), *[scan(1)] * 300), "scans"),
     "fill bytes without end": (b"\xff\xd8" + b"\xff" * 20_000 + JPEG[2:], "more than 10000 markers"),
     "two components": (skeleton(frame(9, 6, 2), scan()), "2 components"),
     "short frame": (skeleton(segment(0xC0, b"\x08\0\x06\0\x09"), scan()), "too short"),

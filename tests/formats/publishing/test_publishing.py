@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,9 +22,10 @@ from shardprep.formats import (
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
-from support.datasets import flip, prep_here, tree
+from support.datasets import flip, prep, prep_here, tree
 from support.faulty_proxy import Proxy
 from support.sampling import torture_except
+from support.scripts import killed
 
 SHARD = "shard-00000.h5"
 
@@ -34,7 +36,7 @@ def published(folder: Path, url: str) -> list[PublishedDataset]:
 
 
 @pytest.mark.parametrize("part", torture_except([8 << 20, 1 << 14], 1 << 14))
-def test_a_published_folder_of_splits_is_the_local_one(
+def test_a_published_folder_of_splits_is_the_local_one_and_a_rerun_sends_what_is_missing_or_damaged(
     local: Path,
     bucket: Path,
     url: str,
@@ -57,6 +59,12 @@ def test_a_published_folder_of_splits_is_the_local_one(
     fetch(url, tmp_path / "copy")
     assert tree(tmp_path / "copy") == tree(local)
 
+    flip(bucket / "train" / SHARD, 5000)
+    (bucket / "train/index.npy").unlink()
+    mended, _ = published(local, url)
+    assert set(mended.uploaded) == {SHARD, "index.npy"}
+    assert tree(bucket) == tree(local)
+
 
 @pytest.mark.parametrize("opaque", [False, True], ids=["MD5", "read back"])
 @pytest.mark.parametrize("fault", torture_except(["500", "cut", "flip"], "flip"))
@@ -68,19 +76,6 @@ def test_a_file_that_is_not_received_as_it_was_sent_is_sent_anew_whatever_the_et
 
     published(local / "train", url)
 
-    assert tree(bucket) == tree(local / "train")
-
-
-def test_a_rerun_sends_what_is_missing_or_damaged_and_nothing_else(
-    local: Path, bucket: Path, url: str, proxy: Proxy
-) -> None:
-    published(local / "train", url)
-    flip(bucket / SHARD, 5000)
-    (bucket / "index.npy").unlink()
-
-    (done,) = published(local / "train", url)
-
-    assert set(done.uploaded) == {SHARD, "index.npy"}
     assert tree(bucket) == tree(local / "train")
 
 
@@ -99,7 +94,9 @@ def test_a_local_file_that_is_damaged_is_not_uploaded(
     assert not {SHARD, "manifest.json"} & tree(bucket).keys()
 
 
-def test_a_place_with_anything_else_is_left_alone(local: Path, bucket: Path, url: str, proxy: Proxy) -> None:
+def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alone(
+    local: Path, bucket: Path, url: str, proxy: Proxy
+) -> None:
     published(local / "train", url)
     before = tree(bucket)
     other = bucket / "other"
@@ -116,14 +113,9 @@ def test_a_place_with_anything_else_is_left_alone(local: Path, bucket: Path, url
         assert "hunter2" not in str(caught.value)
 
     assert tree(bucket) == before | {"other/mine.txt": tree(other)["mine.txt"]}
-
-
-def test_a_folder_that_cannot_be_made_is_named(local: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
     with pytest.raises(NotADirectoryError) as found:
-        publish(local, (tmp_path / "file/folder").as_uri())
-    assert Path(found.value.filename).is_relative_to(tmp_path / "file/folder")
+        publish(local, (other / "mine.txt/folder").as_uri())
+    assert Path(found.value.filename).is_relative_to(other / "mine.txt/folder")
 
 
 @pytest.mark.torture
@@ -174,6 +166,26 @@ def test_the_command_says_what_was_published(local: Path, url: str, proxy: Proxy
     assert "was complete" in second.stdout
     assert (wrong.returncode, url in wrong.stderr) == (2, True)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in first.stdout + second.stdout + wrong.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", torture_except([1, 3, 15], 1))
+def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
+    local: Path, bucket: Path, url: str, proxy: Proxy, kills: int
+) -> None:
+    faults, chosen = ["slow", "slow", "cut", "503", "flip"], random.Random(0)
+    for _ in range(kills):
+        proxy.sending = lambda path, count: chosen.choice(faults[: 3 if path.endswith(".json") else 5])
+        killed(chosen.uniform(0.5, 2.0), "publish", local, url)
+        for manifest in bucket.rglob("manifest.json"):
+            there, wanted = tree(manifest.parent), tree(local / manifest.parent.name)
+            assert there["manifest.json"] != wanted["manifest.json"] or there.items() >= wanted.items()
+        if tree(bucket) == tree(local):
+            shutil.rmtree(bucket)
+
+    proxy.sending = lambda path, count: None
+    prep("publish", local, url, check=True)
+    assert tree(bucket) == tree(local)
 
 
 SECOND_SHARD = "shard-00001.h5"

@@ -47,6 +47,16 @@ def test_every_box_lies_in_the_image_and_has_area(
         assert 0 <= y_min < y_max <= 1
 
 
+def written(folder: Path, files: dict[str, bytes], packed: bool) -> Path:
+    """Write annotations into the folder, or into a tar."""
+    if packed:
+        write(folder / "a.tar", tar_of(files))
+        return folder / "a.tar"
+    for name, data in files.items():
+        write(folder / name, data)
+    return folder
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -73,11 +83,12 @@ def test_every_box_lies_in_the_image_and_has_area(
 def test_a_damaged_or_hostile_xml_is_an_error_that_names_it(
     data: bytes, packed: bool, tmp_path: Path
 ) -> None:
-    write(tmp_path / "folder" / f"{WNID}_1.xml", data)
-    write(tmp_path / "a.tar", tar_of({f"{WNID}_1.xml": data}))
     with pytest.raises(SourceDamaged, match=f"{WNID}_1.xml: .*copy it again, or remove it") as caught:
-        read_boxes(tmp_path / ("a.tar" if packed else "folder"), SPACE)
+        read_boxes(written(tmp_path, {f"{WNID}_1.xml": data}, packed), SPACE)
     assert caught.value.__cause__ is not None
+    twice = dict.fromkeys((f"a/{WNID}_7.xml", f"b/{WNID}_7.xml"), xml(box_object(WNID, 0, 0, 9, 9)))
+    with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XML files annotate this image"):
+        read_boxes(written(tmp_path / "twice", twice, packed), SPACE)
 
 
 @pytest.mark.parametrize("place", ["Annotations/train", "ILSVRC/Annotations/CLS-LOC/train", "my_bbox_train"])
@@ -91,17 +102,6 @@ def test_annotations_of_another_dataset_are_left_alone_and_official_ones_read(
     (tmp_path / place / "cat/holiday.xml").unlink()
     write(tmp_path / place / f"{WNID}/{WNID}_1.xml", xml(BOX))
     assert len(recognise(tmp_path).boxes("train", SPACE) or ()) == 1
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_two_annotations_of_one_image_are_an_error_that_names_it(packed: bool, tmp_path: Path) -> None:
-    once = xml(box_object(WNID, 0, 0, 9, 9))
-    files = {f"{folder}/{WNID}_7.xml": once for folder in ("a", "b")}
-    for name, data in files.items():
-        write(tmp_path / "folder" / name, data)
-    write(tmp_path / "a.tar", tar_of(files))
-    with pytest.raises(SourceDamaged, match=f"{WNID}/{WNID}_7: two XML files annotate this image"):
-        read_boxes(tmp_path / ("a.tar" if packed else "folder"), SPACE)
 
 
 @pytest.mark.parametrize("name", ["n01440764", "n01440764/n01440764_1.xml"])

@@ -204,20 +204,32 @@ def test_class_folders_give_labels_and_pairs_may_lie_anywhere(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("more", "match"),
+    ("split", "more", "match"),
     [
-        ("images/9.png", r"images/9\.png: has no mask in .*masks"),
-        ("masks/9.png", r"masks/9\.png: is the mask of an image that is not in .*images"),
-        ("masks/1.bmp", r"masks/1\.png: differs from 1\.bmp only in its extension"),
-        ("images/1.bmp", r"images/1\.png: differs from 1\.bmp only in its extension; remove one of them$"),
-        ("images/sub/1.png", r"images/sub/1\.png: has no mask in .*masks; add it, or remove this image$"),
+        ("", "images/9.png", r"images/9\.png: has no mask in .*masks"),
+        ("", "masks/9.png", r"masks/9\.png: is the mask of an image that is not in .*images"),
+        ("", "masks/1.bmp", r"masks/1\.png: differs from 1\.bmp only in its extension"),
+        (
+            "",
+            "images/1.bmp",
+            r"images/1\.png: differs from 1\.bmp only in its extension; remove one of them$",
+        ),
+        ("", "images/sub/1.png", r"images/sub/1\.png: has no mask in .*masks; add it, or remove this image$"),
+        ("train", "masks/val/1.png", r"masks: has val, for which .*images has no images"),
+        ("train", "images/holdout/1.png", r"holdout: has images, but is not a split; rename it to train"),
     ],
 )
-def test_a_missing_or_surplus_partner_is_named(more: str, match: str, paired: Path) -> None:
-    write(paired / more, picture(9))
+def test_a_missing_or_surplus_partner_or_split_is_named(
+    split: str, more: str, match: str, tmp_path: Path
+) -> None:
+    for folder in ("images", "masks"):
+        write_pictures(tmp_path / "s" / folder / split, PAIRED)
+    done = with_masks(tmp_path / "s")
+    assert (done.path.name, done.manifest.records) == ("train", 5)
+    write(tmp_path / "s" / more, picture(9))
 
-    with pytest.raises(DataError, match=match):
-        with_masks(paired)
+    with pytest.raises(ShardprepError, match=match):
+        with_masks(tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -238,27 +250,6 @@ def test_what_is_left_out_is_counted(more: list[str], ignored: dict[str, int], p
     assert done.ignored == ignored
     assert done.notes == ("folders with images that are left out: unlabeled",)
     assert done.manifest.records == len(PAIRED) + 1
-
-
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ("masks/val/1.png", r"masks: has val, for which .*images has no images"),
-        (
-            "images/holdout/1.png",
-            r"images/holdout: has images, but is not a split; rename it to train, val or test",
-        ),
-    ],
-)
-def test_no_split_is_lost(more: str, match: str, tmp_path: Path) -> None:
-    for folder in ("images/training", "masks/train"):
-        write_pictures(tmp_path / "s" / folder, PAIRED)
-    done = with_masks(tmp_path / "s")
-    assert (done.path.name, done.manifest.records) == ("train", 5)
-    write(tmp_path / "s" / more, picture(1))
-
-    with pytest.raises(ShardprepError, match=match):
-        with_masks(tmp_path / "s")
 
 
 def test_partners_of_another_size_are_said(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_devkit_without_one_of_its_files_or_of_too_many_bytes_is_an_error(
         read_devkit(tmp_path / DEVKIT)
 
 
-def test_it_reads_what_scipy_reads() -> None:
+def test_it_reads_what_scipy_reads_and_writes_and_every_truncation_is_an_error() -> None:
     meta = MINI.meta()
     expected = scipy.io.loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     rows = read_struct_array(meta, "synsets")
@@ -117,21 +117,12 @@ def test_it_reads_what_scipy_reads() -> None:
     for row, theirs in zip(rows, expected, strict=True):
         for field in ("ILSVRC2012_ID", "WNID", "words", "num_children", "num_train_images"):
             assert row[field] == theirs[field]
-
-
-def test_it_reads_what_scipy_writes() -> None:
     file = io.BytesIO()
-    rows = np.array([(7.0, "n01440764"), (2.5, "n2")], [("id", "O"), ("wnid", "O")])
-    scipy.io.savemat(file, {"other": 3.0, "synsets": rows})
-
-    assert read_struct_array(file.getvalue(), "synsets") == [
-        {"id": 7.0, "wnid": "n01440764"},
-        {"id": 2.5, "wnid": "n2"},
-    ]
-
-
-def test_every_truncation_is_an_error() -> None:
-    meta = MINI.meta()
+    written = np.array([(7.0, "n01440764"), (2.5, "n2")], [("id", "O"), ("wnid", "O")])
+    scipy.io.savemat(file, {"other": 3.0, "synsets": written})
+    assert [
+        (row["id"], row["wnid"]) for row in read_struct_array(file.getvalue(), "synsets")
+    ] == written.tolist()
     for end in range(len(meta)):
         with pytest.raises(ValueError, match=r"\w"):
             read_struct_array(meta[:end], "synsets")
@@ -165,12 +156,19 @@ OFFICIAL = LabelSpace.of(official_words())
 HEAD = b"ImageId,PredictionString\n"
 
 
-def test_an_image_of_another_name_has_no_label(tmp_path: Path) -> None:
+def test_an_image_of_another_name_has_no_label_and_no_words_are_too_long_for_a_manifest(
+    tmp_path: Path,
+) -> None:
     MINI.write_tree(tmp_path)
     MINI.write_devkit(tmp_path)
     write(tmp_path / "val/holiday.JPEG", b"x")
     with pytest.raises(LabelConflict, match="holiday: the devkit says nothing"):
         recognise(tmp_path).listing("val")
+
+    MINI.write_kaggle(tmp_path / "kaggle")
+    write(tmp_path / "kaggle/LOC_synset_mapping.txt", b"n01440764 " + b"w" * (MAX_WORDS + 1) + b"\n")
+    with pytest.raises(SourceDamaged, match="more than 1000 characters"):
+        recognise(tmp_path / "kaggle").listing("val")
 
 
 CAFFE = b"ILSVRC2012_val_00000002.JPEG 1\n"
@@ -202,11 +200,3 @@ def test_damaged_labels_of_val_are_an_error(
 def test_official_images_with_labels_of_another_space_are_a_conflict(label: int) -> None:
     with pytest.raises(LabelConflict, match=f"says {label}, but in sorted_wnid0 it is 65"):
         check_first_label(OFFICIAL, 50_000, label, "the source")
-
-
-def test_words_that_are_too_long_for_a_manifest_are_refused(tmp_path: Path) -> None:
-    MINI.write_kaggle(tmp_path)
-    write(tmp_path / "LOC_synset_mapping.txt", b"n01440764 " + b"w" * (MAX_WORDS + 1) + b"\n")
-
-    with pytest.raises(SourceDamaged, match="more than 1000 characters"):
-        recognise(tmp_path).listing("val")

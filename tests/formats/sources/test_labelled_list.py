@@ -45,14 +45,6 @@ def as_text(rows: dict[str, str]) -> str:
     return "".join(f"{path} {label}\n" for path, label in rows.items())
 
 
-def test_an_absolute_path_may_begin_with_the_root_as_it_was_given(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(root)
-
-    found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
-
-    assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
-
-
 HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is not a path and its label"),
     ("list.txt", b"dog.jpg dog\n\xff\xfe 1\n", r"line 2: is not UTF-8 text at its byte 0"),
@@ -132,7 +124,9 @@ def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, foll
         convert(tmp_path / "list.txt", tmp_path / "out", source_options=options, workers=0)
 
 
-def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -> None:
+def test_a_link_is_refused_and_counted_or_followed_and_absolute_paths_may_begin_with_one_to_the_root(
+    root: Path, tmp_path: Path
+) -> None:
     for name in ("link.jpg", "other.jpg"):
         (root / name).symlink_to(root / "dog.jpg")
     (root / "folder").symlink_to(root / "cat")
@@ -148,6 +142,10 @@ def test_a_link_is_refused_and_counted_or_followed(root: Path, tmp_path: Path) -
         "folder/1.jpg": image("cat/1.jpg"),
     }
     assert found.options == {"follow_symlinks": True}
+
+    (tmp_path / "link").symlink_to(root)
+    found = listing(tmp_path / "list.txt", f"{tmp_path}/link/dog.jpg dog\n", tmp_path / "link")
+    assert contents(found) == {"dog.jpg": (0, image("dog.jpg"))}
 
 
 TABLE = [
@@ -281,7 +279,7 @@ def test_columns_are_chosen_named_and_typed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["box"], np.array([1, 2], np.uint8))
 
 
-def test_kinds_are_guessed_from_all_rows(tmp_path: Path) -> None:
+def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(tmp_path: Path) -> None:
     cells = {
         "a": ["1", "", "2"],
         "b": ["1", "2.5", "nan"],
@@ -301,6 +299,13 @@ def test_kinds_are_guessed_from_all_rows(tmp_path: Path) -> None:
     assert planned[0].splits[0].columns == {"a": "float", "b": "float", "c": "text", "d": "text", "e": "int"}
     assert planned[1].splits[0].columns == {"0": "float", "1": "json", "2": "json", "3": "json", "4": "json"}
     assert not (tmp_path / "out").exists()
+
+    write_pictures(tmp_path / "missing", ["a/0.png", "b/1.png"])
+    write(tmp_path / "missing/metadata.csv", b"file_name,age\na/0.png,1\nb/1.png,2\nloose.png,old\n")
+    survey = recognise(tmp_path / "missing").survey("train")
+    assert [each.name for each in survey.labels.classes] == ["a", "b"]
+    assert survey.schema["age"].kind == "int"
+    assert survey.problems
 
 
 def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_path: Path) -> None:
@@ -334,17 +339,6 @@ def test_a_column_of_splits_splits_the_images(name: str, tmp_path: Path) -> None
     assert alone.manifest.root == val.manifest.root
     assert repair(val.path, source, workers=0).exit_code == 0
     assert {key: row["age"] for key, row in values(val.path).items()} == {NAMES[1]: 1, NAMES[4]: 4}
-
-
-def test_the_row_of_a_missing_file_decides_neither_classes_nor_kinds(tmp_path: Path) -> None:
-    write_pictures(tmp_path, ["a/0.png", "b/1.png"])
-    write(tmp_path / "metadata.csv", b"file_name,age\na/0.png,1\nb/1.png,2\nloose.png,old\n")
-
-    listing = recognise(tmp_path).survey("train")
-
-    assert [each.name for each in listing.labels.classes] == ["a", "b"]
-    assert listing.schema["age"].kind == "int"
-    assert listing.problems
 
 
 def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from shardprep.formats.sources.tar import (
 )
 from support.datasets import flip, prep_here
 from support.file_changes import CHANGES
-from support.source_builders import BLOCK, DEVKIT, TRAIN, VAL, Miniature, header, headers_in, tar_of
+from support.source_builders import BLOCK, DEVKIT, TRAIN, VAL, Miniature, header, headers_in, tar_of, write
 
 END = bytes(2 * BLOCK)
 LONG = "/".join(["folder"] * 20) + "/a.JPEG"
@@ -381,18 +381,15 @@ def test_impossible_numbers_are_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_bbox_val_v3.tgz"])
-def test_archives_that_are_there_are_never_overwritten(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"precious")
-    with pytest.raises(UsageError, match=f"{name}: exists already"):
-        make_sample(tmp_path, classes=1, train_per_class=1, val=1)
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"precious")]
+def test_archives_that_are_there_are_never_overwritten_but_what_a_killed_run_left(tmp_path: Path) -> None:
+    names = ("ILSVRC2012_img_train.tar", "ILSVRC2012_bbox_val_v3.tgz")
+    for name in names:
+        write(tmp_path / name / name, b"precious")
+        with pytest.raises(UsageError, match=f"{name}: exists already"):
+            make_sample(tmp_path / name, classes=1, train_per_class=1, val=1)
+        assert [path.read_bytes() for path in (tmp_path / name).iterdir()] == [b"precious"]
 
-
-def test_what_a_killed_run_left_is_overwritten_and_archives_may_be_replaced(tmp_path: Path) -> None:
-    (tmp_path / "ILSVRC2012_img_train.tar.partial").write_bytes(b"half")
-
-    made = make_sample(tmp_path, classes=1, train_per_class=1, val=1, test=1)
-
-    assert {path.name for path in tmp_path.iterdir()} == {file.name for file in made.files}
-    assert all(path.stat().st_mode & stat.S_IWUSR for path in tmp_path.iterdir())
+    write(tmp_path / "new" / f"{names[0]}.partial", b"half")
+    made = make_sample(tmp_path / "new", classes=1, train_per_class=1, val=1, test=1)
+    left = {path.name: path.stat().st_mode & stat.S_IWUSR for path in (tmp_path / "new").iterdir()}
+    assert left == {file.name: stat.S_IWUSR for file in made.files}

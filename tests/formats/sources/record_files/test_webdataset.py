@@ -34,7 +34,9 @@ def shards(tmp_path: Path) -> Path:
     return folder
 
 
-def test_folders_beside_the_shards_may_be_outputs_but_not_classes(shards: Path) -> None:
+def test_folders_beside_the_shards_may_be_outputs_but_not_classes_nor_outputs_of_a_splits_own(
+    shards: Path,
+) -> None:
     convert(shards, shards / "out", workers=0)
     (shards / ".hidden").touch()
     source = recognise(shards)
@@ -46,12 +48,9 @@ def test_folders_beside_the_shards_may_be_outputs_but_not_classes(shards: Path) 
     with pytest.raises(UsageError, match=r"out: holds folders but no images"):
         recognise(shards)
 
-
-def test_an_output_among_the_files_of_a_split_is_refused(tmp_path: Path) -> None:
-    write_shard(tmp_path / "train/0.tar", numbered(1))
-
+    write_shard(shards.parent / "more/train/0.tar", numbered(1))
     with pytest.raises(UsageError, match="lies in the source"):
-        converted(tmp_path, tmp_path / "train/out")
+        converted(shards.parent / "more", shards.parent / "more/train/out")
 
 
 def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> None:
