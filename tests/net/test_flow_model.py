@@ -7,11 +7,12 @@ run in other ways (threads, processes, resumed, picked, in parts, ...), and must
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -346,21 +347,15 @@ class Repeat(Step):
 
     def made(self, before: Callable[[int], Pass], number: int) -> Iterator[Any]:
         if self.of_endless:
-            return islice(self._endless(before, number << 32), self.passes)
-        return self._some(before, number)
+            return islice(self._in_turn(before, itertools.count(number << 32)), self.passes)
+        return self._in_turn(before, range(number * self.passes, (number + 1) * self.passes))
 
-    def _some(self, before: Callable[[int], Pass], number: int) -> Iterator[Any]:
-        for n in range(number * self.passes, (number + 1) * self.passes):
-            yield from before(n).items
-            if before(n).refused:
+    def _in_turn(self, before: Callable[[int], Pass], numbers: Iterable[int]) -> Iterator[Any]:
+        for number in numbers:
+            items, refused = before(number)
+            yield from items
+            if refused or (self.of_endless and not items):
                 raise Refused
-
-    def _endless(self, before: Callable[[int], Pass], number: int) -> Iterator[Any]:
-        while True:
-            yield from before(number).items
-            if before(number).refused or not before(number).items:
-                raise Refused
-            number += 1
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ from support.cut_datasets import collected
 from support.datasets import converted
 from support.loaded import exact, own
 from support.loader_workers import Tagging, reject
+from support.sampling import torture_except
 from support.whole_order import AUGMENTATION, Ranks, Shares, philox, tally, whole_order
 
 pytestmark = pytest.mark.filterwarnings("ignore::shardprep.loaders.SortedByClass")
@@ -733,20 +734,12 @@ def run(folders: dict[str, Path], examples: int, steps: int, *, has_processes: b
     )
 
 
-def test_any_calls_deliver_what_the_order_says(folders: dict[str, Path]) -> None:
-    run(folders, 35, 15)
+@pytest.mark.parametrize(("examples", "steps"), torture_except([(35, 15), (40, 25)], (35, 15)))
+def test_any_calls_deliver_what_the_order_says(folders: dict[str, Path], examples: int, steps: int) -> None:
+    run(folders, examples, steps)
 
 
 @pytest.mark.slow
-def test_worker_processes_deliver_what_the_order_says(folders: dict[str, Path]) -> None:
-    run(folders, 3, 6, has_processes=True)
-
-
-@pytest.mark.torture
-def test_many_calls_deliver_what_the_order_says(folders: dict[str, Path]) -> None:
-    run(folders, 40, 25)
-
-
-@pytest.mark.torture
-def test_worker_processes_deliver_it_after_many_calls(folders: dict[str, Path]) -> None:
-    run(folders, 6, 10, has_processes=True)
+@pytest.mark.parametrize(("examples", "steps"), torture_except([(3, 6), (6, 10)], (3, 6)))
+def test_worker_processes_deliver_it_too(folders: dict[str, Path], examples: int, steps: int) -> None:
+    run(folders, examples, steps, has_processes=True)

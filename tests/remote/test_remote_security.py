@@ -5,8 +5,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler
 
 import pytest
 
@@ -14,6 +15,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import keys as admission, socket as frame_socket
 from shardprep.loaders.remote import RemoteSource, WrongReceiver, serve
+from support.faulty_proxy import listening
 from support.key_files import KeyFolder
 from support.remote_ends import ANY_PORT, TIMEOUT_S, Tunnel, serving
 from support.sampling import torture_except
@@ -77,21 +79,15 @@ def test_without_an_authenticator_every_peer_is_refused(
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """A server that calls ``answer`` with each connection; the endpoint."""
     is_over = threading.Event()
-    with ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.05)
 
-        def accept() -> None:
-            while not is_over.is_set():
-                with suppress(TimeoutError):
-                    answer(held.enter_context(server.accept()[0]))
+    class Connection(BaseRequestHandler):
+        def handle(self) -> None:
+            answer(self.request)
+            is_over.wait()
 
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            is_over.set()
-            thread.join()
+    with listening(Connection) as port:
+        yield f"tcp://127.0.0.1:{port}"
+        is_over.set()
 
 
 def http(connection: socket.socket) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,29 +12,18 @@ from shardprep.loaders import Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.remote import RemoteSource
 from support.datasets import prep_here
 from support.key_files import KeyFolder
+from support.remote_ends import ANY_PORT, python
 
 OPTIONS = ("--batch-size", 8, "--size", 224, "--shuffle", 10, "--seed", 3, "--workers", 1)
-
-
-@contextmanager
-def serving(*words: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "shardprep.cli", "serve", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
 def test_it_serves_a_dataset_with_keys_and_prints_what_it_did(lmdb_shards: Path, tmp_path: Path) -> None:
     keys = KeyFolder(tmp_path)
-    with RemoteSource("tcp://127.0.0.1:*", keys=keys.receiver) as source:
+    with RemoteSource(ANY_PORT, keys=keys.receiver) as source:
         ends = ("--to", source.endpoint, "--key", tmp_path / "data1.key_secret")
-        with serving(
-            lmdb_shards, *ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json"
-        ) as process:
+        words = (*ends, "--receiver", tmp_path / "train.key", *OPTIONS, "--name", "one", "--json")
+        with python("-m", "shardprep.cli", "serve", lmdb_shards, *words) as process:
             served = list(source)
             assert [sender.name for sender in source.stats().senders] == ["one"]
             source.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.image_files import encoded, pixels, segment
+from support.source_builders import write
 
 CRASH = b"this one crashes the decoder by signal "
 
@@ -49,7 +50,6 @@ def write_images(
     """Folders of two classes with so many different images, some of which crash the decoder."""
     for at in range(count):
         image = encoded(pixels(8 + at, 9, 3))
-        path = folder / f"class{at % 2}" / f"{at:03}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(crashing(image, number) if at in crashing_ones else image)
+        image = crashing(image, number) if at in crashing_ones else image
+        write(folder / f"class{at % 2}" / f"{at:03}.jpg", image)
     return folder

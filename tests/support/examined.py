@@ -10,6 +10,7 @@ import numpy as np
 
 from support.datasets import converted
 from support.image_files import PHOTOGRAPHS, chunk, cmyk_jpeg, encoded, png_head, with_orientation
+from support.source_builders import write
 
 NOT_DECODED = png_head(40, 40, 2) + chunk(b"IDAT", b"no zlib") + chunk(b"IEND")
 DIFFERENT = [file for file in PHOTOGRAPHS if file.name != "cmyk.jpg"]  # which is another one, in CMYK
@@ -48,9 +49,7 @@ def make_train(folder: Path) -> Made:
     made = Made()
 
     def put(label: str, name: str, data: bytes) -> str:
-        path = folder / label / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write(folder / label / name, data)
         return f"{label}/{name}"
 
     for number in range(30):
@@ -84,9 +83,7 @@ def make_val(folder: Path) -> set[str]:
     for number in range(10):
         image = picture(number + 10 if number < 4 else number + 38)
         data = encoded(image) if number % 2 else weaker(image, number // 2)
-        path = folder / ("ant", "bee", "cat")[(number + 10) % 3] / f"v{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write(folder / ("ant", "bee", "cat")[(number + 10) % 3] / f"v{number}.jpg", data)
     return {f"{('ant', 'bee', 'cat')[n % 3]}/p{n}.jpg" for n in range(10, 14)}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler
 
 PIECE = 1 << 14
 MD5 = re.compile(r"\b[0-9a-f]{32}\b")
@@ -77,7 +78,7 @@ class Listener(ThreadingHTTPServer):
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+def listening(handler: type[BaseRequestHandler]) -> Iterator[int]:
     """Handle connections in threads; the port."""
     listener = Listener(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -112,15 +112,8 @@ def devkit(rng: Random, base: Path, scratch: Path) -> None:
     read_devkit(path)
 
 
-NUMBERS = [
-    bytes(2),
-    bytes(4),
-    b"\xff" * 2,
-    b"\xff" * 4,
-    b"\x7f\xff\xff\xff",
-    b"\0\0\1\0",
-    b"\xff\xff\xff\x7f",
-]
+NUMBERS = [bytes(2), bytes(4), b"\xff" * 2, b"\xff" * 4]
+NUMBERS += [b"\x7f\xff\xff\xff", b"\0\0\1\0", b"\xff\xff\xff\x7f"]
 
 
 XML = [

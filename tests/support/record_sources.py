@@ -10,7 +10,7 @@ from shardprep.formats.records.labels import official_words
 from shardprep.formats.sources.source import Listing
 from shardprep.formats.sources.tfrecord import masked_crc
 from support.image_files import encoded, pixels
-from support.source_builders import tar_of
+from support.source_builders import tar_of, write
 
 IMAGES = [encoded(pixels(3 + n, 20 - n, 3)) for n in range(12)]
 WNIDS = list(official_words())
@@ -18,9 +18,8 @@ WNIDS = list(official_words())
 
 def write_shard(path: Path, samples: Mapping[str, Mapping[str, bytes]]) -> Path:
     """Write a shard of WebDataset: the parts of each sample by its stem."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     members = [(f"{stem}.{part}", data) for stem, parts in samples.items() for part, data in parts.items()]
-    path.write_bytes(tar_of(members, style=tarfile.USTAR_FORMAT))
+    write(path, tar_of(members, style=tarfile.USTAR_FORMAT))
     return path
 
 
@@ -84,8 +83,7 @@ def frame(data: bytes) -> bytes:
 
 
 def write_tfrecord(path: Path, examples: Iterable[Mapping[str, Feature]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(frame(example(each)) for each in examples))
+    write(path, b"".join(frame(example(each)) for each in examples))
     return path
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from shardprep.loaders import Loader, LocalShuffle
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.remote import RemoteSource, SenderStats, serve
+from support.faulty_proxy import listening
 from support.loader_workers import Tagging
 from support.repository import SUPPORT
 
@@ -138,18 +140,8 @@ def is_odd(number: int) -> bool:
 SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
     make.__name__: make
     for make in (
-        loader,
-        loader_with_workers,
-        dropping_loader,
-        numbers,
-        slow_numbers,
-        joined,
-        odd_ones,
-        slow_odd_ones,
-        large_ones,
-        in_parts,
-        slowly_in_parts,
-        flows_in_parts,
+        *(loader, loader_with_workers, dropping_loader, numbers, slow_numbers, joined),
+        *(odd_ones, slow_odd_ones, large_ones, in_parts, slowly_in_parts, flows_in_parts),
     )
 }
 
@@ -239,10 +231,7 @@ class Tunnel:
     def __init__(self, endpoint: str) -> None:
         self.treat: Callable[[bytes, bool], bytes] = lambda data, is_back: data
         self._target = "127.0.0.1", int(endpoint.rpartition(":")[2])
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
     def flip(self, *, back: bool) -> None:
         """Change the last bit of the next data in one direction."""
@@ -256,30 +245,27 @@ class Tunnel:
         self.treat = flipped
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        pass_on = self._pass_on
+
+        class Connection(BaseRequestHandler):
+            def handle(self) -> None:
+                pass_on(self.request)
+
+        self._listening = listening(Connection)
+        self.endpoint = f"tcp://127.0.0.1:{self._listening.__enter__()}"
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._stop.set()
-        self._thread.join()
+        self._listening.__exit__(*raised)
 
-    def _run(self) -> None:
-        with self._server:
+    def _pass_on(self, one: socket.socket) -> None:
+        with suppress(OSError), socket.create_connection(self._target) as other:
             while not self._stop.is_set():
-                if select.select([self._server], [], [], 0.05)[0]:
-                    with (
-                        suppress(OSError),
-                        self._server.accept()[0] as one,
-                        socket.create_connection(self._target) as other,
-                    ):
-                        self._pass_on(one, other)
-
-    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        while not self._stop.is_set():
-            for ready in select.select([one, other], [], [], 0.05)[0]:
-                if not (data := ready.recv(100_000)):
-                    return
-                (other if ready is one else one).sendall(self.treat(data, ready is other))
+                for ready in select.select([one, other], [], [], 0.05)[0]:
+                    if not (data := ready.recv(100_000)):
+                        return
+                    (other if ready is one else one).sendall(self.treat(data, ready is other))
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
