@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ def write_pictures(folder: Path, names: Sequence[str], *, grey: bool = False) ->
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as CSV with a header."""
-    from io import StringIO
-
     text = StringIO()
     table = csv.DictWriter(text, [*rows[0]])
     table.writeheader()
