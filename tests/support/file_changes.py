@@ -1,8 +1,10 @@
 """What may happen to a file that is read."""
 
 import os
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -16,3 +18,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a fifo": lambda path: (path.unlink(), os.mkfifo(path)),
     "gone": Path.unlink,
 }
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file of this process can grow beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

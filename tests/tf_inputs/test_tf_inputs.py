@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import Loader, SlotsHeld, TrainTransform
+from shardprep.loaders import Flow, Loader, SlotsHeld, TrainTransform
 from shardprep.loaders.tf_inputs import (
     BatchQueueInput,
     DatasetInput,
@@ -25,6 +26,7 @@ from shardprep.loaders.tf_inputs import (
     StagingInput,
     TensorInput,
 )
+from support.flow_functions import named, pair
 from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 from support.tf_devices import tf
@@ -286,3 +288,38 @@ def test_two_inputs_may_share_a_step() -> None:
         pairs = [tf.nest.map_structure(np.array, step()) for _ in range(4)]
         assert numbers_of([left for left, _ in pairs]) == list(range(12))
         assert numbers_of([right for _, right in pairs]) == other.numbers()
+
+
+NUMBERS = Flow.from_iterable(range(23)).shuffle(9, seed=1)
+FLOWS: tuple[Callable[[], Flow], ...] = (
+    lambda: NUMBERS.map(pair, random=True),
+    lambda: NUMBERS.map(named, random=True),
+    lambda: NUMBERS.map(pair, random=True, threads=2),
+)
+
+
+@members(quick=("queue", "batch-queue"))
+def test_two_epochs_are_a_flows_first_two_passes_bit_for_bit(make: Made) -> None:
+    for flow, way in zip(cycle(FLOWS), WAYS.values(), strict=False):
+        makes_batches, items, reference = make is MEMBERS["batch-queue"], flow(), flow().batch(5)
+        with BatchQueueInput(items, 5) if makes_batches else make(items.batch(5)) as each:
+            assert len(each) == each.batches_per_epoch == 5  # type: ignore[attr-defined]
+            whole_epoch = way(each)
+            for number in range(2):
+                for got, expected in zip(whole_epoch(), reference.at_pass(number), strict=True):
+                    assert_same_form(got, expected)
+
+
+def address_of(tensor: Any) -> int:
+    return int(np.frombuffer(memoryview(tensor), np.uint8).ctypes.data)
+
+
+@members(WHOLE, quick=("dataset",))
+def test_batches_that_never_change_are_lent_without_a_copy(make: Made) -> None:
+    made: list[int] = []
+    flow = NUMBERS.map(pair, random=True).batch(5)
+    flow = flow.filter(lambda batch: made.append(batch[0].ctypes.data) or 1)
+    assert flow.batches_never_change
+
+    with make(flow) as each:
+        assert [address_of(values) for values, _ in each] == made

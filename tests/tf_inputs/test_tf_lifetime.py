@@ -163,10 +163,7 @@ while True:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(
-    "loop",
-    ["waiting", *(pytest.param(loop, marks=pytest.mark.torture) for loop in LOOPS if loop != "waiting")],
-)
+@pytest.mark.parametrize("loop", LOOPS)
 def test_ctrl_c_is_heard(start: Start, loop: str) -> None:
     code, said = outcome(start("interrupt()\n" + LOOPS[loop]))
 

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders.tf_inputs import (
-    DatasetInput,
-    Input,
-    QueueInput,
-    original_errors,
-)
+from shardprep.loaders.tf_inputs import DatasetInput, Input, QueueInput, original_errors
 from support.loaded import assert_same, epoch_of, loader_on
 from support.loader_workers import OwnError
 from support.tf_devices import tf

@@ -19,7 +19,6 @@ from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, 
 from shardprep.loaders.machines import frames
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
 from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of, python
-from support.sampling import torture_except
 
 SENDER = """
 import sys, time
@@ -266,7 +265,7 @@ def test_beginning_again_ends_the_iteration_before(receiver: FrameReceiver) -> N
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("iterating", torture_except([False, True], False))
+@pytest.mark.parametrize("iterating", [False, True])
 def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: bool) -> None:
     with sender(receiver.endpoint, count=100) as process:
         assert line_of(process) == "ready"
@@ -283,17 +282,7 @@ def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: boo
     assert "KeyboardInterrupt" in errors
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"endpoint": "inproc://here"}, {"endpoint": "127.0.0.1:80"}, {"senders": 0}),
-        *({"high_water_mark": 0}, {"senders": 2, "bind": False}, {"limit_bytes": "much"}),
-    ],
-    ids=str,
-)
-def test_arguments_that_are_not_valid_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        FrameReceiver(**{"endpoint": ANY_PORT, **given})
-    for name in ("", "x" * 257):
-        with pytest.raises(UsageError, match="1 to 256"):
-            send_batches(numbers(1), ANY_PORT, name=name)
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_a_sender_has_a_short_name(name: str) -> None:
+    with pytest.raises(UsageError, match="1 to 256"):
+        send_batches(numbers(1), ANY_PORT, name=name)

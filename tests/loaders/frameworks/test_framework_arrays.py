@@ -69,31 +69,22 @@ def whole(lmdb_shards: Path, framework: Framework) -> list[Kept]:
         return framework.stored(epoch_of(loader) + epoch_of(loader))
 
 
-def test_two_epochs_are_those_of_the_loader_bit_for_bit(
-    lmdb_shards: Path, framework: Framework, whole: list[Kept]
-) -> None:
-    with crops_on(lmdb_shards) as loader:
-        batches, epochs = framework.batches_of(loader), []
-        for _ in range(2):
-            assert len(batches) == len(loader) == 21
-            epochs.append(arrays_of(batches))
-            assert_exactly_once(loader, epochs[-1])
-            assert len(epochs[-1][-1][0]) == 4
-
-    assert_same(epochs[0] + epochs[1], whole)
-
-
-def test_leaving_early_is_followed_by_a_whole_epoch(
+def test_epochs_are_those_of_the_loader_bit_for_bit_also_after_one_that_was_left(
     lmdb_shards: Path, framework: Framework, whole: list[Kept]
 ) -> None:
     with crops_on(lmdb_shards) as loader:
         batches = framework.batches_of(loader)
+        assert len(batches) == len(loader) == 21
+        first = arrays_of(batches)
+        assert_exactly_once(loader, first)
+        assert len(first[-1][0]) == 4
+        loader.set_epoch(0)
         for _ in batches:
             break
-        epoch = arrays_of(batches)
-        assert_exactly_once(loader, epoch)
+        second = arrays_of(batches)
+        assert_exactly_once(loader, second)
 
-    assert_same(epoch, whole[21:])
+    assert_same(first + second, whole)
 
 
 def test_a_slot_stays_lent_while_an_array_on_it_lives(lmdb_shards: Path, framework: Framework) -> None:

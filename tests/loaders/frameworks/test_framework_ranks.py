@@ -190,19 +190,6 @@ def in_environment(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) 
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_group_that_contradicts_the_environment_is_an_error(
-    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_environment(monkeypatch, 1, 2)
-    with pytest.raises(
-        UsageError, match=r"torch\.distributed says rank 0 of 1, but RANK and WORLD_SIZE says"
-    ):
-        loader_on(lmdb_shards)
-    with loader_on(lmdb_shards, rank=1, world_size=2) as loader:
-        assert len(epoch_of(loader)) == 11
-
-
 def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_another_rank(
     lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -1,24 +1,41 @@
-"""The loader's batches as PyTorch tensors over the loader's memory, each record once."""
+"""PyTorch: batches as tensors over the loader's memory, and datasets in its own DataLoader."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
-from shardprep.loaders import Flow, Loader, TrainTransform
+from shardprep import (
+    CorruptRecord,
+    EvalTransform,
+    FakeData,
+    Flow,
+    Record,
+    TransformedDataset,
+    UsageError,
+    collect,
+    open_collection,
+    open_dataset,
+)
+from shardprep.loaders import Loader, TrainTransform
 from support.loaded import Kept, assert_same, crops_on, epoch_of
-from support.loader_workers import Tagging
 
 torch = pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader  # noqa: E402
+from torch.utils.data import ConcatDataset, DataLoader, random_split  # noqa: E402
 
 from shardprep.loaders.torch_data import to_torch  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:os.fork",
+    "ignore:This process .* is multi-threaded",
+    "ignore:Got pickle error when attempting to start a worker",  # PyTorch's own words, before the error is raised
+)
 
 
 def arrays_of(batches: Any, steps: int | None = None) -> list[Kept]:
@@ -54,36 +71,6 @@ def test_bits_of_bfloat16_are_viewed_as_torch_s(lmdb_shards: Path) -> None:
     assert rounded.view(torch.bfloat16).equal(exact.to(torch.bfloat16))
 
 
-def test_a_loaders_batches_are_not_copied(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, transform=Tagging()) as loader:
-        source, seen = SourceThatNotes(loader), []
-        for batch in DataLoader(to_torch(source), batch_size=None):
-            seen.append([part.data_ptr() for part in batch])
-
-    assert seen == source.addresses
-    assert all(part[0] % 64 == 0 for part in seen)
-
-
-class SourceThatNotes:
-    """A source that notes the addresses of the arrays it delivers."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-        self.addresses: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.noted, iter(self.loader))
-
-    def noted(self, batch: Any) -> Any:
-        self.addresses.append([part.ctypes.data for part in batch])
-        return batch
-
-
-@pytest.mark.filterwarnings(
-    "ignore:os.fork",
-    "ignore:This process .* is multi-threaded",
-    "ignore:Got pickle error when attempting to start a worker",  # PyTorch's own words, before the error is raised
-)
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_torch_are_refused_with_what_to_do(lmdb_shards: Path, context: str) -> None:
     with crops_on(lmdb_shards) as loader:
@@ -179,9 +166,142 @@ def test_leaving_early_ends_the_sources_pass() -> None:
     assert ended
 
 
-def test_a_generator_has_one_epoch() -> None:
-    batches = to_torch(np.zeros(1) for _ in range(2))
+torch = pytest.importorskip("torch")
 
-    assert len(list(batches)) == 2
-    with pytest.raises(UsageError, match="one pass"):
-        iter(batches)
+
+HERE: dict[str, Any] = {}
+FORKED = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60}
+SPAWNED = FORKED | {"multiprocessing_context": "spawn"}
+WHAT_TO_WRITE = r"DataLoader\(to_torch\(loader\), batch_size=None\)"
+
+
+def length_and_key(record: Record) -> tuple[int, str]:
+    return len(record.image), record.key
+
+
+def coin(record: Record, rng: np.random.Generator) -> float:
+    return rng.random()
+
+
+def damaged(record: Record) -> int:
+    raise CorruptRecord("does not match its checksum", path="shard", key=record.key)
+
+
+@pytest.mark.parametrize("workers", [HERE, FORKED], ids=["here", "forked"])
+def test_records_collate_into_images_and_labels(lmdb_shards: Path, workers: dict[str, Any]) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        expected = list(dataset)
+        got = list(DataLoader(dataset, batch_size=50, **workers))
+
+    assert [len(labels) for _, labels in got] == [50, 50, 50, 50, 4]
+    assert [image for images, _ in got for image in images] == [record.image for record in expected]
+    assert torch.cat([labels for _, labels in got]).tolist() == [record.label for record in expected]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda ds: ConcatDataset([ds, ds]), lambda ds: random_split(ds, [0.5, 0.5])[0]],
+    ids=["concat", "split"],
+)
+def test_records_collate_in_datasets_of_torch_that_wrap_theirs(
+    lmdb_shards: Path, wrap: Callable[[Any], Any]
+) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        images, labels = next(iter(DataLoader(wrap(dataset), batch_size=4)))
+
+    assert all(isinstance(image, bytes) for image in images)
+    assert labels.dtype == torch.int64
+
+
+def test_a_collate_function_of_the_user_is_given_records(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        (keys,) = DataLoader(
+            dataset, batch_size=999, collate_fn=lambda records: [each.key for each in records]
+        )
+
+        assert keys == [record.key for record in dataset]
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [HERE, FORKED, pytest.param(SPAWNED, marks=pytest.mark.slow)],
+    ids=["here", "forked", "spawned"],
+)
+def test_a_loaders_transform_makes_the_batches_of_a_loader(
+    lmdb_shards: Path, workers: dict[str, Any]
+) -> None:
+    transform = EvalTransform(24)
+    with (
+        crops_on(
+            lmdb_shards, transform=transform, shuffle=None, with_numbers=False, workers=0, batch_size=50
+        ) as loader,
+        open_dataset(lmdb_shards, transform=transform) as dataset,
+    ):
+        assert len(dataset) == 204
+        assert dataset.classes == loader.dataset.classes
+        for (images, labels), (expected, classes) in zip(
+            DataLoader(dataset, batch_size=50, **workers), loader, strict=True
+        ):
+            np.testing.assert_array_equal(images.numpy(), expected)
+            assert labels.tolist() == classes.tolist()
+
+
+def test_a_transform_may_be_a_function_of_the_record_alone(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards, transform=length_and_key) as dataset, open_dataset(lmdb_shards) as records:
+        record = records[7]
+
+        assert dataset[7] == ((len(record.image), record.key), record.label)
+        assert list(dataset)[7] == dataset[7]
+
+
+def test_random_transforms_are_seeded_as_dataloader_seeds_its_workers(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards, transform=coin) as dataset:
+
+        def epoch(seed: int) -> list[float]:
+            torch.manual_seed(seed)
+            return torch.cat([coins for coins, _ in DataLoader(dataset, batch_size=50, **FORKED)]).tolist()
+
+        first = epoch(1)
+        assert epoch(1) == first != epoch(2)
+        assert len(set(first)) == 204
+        random.seed(3)
+        one = dataset[0]
+        random.seed(3)
+        assert dataset[0] == one != dataset[0]
+
+
+def test_an_error_of_a_worker_has_its_type_its_lines_and_its_record(lmdb_shards: Path) -> None:
+    with open_dataset(lmdb_shards, transform=damaged) as dataset:
+        batches = iter(DataLoader(dataset, batch_size=len(dataset), **FORKED))
+        with pytest.raises(CorruptRecord) as raised:
+            next(batches)
+        assert not list(batches)  # which ends the workers, for whom PyTorch would wait 10 s
+
+    lines = str(raised.value).splitlines()
+    assert lines[0].startswith("Caught CorruptRecord in DataLoader worker process")
+    assert [line for line in lines if line.endswith(": does not match its checksum")]
+    assert lines[-1].startswith("In record n")
+
+
+@pytest.mark.parametrize("wrong", [EvalTransform, 5, "resize"])
+def test_what_is_no_transform_is_refused_at_once(lmdb_shards: Path, wrong: Any) -> None:
+    with pytest.raises(UsageError, match="a callable of a record"):
+        open_dataset(lmdb_shards, transform=wrong)
+
+
+@pytest.mark.parametrize("options", [HERE, {"batch_size": None}, {"shuffle": True}, FORKED], ids=str)
+def test_a_data_loader_over_what_makes_batches_says_what_to_write(
+    lmdb_shards: Path, options: dict[str, Any]
+) -> None:
+    with crops_on(lmdb_shards, workers=0) as loader:
+        for source in (loader, FakeData(3, batch_size=2), Flow.fake(9).batch(3), Flow.from_callable(list)):
+            with pytest.raises(UsageError, match=WHAT_TO_WRITE):
+                next(iter(DataLoader(source, **options)))
+        with pytest.raises(UsageError, match=WHAT_TO_WRITE):
+            next(iter(DataLoader(loader, **SPAWNED)))  # its pickle is made before a sampler
+
+
+def test_a_collection_is_transformed_as_well(lmdb_shards: Path, tmp_path: Path) -> None:
+    collect(tmp_path / "both", [lmdb_shards])
+    with TransformedDataset(open_collection(tmp_path / "both"), length_and_key) as dataset:
+        assert len(next(iter(DataLoader(dataset, batch_size=4)))) == 2

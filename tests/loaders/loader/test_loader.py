@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,11 +13,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import ManifestDamaged, OperationError, ShardprepError, UsageError
-from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, SlotsHeld, TrainTransform
+from shardprep.loaders import (
+    GlobalShuffle,
+    Loader,
+    LocalShuffle,
+    SlotsHeld,
+    TrainTransform,
+    TransformInput,
+    decode_rgb,
+)
 from support.datasets import converted, is_root
 from support.loaded import assert_exactly_once, assert_same, epoch_of, numbers_in
 from support.loader_workers import Tagging
@@ -179,38 +189,6 @@ def test_reading_ahead_changes_nothing_but_the_time(
         assert_exactly_once(loader, epoch_of(loader))
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"batch_size": 0}, "batch_size must be at least 1"),
-    ({"batch_size": 32.0}, "batch_size must be an integer, not 32.0"),
-    ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True"),
-    ({"batch_size": 103, "rank": 0, "world_size": 2}, "204 records has no batch"),
-    ({"seed": "0"}, "seed must be an integer, not '0'"),
-    ({"seed": -1}, "seed must be"),
-    ({"seed": 1 << 64}, "seed must be"),
-    ({"workers": -1}, "workers must be"),
-    ({"workers": "many"}, "workers must be"),
-    ({"workers": 1.5}, "workers must be"),
-    ({"shuffle": True}, "LocalShuffle"),
-    ({"shuffle": 1000}, "LocalShuffle"),
-    ({"labels": "wordnet"}, "unknown label space"),
-    ({"on_bad_record": "ignore"}, "on_bad_record must be"),
-    ({"slots": 2}, "slots"),
-    ({"deadline": 0}, "deadline"),
-    ({"rank": 1}, "set both or neither"),
-    ({"rank": 2, "world_size": 2}, "rank"),
-    ({"read_ahead": -1}, "read_ahead must be"),
-    *(({"transform": wrong}, "callable") for wrong in (TrainTransform, 5, "train")),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=lambda value: str(value)[:20])
-def test_what_cannot_be_meant_is_an_error_at_once(
-    lmdb_shards: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        loader_on(lmdb_shards, **options)
-
-
 def test_an_epoch_a_folder_and_slots_that_cannot_be_meant_are_errors_at_once(
     lmdb_shards: Path, tmp_path: Path
 ) -> None:
@@ -223,3 +201,33 @@ def test_an_epoch_a_folder_and_slots_that_cannot_be_meant_are_errors_at_once(
         Loader(tmp_path)
     with pytest.raises(OperationError, match="slots"):
         Loader(lmdb_shards, batch_size=200, transform=TrainTransform(224), workers=1, slots=10**7)
+
+
+Rng = np.random.Generator
+
+
+def parts(record: TransformInput, rng: Rng) -> Any:
+    image = np.resize(decode_rgb(record.image), (16, 16, 3)) * np.float32(rng.random())
+    return image, rng.random(), np.int16(record.label), record.label > 1
+
+
+@pytest.mark.torture
+def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
+    lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_on(lmdb_shards, transform=parts) as loader:
+        expected = epoch_of(loader)
+    assert [part.dtype for part in expected[0]] == ["f4", "f8", "i2", "?", "i8", "i8"]
+    with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
+        assert_same(epoch_of(loader), expected)
+        with loader._batches(iter([(np.arange(10), 0)]), 0, loader._plan) as batches:
+            for batch in batches:  # from the second batch on, no result is sent
+                assert not batch.payloads
+                assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
+        assert 0 < loader.engine.shared_bytes < 64 << 20  # of the rows that were written
+    assert loader.engine.shared_bytes == 0
+
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (1 << 40, 1 << 40))
+    with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
+        assert loader.engine.layout.inputs == 0
+        assert_same(epoch_of(loader), expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,21 +156,3 @@ def test_encoded_batches_are_described_as_a_loaders_are(lmdb_shards: Path) -> No
     assert fake.batch_specs == specs
     with pytest.raises(UsageError, match="fixed size"):
         fake.batch_bytes  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 0},
-        {"size": (0, 4)},
-        {"seconds": -1.0},
-        {"seconds": math.inf},
-        {"seed": -1},
-        {"batches": -1},
-        {"classes": 0},
-        {"seed": 1 << 64},
-    ],
-)
-def test_what_cannot_be_meant_is_wrong_usage(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="must be at least"):
-        FakeData(**({"batches": 1, "batch_size": 1} | options))

@@ -247,9 +247,7 @@ def run(how: str, path: Path, folder: Path, program: str) -> subprocess.Complete
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(
-    "how", torture_except(["a script", "standard input", "an interactive session"], "an interactive session")
-)
+@pytest.mark.parametrize("how", ["a script", "standard input", "an interactive session"])
 def test_a_function_of_a_notebooks_cell_goes_to_the_workers(
     lmdb_shards: Path, tmp_path: Path, how: str
 ) -> None:

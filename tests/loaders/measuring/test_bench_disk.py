@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -38,6 +37,7 @@ from shardprep.loaders.measuring.disk_files import (
 )
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, full_profile, paths_of, rate
+from support.file_changes import files_of_at_most
 from support.process_table import children, text_of
 from support.scripts import session_of
 from support.waiting import until
@@ -352,13 +352,8 @@ def test_without_cold_rates_the_sentence_says_so() -> None:
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     full_profile().save(tmp_path / "disk.json")
     old = (tmp_path / "disk.json").read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            full_profile().save(tmp_path / "disk.json")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_of_at_most(100), pytest.raises(OSError, match="too large"):
+        full_profile().save(tmp_path / "disk.json")
 
     assert [path.name for path in tmp_path.iterdir()] == ["disk.json"]
     assert (tmp_path / "disk.json").read_bytes() == old

@@ -73,29 +73,23 @@ def test_the_commands_write_the_page_of_a_run(lmdb_shards: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["--run", "stats.json", "folder"], ["folder", "--trace", "t.json"]],
-    ids=["none", "both", "trace"],
+    ("words", "code", "says"),
+    [
+        ([], 2, "--run STATS.json"),
+        (["--run", "stats.json", "."], 2, "--run STATS.json"),
+        ([".", "--trace", "t.json"], 2, "--run STATS.json"),
+        (["--run", "stats.json", "--seed", "0"], 2, "--seed is for a DATASET"),
+        (["--run", "stats.json"], 1, "prep: stats.json: these are not the stats of"),
+    ],
 )
-def test_a_report_is_of_a_dataset_or_of_a_run(words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    done = prep_here(
-        "report", *(tmp_path / w if w == "folder" else w for w in words), "-o", tmp_path / "p.html"
-    )
-
-    assert done.returncode == 2
-    assert "--run STATS.json" in done.stderr
-
-
-def test_a_run_has_no_options_of_a_dataset_and_its_file_is_named(tmp_path: Path) -> None:
+def test_a_report_is_of_a_dataset_or_of_a_run_and_names_a_damaged_file(
+    words: list[str], code: int, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "stats.json").write_text("[]")
 
-    asked = prep_here("report", "--run", "stats.json", "--seed", 0, cwd=tmp_path)
-    damaged = prep_here("report", "--run", "stats.json", cwd=tmp_path)
+    done = prep_here("report", *words, "-o", "page.html", cwd=tmp_path)
 
-    assert (asked.returncode, damaged.returncode) == (2, 1)
-    assert "--seed is for a DATASET" in asked.stderr
-    assert damaged.stderr.startswith("prep: stats.json: these are not the stats of")
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
 
 

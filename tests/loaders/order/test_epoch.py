@@ -1,20 +1,28 @@
-"""Epochs of a plan, and the sources of its rank and world size: what is refused."""
+"""The order of an epoch, the epochs of a plan, and the sources of its rank and world size."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
+from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import LocalShuffle
+from shardprep.loaders.order import parts as partition_module
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
+from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
 from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
+from shardprep.loaders.order.rng import Purpose, keyed_bits
 from support.sampling import torture_except
+from support.whole_order import whole_order
 
 SHARDS = (13, 5, 0, 20, 2)
 RECORDS = sum(SHARDS)
@@ -222,3 +230,85 @@ def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_ano
         UsageError, match=r"torch\.distributed says rank 1 of 2, but the Loader, .*rank 0 of 1"
     ):
         refuse_other_rank(0, 1)
+
+
+shard_counts = st.lists(st.integers(0, 60), max_size=8)
+shuffles = (
+    st.none() | st.just(GlobalShuffle()) | st.builds(LocalShuffle, st.integers(1, 500), st.integers(1, 6))
+)
+keys = st.integers(0, (1 << 64) - 1)
+blocks = st.integers(1, 100)  # places in one, so that there are many
+
+
+@given(
+    counts=shard_counts,
+    shuffle=shuffles,
+    seed=keys,
+    epoch=keys,
+    block=blocks,
+    ends=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=12),
+    data=st.data(),
+)
+def test_every_range_and_every_place_is_that_of_the_whole_order(
+    counts: list[int],
+    shuffle: Shuffle | None,
+    seed: int,
+    epoch: int,
+    block: int,
+    ends: list[tuple[int, int]],
+    data: st.DataObject,
+) -> None:
+    expected = whole_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
+    with patch.object(partition_module, "BLOCK", block):
+        order = epoch_order(counts, shuffle=shuffle, seed=seed, epoch=epoch)
+    places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=30)) if len(expected) else []
+
+    assert len(order) == len(expected)
+    for start, stop in ends:  # of one order, whose blocks come and go
+        np.testing.assert_array_equal(order[start:stop], expected[start:stop], strict=True)
+    assert list(order.each(places)) == expected[places].tolist()
+
+
+def test_a_stream_is_the_same_as_ever():
+    bits = keyed_bits(Purpose.AUGMENTATION, seed=3, epoch=4, item=7)
+
+    assert bits.random_raw(2).tolist() == [3194593376199455426, 9954605077941752896]
+
+
+# What is refused
+
+
+def test_a_window_of_bytes_of_unknown_size_and_too_many_records_are_refused() -> None:
+    with pytest.raises(UsageError, match="in_records"):
+        epoch_order([10], shuffle=LocalShuffle("1KB"), seed=0, epoch=0)[:]
+    with pytest.raises(UsageError, match="more than"):
+        epoch_order([MAX_RECORDS, 1], shuffle=None, seed=0, epoch=0)
+
+
+# Weights
+
+
+PARTS = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+WEIGHTS = st.one_of(st.integers(1, 1000), st.floats(1e-3, 1e3))
+
+
+@st.composite
+def weighted(draw: st.DrawFn) -> WeightedParts:
+    records = draw(PARTS)
+    names = [f"part-{number}" for number in range(len(records))]
+    weights = {name: draw(WEIGHTS) for name in names}
+    shares = [Fraction(weight) for weight in weights.values()]
+    assume(all(shared_out(sum(records), shares)))
+    return WeightedParts.of(weights, names, records)
+
+
+@given(weighted(), st.integers(0, 1 << 63))
+def test_each_part_has_its_places_of_an_epoch_and_no_record_comes_twice_as_often(
+    parts: WeightedParts, epoch: int
+) -> None:
+    found = parts.positions(np.arange(sum(parts.places)), epoch)
+
+    counts = np.bincount(found, minlength=sum(parts.records))
+    for own, places in zip(np.split(counts, np.cumsum(parts.records)[:-1]), parts.places, strict=True):
+        assert own.sum() == places
+        assert own.max() - own.min() <= 1

@@ -1,30 +1,64 @@
 """A Loader and a flow of a URL deliver what those of the local copy do, within the limit of a cache."""
 
+from __future__ import annotations
+
+import asyncio
+import errno
 import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from threading import Event, active_count
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from shardprep.formats import read_manifest
+from shardprep.formats import open_dataset, read_manifest
 from shardprep.formats.errors import ShardprepError, UsageError
+from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
-from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
+from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, TrainTransform
 from shardprep.loaders.loader.ahead import AT_ONCE
 from support.cached_shards import bytes_in, cached, limit_of
-from support.faulty_proxy import Proxy
+from support.column_datasets import write_columns
+from support.datasets import flip, prep_here, tree
+from support.faulty_proxy import Proxy, faulty_proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on
 from support.loader_workers import Imported
+from support.object_server import as_endpoint, object_server
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 from support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def server(lmdb_shards: Path) -> Iterator[int]:
+    """The port of a server of S3."""
+    with object_server(lmdb_shards.parent.parent) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy of the server, which is the endpoint of S3 in this test."""
+    with faulty_proxy(server) as running:
+        as_endpoint(running.url, monkeypatch)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bucket_url(lmdb_shards: Path) -> str:
+    """The URL of the dataset."""
+    return f"s3://{lmdb_shards.parent.name}/{lmdb_shards.name}"
+
 
 HALF = LocalShuffle(30)
 ORDERS: dict[str, dict[str, Any]] = {
@@ -281,3 +315,129 @@ def test_a_flow_that_cannot_be_made_leaves_nothing_open(
         Flow.from_dataset(bucket_url, cache=tmp_path / "c", seed=-1)
 
     assert not list((tmp_path / "c/readers").iterdir())
+
+
+@pytest.fixture
+def remote(lmdb_shards: Path, tmp_path: Path) -> Callable[..., Loader]:
+    """What makes loaders of the records at a URL, with little room."""
+    cache = {"cache": tmp_path / "c", "cache_limit": limit_of(lmdb_shards, 0.5)}
+    options = {"shuffle": LocalShuffle(20), "transform": TrainTransform(16), **cache}
+    return lambda **others: loader_on(lmdb_shards.as_uri(), **(options | others))
+
+
+def test_a_replay_of_a_closed_loader_leaves_nothing_open(
+    remote: Callable[..., Loader], tmp_path: Path
+) -> None:
+    with remote() as loader:
+        first = epoch_of(loader, 1)
+    before = active_count()
+    assert_same([kept(loader.replay(0, 0).batch)], first)
+
+    assert active_count() == before
+    assert not list((tmp_path / "c" / "readers").iterdir())
+
+
+def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
+    lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
+) -> None:
+    slow = read_manifest(lmdb_shards).shards[-1].name
+    asked, released = Event(), Event()
+
+    def fault(path: str, count: int) -> None:
+        if path.endswith(slow):
+            asked.set()
+            released.wait(20)
+
+    loader = loader_on(bucket_url, cache=tmp_path / "c", shuffle=None)
+    loader.close()
+    proxy.fault = fault
+    with loader_on(lmdb_shards, shuffle=None) as local, ThreadPoolExecutor(1) as pool:
+        last = len(local) - 1
+        replayed = pool.submit(loader.replay, 0, last)
+        assert asked.wait(20)
+        assert_same([kept(loader.replay(0, 0).batch)], [kept(local.replay(0, 0).batch)])
+        released.set()
+        assert_same([kept(replayed.result(20).batch)], [kept(local.replay(0, last).batch)])
+
+
+def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
+    async def late() -> int:
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return await in_thread(int, "7")
+
+    with LoopThread(threads=1) as loop:
+        assert loop.run(late()) == 7
+
+
+def copies_of(cache: Path, names: str = "") -> list[Path]:
+    """The files of the one dataset in a cache that begin with these names."""
+    (folder,) = (cache / "datasets").iterdir()
+    return [
+        path.resolve()
+        for path in sorted(folder.iterdir())
+        if path.name.startswith(names) and path.is_symlink()
+    ]
+
+
+def by_dataset(url: str, cache: Path) -> list[Any]:
+    with open_dataset(url, cache=cache) as found:
+        names = found.columns.names
+        return [(record, [record.columns[name] for name in names]) for record in found]  # type: ignore[attr-defined]
+
+
+def by_flow(url: str, cache: Path) -> list[Any]:
+    return list(Flow.from_dataset(url, cache=cache, with_keys=True))
+
+
+@pytest.mark.parametrize("read", [by_dataset, by_flow])
+@pytest.mark.parametrize("name", ["shard", "index", "column-age", "column-caption-", "column-caption.npy"])
+def test_a_dataset_and_a_flow_read_what_was_published(
+    tmp_path: Path, name: str, read: Callable[[str, Path], list[Any]]
+) -> None:
+    write_columns(tmp_path / "columns")
+    url, cache = (tmp_path / "columns").as_uri(), tmp_path / "c"
+    expected = repr(read(url, cache))
+    for copy in copies_of(cache, name):
+        for position in range(150, copy.stat().st_size, 11):
+            flip(copy, position)
+
+    assert repr(read(url, cache)) == expected
+    assert all(hash_file(copy) == f"sha256:{copy.name}" for copy in copies_of(cache, name))
+
+
+def test_a_bad_sector_below_a_copy_is_a_copy_that_the_disk_did_not_keep(
+    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as found:
+        first = found[0]
+        (inode,) = {path.stat().st_ino for path in copies_of(tmp_path / "c", "shard") if path.exists()}
+        really = os.pread, os.preadv
+
+        def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+            def read(descriptor: int, *where: Any) -> Any:
+                if os.fstat(descriptor).st_ino == inode:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return call(descriptor, *where)
+
+            return read
+
+        monkeypatch.setattr(os, "pread", failing(really[0]))
+        monkeypatch.setattr(os, "preadv", failing(really[1]))
+        assert found[0] == first
+
+
+def test_the_folder_of_a_cache_is_not_repaired_or_written_to(lmdb_shards: Path, tmp_path: Path) -> None:
+    with open_dataset(lmdb_shards.as_uri(), cache=tmp_path / "c") as found:
+        assert found[0]
+        folder = found.path
+    flip(copies_of(tmp_path / "c", "shard")[0], 5000)
+    before = tree(tmp_path / "c")
+
+    for words in (
+        ("repair", folder, "--source", lmdb_shards.as_uri()),
+        ("repair", folder, "--source", lmdb_shards.parent / "archives"),
+        ("fetch", lmdb_shards.as_uri(), folder),
+    ):
+        done = prep_here(*words, "--quiet")
+        assert (done.returncode, "in a cache" in done.stderr) == (2, True), done.stderr
+    assert tree(tmp_path / "c") == before

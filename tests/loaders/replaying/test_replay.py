@@ -1,20 +1,38 @@
-"""A step that is made again, and where two runs part."""
+"""A step that is made again, its sheet, the card of its run, and where two runs part."""
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from shardprep.formats import open_dataset
-from shardprep.formats.errors import BadImage
-from shardprep.loaders import EvalTransform, GlobalShuffle, Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.replay import first_parting
+from shardprep.formats.errors import BadImage, DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.loaders import (
+    ColorJitter,
+    ContactSheet,
+    EvalTransform,
+    GlobalShuffle,
+    Loader,
+    LocalShuffle,
+    Replayed,
+    ReplayedRecord,
+    RunCard,
+    TrainTransform,
+)
+from shardprep.loaders.loader.replay import first_parting, pictures_of
+from shardprep.loaders.loader.run_log import RunLog
+from shardprep.loaders.loader.sheet import GAP, TITLE
 from shardprep.loaders.transforms.decode import decode_rgb
 from support.column_datasets import write_columns
 from support.loaded import assert_same, epoch_of, loader_on
@@ -137,3 +155,195 @@ def test_each_step_that_is_compared_is_counted(lmdb_shards: Path) -> None:
         )
 
     assert (same, len(steps)) == (None, 63)
+
+
+def read_png(data: bytes) -> np.ndarray[Any, Any]:
+    return cv2.cvtColor(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_pictures_are_the_pixels_before_they_were_normalised(
+    dtype: Any, layout: Any, lmdb_shards: Path
+) -> None:
+    form = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.1)}
+    plain, normalised = TrainTransform((20, 16)), TrainTransform((20, 16), dtype=dtype, layout=layout, **form)
+    with (
+        loader_on(lmdb_shards, transform=plain) as one,
+        loader_on(lmdb_shards, transform=normalised) as other,
+    ):
+        expected = one.replay(0, 1).batch[0]
+        found = pictures_of(other.replay(0, 1).batch, normalised)
+
+    worst = {"bfloat16": 2, "float16": 1}.get(dtype, 0)
+    assert np.abs(np.stack(found).astype(int) - expected).max() <= worst
+
+
+def test_numbers_of_other_transforms_are_stretched() -> None:
+    values = np.linspace(-3, 5, 2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
+    first, second = pictures_of((values,), None)
+
+    assert (first.shape, first.min(), second.max()) == ((4, 4, 3), 0, 255)
+    assert pictures_of((np.full((1, 2, 2), 0.5),), None)[0].tolist() == [[[128] * 3] * 2] * 2
+
+
+@pytest.mark.parametrize("batch", [({"caption": ["a"]},), (np.zeros((2, 3)),), ([{"a": 1}],)], ids=str)
+def test_a_batch_without_images_has_no_sheet(batch: Any) -> None:
+    with pytest.raises(UsageError, match="image"):
+        pictures_of(batch, None)
+
+
+def step(names: list[str], pixels: Any, reasons: dict[str, str]) -> Replayed:
+    records = (ReplayedRecord(at, name, at, skipped=reasons.get(name)) for at, name in enumerate(names))
+    return Replayed(0, 7, (pixels, np.arange(len(pixels))), tuple(records))
+
+
+def test_a_sheet_has_each_picture_in_its_cell(tmp_path: Path) -> None:
+    names = ["a" * 300, "\u202eé\x1b[2J<b>", "bad", *map(str, range(6))]
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 160, 160, 3), np.uint8)
+    sheet = ContactSheet(step(names, pixels, {"bad": "<i>broken"}))
+    sheet.save(tmp_path / "sheet.PNG")
+    drawn = read_png((tmp_path / "sheet.PNG").read_bytes())
+
+    assert np.array_equal(drawn, sheet.drawn())
+    assert drawn.shape[1] == GAP + 4 * (160 + GAP)
+    height = (len(drawn) - TITLE - GAP) // 3
+    for place, row in enumerate([0, 1, None, *range(2, 8)]):
+        x, y = GAP + place % 4 * (160 + GAP), TITLE + GAP + place // 4 * height
+        shown = drawn[y : y + 160, x : x + 160]
+        assert np.array_equal(shown, pixels[row]) == (row is not None)
+
+
+def test_a_page_has_the_pixels_as_they_are_and_no_foreign_markup(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="pages need Jinja2")
+    pixels = np.random.default_rng(0).integers(0, 255, (2, 9, 8, 3), np.uint8)
+    made = step(["\u202e<script>x</script>", "bad", "c"], pixels, {"bad": "<i>broken"})
+    ContactSheet(made).save(tmp_path / "sheet.html")
+    text = (tmp_path / "sheet.html").read_text()
+
+    found = [read_png(base64.b64decode(data)) for data in re.findall(r"png;base64,([^\"]+)", text)]
+    assert [picture.tolist() for picture in found] == pixels.tolist()
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert "\u202e" not in text
+    assert "default-src" in text
+    assert made.digest() in text
+
+
+def test_a_sheet_of_another_kind_or_of_too_many_is_refused(tmp_path: Path, lmdb_shards: Path) -> None:
+    one = step(["a"], np.zeros((1, 4, 4, 3), np.uint8), {})
+    many = step(list(map(str, range(1025))), np.zeros((1025, 1, 1, 3), np.uint8), {})
+    with pytest.raises(UsageError, match=r"\.png or \.html"):
+        ContactSheet(one).save(tmp_path / "sheet.gif")
+    with pytest.raises(UsageError, match="at most 1024"):
+        ContactSheet(many).png()
+    with loader_on(lmdb_shards, transform=Tagging()) as loader, pytest.raises(UsageError, match="RGB"):
+        ContactSheet(loader.replay(0, 0)).drawn()
+    with loader_on(lmdb_shards, transform=EvalTransform(8, resize=9), batch_size=200) as loader:
+        assert ContactSheet(loader.replay(0, 0), loader.transform).drawn().shape[1] <= 2400 + GAP
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {"transform": None, "shuffle": None},
+    "train": {
+        "transform": TrainTransform((9, 8), scale=(0.5, 1), color_jitter=ColorJitter(0.1), lighting=0.1),
+        "shuffle": LocalShuffle(60, partitions=2),
+        "seed": 5,
+        "rank": 1,
+        "world_size": 2,
+    },
+    "eval": {"transform": EvalTransform(8, resize=np.int64(9), dtype="float16"), "shuffle": GlobalShuffle()},
+    "subset": {"transform": None, "records": np.arange(0, 204, 3), "drop_last": True, "with_numbers": False},
+    "window in bytes": {"transform": None, "shuffle": LocalShuffle("500KB"), "labels": "ilsvrc2012_id"},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: Path, tmp_path: Path) -> None:
+    with loader_on(lmdb_shards, **RUNS[name]) as loader:
+        expected = epoch_of(loader, 3)
+        card = loader.card()
+        card.save(tmp_path / "card.json")
+    read = RunCard.load(tmp_path / "card.json")
+    with Loader(lmdb_shards, workers=0, **read.options()) as again:
+        assert_same(epoch_of(again, 3), expected)
+        assert again.card() == card
+
+    assert read == card
+    assert (tmp_path / "card.json").read_bytes() == canonical_json(card.to_json())
+
+
+def test_many_chosen_records_are_known_by_their_digest(
+    tmp_path: Path, lmdb_shards: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 10)
+    with loader_on(lmdb_shards, transform=None, records=np.arange(30)) as loader:
+        card = loader.card()
+    with pytest.raises(UsageError, match="30 records"):
+        card.options()
+    assert RunCard.from_json(card.to_json()) == card
+
+
+@pytest.fixture(scope="module")
+def good(lmdb_shards: Path) -> bytes:
+    """The bytes of a card."""
+    with loader_on(lmdb_shards, **RUNS["train"], records=range(0, 204, 2)) as loader:
+        return canonical_json(loader.card().to_json())
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_a_changed_card_is_refused_or_is_another_card(
+    data: st.DataObject, good: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    at = data.draw(st.integers(0, len(good) - 1))
+    inserted = data.draw(
+        st.binary(max_size=3) | st.sampled_from([b"null", b"-1", b"1e999", b"[[", b"{}", b'"'])
+    )
+    changed = good[:at] + inserted + good[at + data.draw(st.integers(0, 4)) :]
+    file = tmp_path_factory.getbasetemp() / "changed card.json"
+    file.write_bytes(changed)
+    try:
+        found = canonical_json(RunCard.load(file).to_json())
+    except (DataError, UnknownVersion) as error:
+        found = str(error).encode()
+
+    assert found == changed or str(file).encode() in found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": "0"},
+        {"seed": True},
+        {"batch_size": -1},
+        {"more": 1},
+        {"shuffle": {"kind": "local"}},
+        {"shuffle": {"kind": "local", "window": 0}},
+        {"transform": {"name": "TrainTransform", "identity": None, "arguments": {"size": 1 << 40}}},
+        {"transform": {"name": "os", "identity": None, "arguments": {}}},
+        {"transform": []},
+        {"records": {"count": 1, "digest": "", "numbers": [1 << 70]}},
+        {"columns": "image"},
+        {"versions": {"opencv": 5}},
+    ],
+    ids=str,
+)
+def test_a_card_with_other_values_is_damaged(change: dict[str, Any], good: bytes) -> None:
+    with pytest.raises(DataError):
+        RunCard.from_json(json.loads(good) | change)
+
+
+def test_damage_names_the_part_of_the_card_and_another_version_is_unknown(good: bytes) -> None:
+    with pytest.raises(DataError, match="its drop_last: null has the wrong type"):
+        RunCard.from_json(json.loads(good) | {"drop_last": None})
+    with pytest.raises(UnknownVersion):
+        RunCard.from_json(json.loads(good) | {"version": 2})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"epoch":0,"place":0,"receipt":{}}', "[" * 100_000])
+def test_what_is_no_state_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text(text)
+    with pytest.raises(DataError, match="state"):
+        RunLog.load(tmp_path / "state")

@@ -6,17 +6,23 @@ import math
 import subprocess
 import sys
 from dataclasses import fields, replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
+import simplejpeg
 from hypothesis import given, settings, strategies as st
 
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import BadImage, UsageError
+from shardprep.formats.images import fast
 from shardprep.formats.images.opencv import require_opencv
 from shardprep.formats.records.record import Record
 from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.transforms import decode as decoding
 from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, random_crop
 from shardprep.loaders.transforms.contract import (
     IMAGENET_MEAN,
@@ -27,7 +33,8 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import decode_rgb
 from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
-from support.image_files import encoded
+from support.image_files import PHOTOGRAPHS, encoded
+from support.mutations import mutated
 from support.transform_examples import COFFEE, rng
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -73,42 +80,6 @@ def test_a_train_image_is_the_crop_resized_and_flipped():
         expected = expected[:, ::-1]
 
     np.testing.assert_array_equal(TrainTransform()(COFFEE, rng(4)), expected)
-
-
-@pytest.mark.parametrize("shape", [(100, 100), (100, 151), (333, 100)])
-def test_the_eval_image_is_the_centre_of_the_resized_one(shape):
-    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-    height, width = shape
-    whole = cv2.resize(pixels, (width * 64 // 100, height * 64 // 100), interpolation=cv2.INTER_AREA)[
-        ..., ::-1
-    ]
-    top, left = round((whole.shape[0] - 56) / 2), round((whole.shape[1] - 56) / 2)
-
-    image = EvalTransform(56, resize=64)(COFFEE._replace(image=encoded(pixels, ".png")), rng())
-
-    np.testing.assert_array_equal(image, whole[top : top + 56, left : left + 56])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"size": value} for value in (0, (64, 0), (64,), (64, 64.5), "224", 22.4, True)),
-        *({"layout": "NWHC"}, {"dtype": "float64"}, {"dtype": ["uint8"]}, {"std": (1, 1, 0)}, {"mean": 0.5}),
-        *({"interpolation": "nearest"}, {"orientation": "upright"}, {"ratio": (2, 1)}),
-        *({"scale": value} for value in ((0, 1), (0.5, 2), 0.5, (0.1, 0.5, 1))),
-        *({"flip": "no"}, {"flip": 0.5}, {"color_jitter": {"brightness": 0.4}}, {"color_jitter": True}),
-        *({"lighting": value} for value in (-0.1, "0.1", (0.1,))),
-        *({"masks": value} for value in (5, "mask", ("mask", "mask"), ("image",))),
-        *({"boxes": 5}, {"boxes": "boxes", "masks": ("box_count",)}, {"box_labels": "labels"}),
-        *({"boxes": "boxes", "max_boxes": value} for value in (0, 2.5)),
-        *({"boxes": "boxes", "min_box": value} for value in (1.5, "0.1")),
-        {"boxes": "boxes", "box_units": "mm"},
-    ],
-    ids=str,
-)
-def test_options_that_cannot_be_meant_are_refused(options):
-    with pytest.raises(UsageError, match=f"{next(reversed(options))}|different names"):
-        TrainTransform(**options)
 
 
 plain = st.none() | st.booleans() | st.integers(-3, 5000) | st.floats(-10, 10) | st.text(max_size=9)
@@ -265,6 +236,13 @@ def evaluated(image: Image, size: int, resize: int, interpolation: str) -> Image
     return np.asarray(transform(record, record_rng(0, 0, 0)), np.uint8)
 
 
+@pytest.mark.parametrize("shape", [(100, 100), (100, 151), (333, 100)])
+def test_the_eval_image_is_the_centre_of_the_resized_one(shape: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+
+    np.testing.assert_array_equal(evaluated(pixels, 56, 64, "auto"), whole(pixels, 56, 64, "auto"))
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
@@ -288,6 +266,77 @@ def test_images_of_any_extreme_aspect_differ_by_rounding_only(
     assert different.max() <= 2
 
 
-def test_a_resized_side_below_the_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="resize must be from 64 pixels"):
-        EvalTransform(64, resize=8)
+def both(image: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What becomes of an image with the faster decoder and without: its pixels, or None for a bad one."""
+    found: list[Any] = []
+    for decoder in (fast.jpeg_decoder(), None):
+        monkeypatch.setattr(decoding, "jpeg_decoder", lambda decoder=decoder: decoder)
+        try:
+            found.append(decode_rgb(image))
+        except BadImage:
+            found.append(None)
+    return found
+
+
+@given(
+    sides=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    channels=st.sampled_from([1, 3]),
+    quality=st.integers(1, 100),
+    sampling=st.sampled_from([0x411111, 0x111111, 0x211111, 0x121111, 0x221111]),
+    restart=st.integers(0, 9),
+    progressive=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_its_pixels_are_those_of_opencv(
+    sides: tuple[int, int],
+    channels: int,
+    quality: int,
+    sampling: int,
+    restart: int,
+    progressive: bool,
+    seed: int,
+) -> None:
+    noise = np.random.default_rng(seed).integers(0, 256, (*sides, channels), np.uint8)
+    image = encoded(
+        cv2.GaussianBlur(noise, (0, 0), 1 + seed),
+        ".jpg",
+        *(cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling),
+        *(cv2.IMWRITE_JPEG_RST_INTERVAL, restart, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)),
+    )
+
+    with pytest.MonkeyPatch.context() as patched:
+        quick, slow = both(image, patched)
+
+    assert fast.jpeg_decoder() is not None
+    assert np.array_equal(quick, slow)
+    assert np.array_equal(quick, simplejpeg.decode_jpeg(image, fastdct=False, fastupsample=False))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_image_is_what_opencv_makes_of_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = Random(seed)
+    for _ in range(10):
+        image = mutated(PHOTOGRAPHS[rng.randrange(len(PHOTOGRAPHS))].read_bytes(), rng)
+        quick, slow = both(image, monkeypatch)
+        assert np.array_equal(quick, slow), (seed, len(image))
+
+
+def other_pixels(image: bytes, **options: Any) -> Any:
+    return simplejpeg.decode_jpeg(image, **options) ^ np.uint8(1)
+
+
+def refused(image: bytes, **options: Any) -> Any:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [None, SimpleNamespace(decode_jpeg=other_pixels), SimpleNamespace(decode_jpeg=refused)],
+    ids=["missing", "other pixels", "refused"],
+)
+def test_it_is_not_used_where_it_is_missing_or_makes_other_pixels(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "simplejpeg", module)
+
+    assert fast.jpeg_decoder.__wrapped__() is None

@@ -163,28 +163,6 @@ def shapes(views: Views) -> dict[str, tuple[int, ...]]:
     return {spec.name: spec.shape for spec in views.outputs}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        [],
-        {},
-        {"": TrainTransform(8)},
-        {"none": []},
-        {1: TrainTransform(8)},
-        TrainTransform(8),
-        "TrainTransform",
-        [patch],
-        [TrainTransform],
-        [Views([TrainTransform(8)])],
-        {"a": [TrainTransform(8), TrainTransform(9)]},
-        {"a": TrainTransform(8, masks=("mask",)), "a_mask": TrainTransform(8)},
-    ],
-)
-def test_what_cannot_be_views_is_refused_where_it_is_made(given: Any) -> None:
-    with pytest.raises(UsageError):
-        Views(given)
-
-
 DINO = Views({"big": [TrainTransform(24)] * 2, "small": [TrainTransform(8, scale=(0.05, 0.32))] * 3})
 
 
@@ -316,24 +294,6 @@ def test_a_cut_of_a_crop_ready_image_is_a_small_baseline_jpeg_around_the_crop(
     np.testing.assert_array_equal(
         pixels[y : y + height, x : x + width], expected[top : top + height, left : left + width]
     )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        EvalTransform(8),
-        TrainTransform,
-        "cut",
-        TrainTransform(8, color_jitter=ColorJitter()),
-        TrainTransform(8, lighting=0.1),
-        TrainTransform(8, masks=("mask",)),
-        TrainTransform(8, boxes="boxes"),
-        TrainTransform(8, orientation="apply"),
-    ],
-)
-def test_what_would_have_to_happen_after_decoding_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="Cut takes a TrainTransform"):
-        Cut(given)
 
 
 def test_a_loader_delivers_cuts_that_are_finished_to_its_crops(lmdb_shards: Path) -> None:

@@ -1,0 +1,204 @@
+"""Options that cannot be meant are errors at once, wherever something is made, and name what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardprep.formats.errors import UsageError
+from shardprep.loaders import ColorJitter, Cut, EvalTransform, FakeData, LocalShuffle, TrainTransform, Views
+from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders.batches.stack import Batches
+from shardprep.loaders.engine.engine import Engine
+from shardprep.loaders.frames import FrameReceiver
+from shardprep.loaders.order.epoch import EpochPlan
+from shardprep.loaders.order.parts import WeightedParts
+from support.column_datasets import write_columns
+from support.engine_workers import Writing, layout
+from support.loaded import loader_on
+from support.loader_workers import nothing
+from support.remote_ends import ANY_PORT
+
+Options = dict[str, Any]
+Refusal = tuple[Options, str]
+"""Options, and what the error says of them."""
+
+
+def each_of(**values: tuple[Any, ...]) -> list[Refusal]:
+    """Each value as the only option that is given; the error has the name of the option."""
+    return [({name: value}, name) for name, wrong in values.items() for value in wrong]
+
+
+def in_plan(**options: Any) -> EpochPlan:
+    """The plan of the last of ``world_size`` ranks."""
+    shuffle = LocalShuffle(24, partitions=4)
+    given = {"shard_counts": (13, 5, 0, 20, 2, 31, 9), "shuffle": shuffle, "batch_size": 4} | options
+    return EpochPlan("sha256:abc", seed=7, drop_last=False, rank=given["world_size"] - 1, **given)
+
+
+CROP = TrainTransform(8)
+LOADER = [
+    *each_of(
+        batch_size=(0, 32.0),
+        seed=("0", -1, 1 << 64),
+        workers=(-1, "many", 1.5),
+        slots=(2,),
+        deadline=(0,),
+        read_ahead=(-1,),
+        on_bad_record=("ignore",),
+        records=([0.5, 1.0], [[1], [2]], "7", {1, 2}, 7, [True] * 10),
+        classes=("n01440764", 3),
+    ),
+    ({"batch_size": 205}, r"204 records has no batch with batch_size=.*drop_last=True"),
+    ({"batch_size": 103, "rank": 0, "world_size": 2}, "204 records has no batch"),
+    *(({"shuffle": wrong}, "LocalShuffle") for wrong in (True, 1000)),
+    ({"labels": "wordnet"}, "unknown label space"),
+    ({"rank": 1}, "set both or neither"),
+    ({"rank": 2, "world_size": 2}, "rank"),
+    *(({"transform": wrong}, "callable") for wrong in (TrainTransform, 5, "train")),
+    ({"records": [3, 5, 3]}, "has 3 more than once"),
+    ({"records": [0, 204]}, "has 204; record numbers of this dataset are 0 to 203"),
+    ({"records": [-1]}, "has -1; record numbers"),
+    ({"records": np.ma.array([True] * 204, mask=True)}, r"fill it, with mask.filled\(False\)"),
+    *(({"records": none, "without": []}, "select no record") for none in ([], [False] * 204)),
+    ({"records": [0], "classes": []}, "select no record"),
+    ({"classes": ["dog"]}, r"no class 'dog'; its classes are n\d+, .* labels \(sorted_wnid0\) 0 to 3"),
+    *(({"classes": [wrong]}, "no class") for wrong in (4, -1, [1])),
+    ({"without": [204]}, "without= has 204; record numbers"),
+    ({"without": [3, 3]}, "without= has 3 more than once"),
+    ({"without": ["no such key"]}, "the key 'no such key', which no record has"),
+    ({"without": [True] * 204}, "leaves out all records"),
+    ({"records": [1, 2], "without": [1, 2]}, "leaves out all records"),
+    ({"without": [1.5]}, "not an array of float64"),
+    ({"without": [1], "gaps": "open"}, "gaps must be 'close' or 'keep', not 'open'"),
+    ({"without": [1], "shuffle": LocalShuffle(40, partitions=2)}, 'use gaps="keep"'),
+]
+TRANSFORM = [
+    *each_of(
+        size=(0, (64, 0), (64,), (64, 64.5), "224", 22.4, True),
+        layout=("NWHC",),
+        dtype=("float64", ["uint8"]),
+        std=((1, 1, 0),),
+        mean=(0.5,),
+        interpolation=("nearest",),
+        orientation=("upright",),
+        ratio=((2, 1),),
+        scale=((0, 1), (0.5, 2), 0.5, (0.1, 0.5, 1)),
+        flip=("no", 0.5),
+        color_jitter=({"brightness": 0.4}, True),
+        lighting=(-0.1, "0.1", (0.1,)),
+        masks=(5, "mask"),
+        boxes=(5,),
+        box_labels=("labels",),
+    ),
+    *(({"boxes": "boxes", "max_boxes": wrong}, "max_boxes") for wrong in (0, 2.5)),
+    *(({"boxes": "boxes", "min_box": wrong}, "min_box") for wrong in (1.5, "0.1")),
+    ({"boxes": "boxes", "box_units": "mm"}, "box_units"),
+    ({"boxes": "boxes", "masks": ("box_count",)}, "different names"),
+    *(({"masks": wrong}, "different names") for wrong in (("mask", "mask"), ("image",))),
+]
+VIEWS = (
+    [],
+    {},
+    {"": CROP},
+    {"none": []},
+    {1: CROP},
+    CROP,
+    "TrainTransform",
+    [nothing],
+    [TrainTransform],
+    [Views([CROP])],
+    {"a": [CROP, TrainTransform(9)]},
+    {"a": TrainTransform(8, masks=("mask",)), "a_mask": CROP},
+)
+AFTER_DECODING = (
+    {"color_jitter": ColorJitter()},
+    {"lighting": 0.1},
+    {"masks": ("mask",)},
+    {"boxes": "boxes"},
+)
+CUT = (EvalTransform(8), TrainTransform, "cut", TrainTransform(8, orientation="apply"))
+WEIGHTS = [
+    (0.5, "a dict with one number for each of a, b"),
+    ({"a": 1}, "one number for each of a, b"),
+    ({"a": 1, "b": 1, "c": 1}, "one number for each of a, b"),
+    ({"a": 1, "b": 0}, "weight of b must be a number above 0, not 0"),
+    *(({"a": wrong, "b": 1}, "weight of a") for wrong in (-1.0, math.nan, math.inf, True, "1")),
+    ({"a": 1e9, "b": 1}, "no place in an epoch for b, which has 20"),
+]
+PARTITIONS = [
+    *(({"world_size": ranks}, "world_size of 1, 2 or a multiple of 4") for ranks in (3, 6)),
+    ({"world_size": 2, "batch_size": 5}, "use 4 or 6"),
+    ({"world_size": 1, "batch_size": 2}, "use 4$"),
+    ({"world_size": 1, "shard_counts": (3,)}, "3 records are too few for 4 partitions"),
+]
+FRAMES = each_of(
+    endpoint=("inproc://here", "127.0.0.1:80"), senders=(0,), high_water_mark=(0,), limit_bytes=("much",)
+)
+FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
+TWO_FIELDS = (SlotField("a", (), "u1"), SlotField("a", (), "i8"))
+
+MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
+    (TrainTransform, TRANSFORM),
+    (EvalTransform, [({"size": 64, "resize": 8}, "resize must be from 64 pixels")]),
+    (Views, [({"transforms": wrong}, "[Vv]iew|callable") for wrong in VIEWS]),
+    (Cut, [({"transform": wrong}, "Cut takes a TrainTransform") for wrong in CUT]),
+    (
+        Cut,
+        [({"transform": TrainTransform(8, **more)}, "Cut takes a TrainTransform") for more in AFTER_DECODING],
+    ),
+    (LocalShuffle, each_of(window=(0, -1, "2 gigs", "GiB", "-1GiB", "0MB", ""))),
+    (partial(LocalShuffle, 10), each_of(partitions=(0, -1, 1.5, "2", None))),
+    (in_plan, PARTITIONS),
+    (
+        WeightedParts.of,
+        [({"weights": w, "names": ["a", "b"], "records": [10, 20]}, says) for w, says in WEIGHTS],
+    ),
+    (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,))]),
+    (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
+    (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind")]),
+    (partial(Batches, [1], batch_size=2), each_of(batch_size=(0, -1), remainder=("pad",))),
+    (
+        partial(Engine, Writing(), layout(4), workers=1),
+        each_of(workers=(-1,), slots=(2,), chunk=(0,), deadline=(0,)),
+    ),
+    (partial(Engine, Writing(item_dtype=np.dtype("V40000")), layout(4)), [({"workers": 1}, "plain values")]),
+    (partial(SlotField, "a", ()), [({"dtype": object}, "objects")]),
+    (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name"), ({"rows": 0, "fields": ()}, "0 rows")]),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), LOADER)
+def test_options_of_a_loader_that_cannot_be_meant_are_refused(
+    options: Options, says: str, lmdb_shards: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        loader_on(lmdb_shards, **({"drop_last": True} | options))
+
+
+def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> None:
+    write_columns(tmp_path / "d")
+    for columns, says in (
+        ("age", r"\('age',\)"),
+        (["depth"], "image, mask"),
+        (["age", "age"], "once"),
+        ([], "empty"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            loader_on(tmp_path / "d", columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "says"), [(make, *refusal) for make, refusals in MADE for refusal in refusals]
+)
+def test_options_that_cannot_be_meant_are_refused_where_a_thing_is_made(
+    make: Callable[..., object], options: Options, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        make(**options)
