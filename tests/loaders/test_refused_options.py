@@ -20,6 +20,7 @@ from shardprep.loaders.frames import FrameReceiver
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.parts import WeightedParts
 from support.column_datasets import write_columns
+from support.cut_datasets import collected
 from support.engine_workers import Writing, layout
 from support.loaded import loader_on
 from support.loader_workers import nothing
@@ -180,6 +181,12 @@ def test_options_of_a_loader_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=says):
         loader_on(lmdb_shards, **({"drop_last": True} | options))
+
+
+def test_gaps_cannot_close_where_parts_have_weights(lmdb_shards: Path, tmp_path: Path) -> None:
+    path, weights = collected(lmdb_shards, tmp_path / "cut", 2), {"part-0": 1.0, "part-1": 3.0}
+    with pytest.raises(UsageError, match="not possible with weights"):
+        loader_on(path, without=[1], weights=weights)
 
 
 def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> None:

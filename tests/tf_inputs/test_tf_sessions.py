@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.tf_inputs import DatasetInput, Input, QueueInput, original_errors
-from support.loaded import assert_same, epoch_of, loader_on
 from support.loader_workers import OwnError
 from support.tf_devices import tf
 from support.tf_members import (
@@ -56,19 +54,6 @@ def running(each: Input) -> Iterator[Callable[[], Any]]:
         each.start(session)
         yield lambda: session.run(batch)
         each.close()
-
-
-@members(MEMBERS, quick=("staging-over-queue",))
-def test_three_epochs_are_the_loaders_bit_for_bit(make: Made, lmdb_shards: Path) -> None:
-    with loader_on(lmdb_shards, batch_size=30, workers=1) as loader:
-        epochs = [epoch_of(loader) for _ in range(3)]
-        loader.set_epoch(0)
-        rows = {"rows": 30} if make is FED["batch-queue"] else {}
-        with make(loader, **rows) as each, running(each) as step:
-            for expected in epochs:
-                got = until_the_end(step)
-                assert_same(got, expected)
-                assert sorted(numbers_of(got)) == list(range(204))
 
 
 @members(MEMBERS)

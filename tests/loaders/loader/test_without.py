@@ -20,7 +20,6 @@ from shardprep.formats.shards.in_place import Block
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
 from shardprep.loaders.loader.read_ahead import SHARD_END_BYTES, ReadAhead, ShardStream
 from shardprep.loaders.loader.run_card import RunCard
-from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on, numbers_in
 from support.sampling import torture_except
@@ -94,25 +93,7 @@ def test_damaged_cards_without_records_are_refused_and_plain_ones_do_not_name_th
             RunCard.from_json(wrong)
 
 
-def test_weights_keep_gaps_only(lmdb_shards: Path, tmp_path: Path) -> None:
-    path = collected(lmdb_shards, tmp_path / "cut", 2)
-    weights = {"part-0": 1.0, "part-1": 3.0}
-    with pytest.raises(UsageError, match="not possible with weights"):
-        crops_on(path, without=[1], weights=weights)
-
-
-def test_a_state_is_refused_by_a_run_without_other_records(lmdb_shards: Path) -> None:
-    with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
-        state = loader.state_dict()
-    for options in ({}, {"without": SOME[1:]}, {"without": SOME, "gaps": "keep"}):
-        with (
-            crops_on(lmdb_shards, **RUN, **options) as other,
-            pytest.raises(UsageError, match=r"another dataset.* without= count as well"),
-        ):
-            other.load_state_dict(state)
-
-
-def test_a_card_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: Path) -> None:
+def test_a_card_a_state_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: Path) -> None:
     with crops_on(lmdb_shards, **RUN, without=SOME) as loader:
         loader.card().save(tmp_path / "card.json")
         expected, state = epoch_of(loader), loader.state_dict()
@@ -126,6 +107,12 @@ def test_a_card_and_a_replay_are_without_them_too(lmdb_shards: Path, tmp_path: P
     assert parting
     assert parting.kind == "order"
     assert "without" in parting.because
+    for options in ({}, {"without": SOME[1:]}, {"without": SOME, "gaps": "keep"}):
+        with (
+            crops_on(lmdb_shards, **RUN, **options) as other,
+            pytest.raises(UsageError, match=r"another dataset.* without= count as well"),
+        ):
+            other.load_state_dict(state)
     (tmp_path / "state.json").write_text(json.dumps(state))
     np.save(tmp_path / "gone.npy", np.array(SOME))
     words = ["replay", lmdb_shards, "--state", tmp_path / "state.json", "--epoch", 0, "--step", 3]

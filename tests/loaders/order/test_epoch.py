@@ -20,7 +20,6 @@ from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
 from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
 from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
 from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
-from shardprep.loaders.order.rng import Purpose, keyed_bits
 from support.sampling import torture_except
 from support.whole_order import whole_order
 
@@ -198,28 +197,20 @@ def test_a_launcher_that_starts_one_process_per_machine_does_not_contradict_its_
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("others", "environ", "said"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "4"}, "RANK and WORLD_SIZE says rank 2 of 4"),
-        ({"RANK": "3", "WORLD_SIZE": "8"}, "rank 3 of 8"),
-        ({"RANK": "2", "WORLD_SIZE": "3"}, "rank 2 of 3"),
-        (STEP, "SLURM_PROCID and SLURM_NTASKS says rank 5 of 8"),
+        ({}, {"RANK": "2", "WORLD_SIZE": "4"}, "RANK and WORLD_SIZE says rank 2 of 4: give .* rank="),
+        ({}, {"RANK": "3", "WORLD_SIZE": "8"}, "RANK and WORLD_SIZE says rank 3 of 8"),
+        ({}, {"RANK": "2", "WORLD_SIZE": "3"}, "RANK and WORLD_SIZE says rank 2 of 3"),
+        ({}, STEP, "SLURM_PROCID and SLURM_NTASKS says rank 5 of 8"),
+        ({"jax": (1, 2)}, {}, r"jax\.distributed says rank 1 of 2"),
     ],
 )
-def test_a_framework_and_an_environment_that_contradict_each_other_are_an_error(initialised, environ, said):
-    initialised(torch=(3, 4))
+def test_sources_of_a_rank_that_contradict_each_other_are_an_error(initialised, others, environ, said):
+    initialised(torch=(3, 4), **others)
 
-    with pytest.raises(UsageError, match=f"torch.distributed says rank 3 of 4, but .*{said}: give .* rank="):
+    with pytest.raises(UsageError, match=rf"torch\.distributed says rank 3 of 4, but .*{said}"):
         rank_and_world_size(environ=environ)
-
-
-def test_two_frameworks_that_contradict_each_other_are_an_error(initialised):
-    initialised(torch=(3, 4), jax=(1, 2))
-
-    with pytest.raises(
-        UsageError, match=r"torch\.distributed says rank 3 of 4, but jax\.distributed says rank 1"
-    ):
-        rank_and_world_size(environ={})
 
 
 def test_a_framework_that_is_initialised_later_is_an_error_where_its_rank_is_another(initialised):
@@ -267,12 +258,6 @@ def test_every_range_and_every_place_is_that_of_the_whole_order(
     for start, stop in ends:  # of one order, whose blocks come and go
         np.testing.assert_array_equal(order[start:stop], expected[start:stop], strict=True)
     assert list(order.each(places)) == expected[places].tolist()
-
-
-def test_a_stream_is_the_same_as_ever():
-    bits = keyed_bits(Purpose.AUGMENTATION, seed=3, epoch=4, item=7)
-
-    assert bits.random_raw(2).tolist() == [3194593376199455426, 9954605077941752896]
 
 
 # What is refused

@@ -1,0 +1,230 @@
+"""Orders without some of their records or steps, shards' uses, mixing and receipts: against brute force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from shardprep import Loader
+from shardprep.formats.errors import DataError, UsageError
+from shardprep.loaders.order import shard_uses as module
+from shardprep.loaders.order.epoch import Epoch, EpochPlan
+from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle
+from shardprep.loaders.order.omission import Omission
+from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
+from shardprep.loaders.order.receipt import Receipt
+from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
+
+
+def order_of(some: EpochPlan, epoch: int = 2) -> list[int]:
+    return some.order(epoch)[:].tolist()
+
+
+@st.composite
+def omissions(draw: st.DrawFn) -> tuple[EpochPlan, EpochPlan, list[int]]:
+    """A plan of all records, one that closes the gaps of some, and these."""
+    counts = tuple(draw(st.lists(st.integers(0, 30), min_size=1, max_size=9)))
+    records = draw(st.sets(st.integers(0, max(0, sum(counts) - 1)), max_size=40)) if sum(counts) else set()
+    shuffle = draw(st.sampled_from([None, *map(LocalShuffle, (1, 7, 40)), GlobalShuffle()]))
+    whole = plan(counts, shuffle, batch_size=1, drop_last=False)
+    numbers = np.array(sorted(records), np.int64)
+    without = replace(whole, omission=Omission(numbers, closes=True)) if records else whole
+    return whole, without, sorted(records)
+
+
+@given(omissions(), st.data())
+@settings(deadline=None)
+def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.DataObject) -> None:
+    whole, without, records = found
+    expected = [number for number in order_of(whole) if number not in records]
+    order = without.order(2)
+
+    assert len(order) == without.places == len(expected)
+    assert order[:].tolist() == expected
+    start, stop = sorted(data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=2)))
+    assert order[start:stop].tolist() == expected[start:stop]
+    places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=5)) if expected else []
+    assert list(order.each(places)) == [expected[place] for place in places]
+
+
+@given(omissions())
+@settings(deadline=None, max_examples=40)
+def test_the_shards_of_each_step_are_foreseen(found: Any) -> None:
+    _, without, _ = found
+    if not without.places:
+        return
+    without = replace(without, batch_size=3)
+    if without.places > 12:
+        without = without.passing([1, 3], start=0)
+    uses, ends = shard_uses(without, 2), np.cumsum(without.shard_counts)
+
+    for step, numbers in enumerate(Epoch(without, 2).batches()):
+        shards = set(np.searchsorted(ends, numbers, side="right").tolist())
+        assert shards <= set(uses.at(step).tolist())
+
+
+HOME = {"dataset": "sha256:abc", "epoch": 3}
+EMPTY = Receipt(**HOME)
+
+
+def receipt(records) -> Receipt:
+    return Receipt.of(records, **HOME)
+
+
+@given(records=st.permutations(range(40)), cuts=st.lists(st.integers(0, 40), max_size=6))
+def test_any_order_in_any_batches_over_any_ranks_is_the_same_receipt(records, cuts):
+    edges = [0, *sorted(cuts), 40]
+    parts = [records[a:b] for a, b in pairwise(edges)]
+    in_batches = EMPTY
+    for part in parts:
+        in_batches = in_batches.add(part)
+
+    assert in_batches == receipt(range(40)) == Receipt.merge(map(receipt, parts))
+    in_batches.check(40)
+
+
+@given(records=st.lists(st.integers(0, 30), max_size=40), total=st.integers(0, 31))
+def test_a_check_passes_exactly_when_every_record_came_once(records, total):
+    if sorted(records) == list(range(total)):
+        receipt(records).check(total)
+    else:
+        with pytest.raises(DataError):
+            receipt(records).check(total)
+
+
+def test_a_receipt_of_nothing_blesses_nothing():
+    with pytest.raises(DataError, match="delivered 0 of 300"):
+        EMPTY.leave_out(range(300)).check(300)
+
+
+def test_no_receipts_do_not_merge():
+    with pytest.raises(UsageError, match="none"):
+        Receipt.merge([])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"epoch": "3"},
+        {"epoch": -1},
+        {"skipped": 3},
+        {"skipped": [-1]},
+        {"delivered": {}},
+        {"delivered": {"count": 1, "digest": "12"}},
+        {"delivered": {"count": 1, "digest": "x" * 32}},
+        {"delivered": {"count": 1, "digest": 12}},
+    ],
+)
+def test_what_is_no_receipt_is_refused(damage):
+    with pytest.raises(DataError, match="not a receipt"):
+        Receipt.from_json(EMPTY.to_json() | damage)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> EpochPlan:
+    counts = tuple(draw(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)))
+    partitions = draw(st.sampled_from([1, 1, 2, 4]))
+    window = draw(st.integers(1, 150))
+    shuffle = draw(st.sampled_from([None, GlobalShuffle(), LocalShuffle(window, partitions=partitions)]))
+    world_size = draw(st.sampled_from([1, 2, 4]))
+    options = {"batch_size": draw(st.integers(1, 6)) * partitions, "drop_last": draw(st.booleans())}
+    options |= {"rank": draw(st.integers(0, world_size - 1)), "world_size": world_size}
+    with suppress(UsageError):
+        return plan(counts, shuffle, **options)
+    return plan((64,) * 8, None, **options)
+
+
+def plan(counts: Sequence[int], shuffle: Shuffle | None, batch_size: int = 64, **options: Any) -> EpochPlan:
+    given = {"rank": 0, "world_size": 1, "drop_last": True} | options
+    return EpochPlan("root", tuple(counts), shuffle, seed=0, batch_size=batch_size, **given)
+
+
+@given(plans(), st.data())
+def test_the_peak_is_the_largest_sum_of_sizes_at_one_step(plan: EpochPlan, data: st.DataObject) -> None:
+    shards = len(plan.shard_counts)
+    sizes = np.array(data.draw(st.lists(st.integers(0, 99), min_size=shards, max_size=shards)), np.int64)
+    uses = shard_uses(plan, 0)
+    assert uses.peak(sizes) == max(int(sizes[uses.at(step)].sum()) for step in range(len(plan.split(0))))
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_bounds_hold_all_uses_and_are_near_them(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = plan((500,) * 400, LocalShuffle(20_000, partitions=partitions), 256, rank=1, world_size=2)
+    exact = shard_uses(big, 1)
+    monkeypatch.setattr(module, "EXACT_RECORDS", 0)
+    bounds = shard_uses(big, 1)
+    first, last = by_shard(exact), by_shard(bounds)
+    assert set(first) <= set(last)
+    steps = len(big.split(0))
+    for shard, (begin, end) in first.items():
+        assert 0 <= begin - last[shard][0] < 0.05 * steps
+        assert 0 <= last[shard][1] - end < 0.05 * steps
+
+
+def by_shard(uses: ShardUses) -> dict[int, tuple[int, int]]:
+    rows = zip(uses.shards.tolist(), uses.firsts.tolist(), uses.lasts.tolist(), strict=True)
+    return {shard: (first, last) for shard, first, last in rows}
+
+
+RECORDS, CLASSES = 60_000, 100
+SHARDS = (500,) * (RECORDS // 500)
+SORTED = np.arange(RECORDS) * CLASSES // RECORDS
+MIXED = np.random.default_rng(1).permutation(SORTED)
+
+
+def test_the_window_that_is_named_is_enough() -> None:
+    shards = (60,) * 1000
+    few = shuffle_quality(plan(shards, LocalShuffle(500)), SORTED, 0)
+
+    assert few.sentence.startswith("Not well mixed: batches hold ")
+    assert few.least_window is not None
+    assert f"use a LocalShuffle of at least {few.least_window:,} records, GlobalShuffle()" in few.sentence
+    enough = shuffle_quality(plan(shards, LocalShuffle(few.least_window)), SORTED, 0)
+    assert enough.classes.found >= 0.88 * enough.classes.expected
+    assert enough.least_window is None
+
+
+def test_mixed_shards_need_a_window_much_larger_than_a_batch() -> None:
+    small, large = (shuffle_quality(plan(SHARDS, LocalShuffle(window)), MIXED, 0) for window in (300, 30_000))
+
+    assert "times as often as by chance; use a larger window" in small.sentence
+    assert not small.is_full
+    assert large.is_full
+
+
+def test_stored_order_has_the_same_batches_in_every_epoch() -> None:
+    found = shuffle_quality(plan(SHARDS, None), MIXED, 0)
+
+    assert found.sentence.startswith("Every epoch has the same batches")
+    assert found.displacement.mean == 0
+    assert found.stored_neighbours is not None
+    assert found.stored_neighbours.found == 1
+
+
+def test_an_epoch_without_a_full_batch_has_no_quality() -> None:
+    with pytest.raises(UsageError, match="no full batch of 64 records"):
+        shuffle_quality(plan((10,), None, drop_last=False), np.zeros(10, int), 0)
+
+
+def test_a_loader_measures_its_subset_without_reading(lmdb_shards: Path) -> None:
+    with Loader(
+        lmdb_shards, batch_size=8, records=np.arange(20, 120), shuffle=GlobalShuffle(), workers=0
+    ) as loader:
+        found = loader.shuffle_quality(epoch=3)
+        labels = loader.dataset.index["label"][20:120]
+
+        assert isinstance(found, ShuffleQuality)
+        assert (found.records, found.batches) == (100, 12)
+        assert found.classes.expected == expected_classes(labels, 8)
+        assert found != loader.shuffle_quality(epoch=4)
+        assert json.loads(json.dumps(found.to_json()))["sentence"] == str(found)
+        assert not loader.stats().batches
