@@ -56,6 +56,25 @@ def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.
     assert list(order.each(places)) == [expected[place] for place in places]
 
 
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=4), place=st.integers(0, 100)
+)
+def test_places_within_and_outside_of_passed_ranges_are_each_others_inverse(
+    ranges: list[tuple[int, int]], place: int
+) -> None:
+    passed, end = [], 0
+    for gap, length in ranges:
+        passed.append((end + gap, end + gap + length))
+        end = passed[-1][1]
+    some = replace(plan((200,), None), passed=tuple(passed))
+    removed = {at for start, stop in passed for at in range(start, stop)}
+
+    assert some.within(place) == sum(1 for at in range(place) if at not in removed)
+    assert some.within(some.outside(place)) == place
+    if place - 1 not in removed and place not in removed:
+        assert some.outside(some.within(place)) == place
+
+
 @given(omissions())
 @settings(deadline=None, max_examples=40)
 def test_the_shards_of_each_step_are_foreseen(found: Any) -> None:
