@@ -37,8 +37,7 @@ from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.shards.files import read_small
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME, read_small
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
 from shardprep.formats.shards.summary import (
     ClassCount,

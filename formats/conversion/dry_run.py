@@ -213,12 +213,8 @@ class _Findings:
     def add(self, other: _Findings) -> None:
         self.problems.merge(other.problems)
         self.bad.merge(other.bad)
-        self.bad_images += other.bad_images
-        self.read += other.read
-        self.hashed += other.hashed
-        self.hashed_bytes += other.hashed_bytes
-        self.shards += other.shards
-        self.size += other.size
+        for name in ("bad_images", "read", "hashed", "hashed_bytes", "shards", "size"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def check(self, reader: ByteReader, entry: np.void, *, has_images: bool, hashes: bool) -> None:
         """Read an entry's image and columns, and check them; hash them as a conversion does with each."""

@@ -33,8 +33,8 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     table_name,
 )
-from shardprep.formats.shards.files import FileEntry, Rows, read_table, table_header
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, BLOCK_BYTES, IndexedArchive, link_archive
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows, read_table, table_header
+from shardprep.formats.shards.in_place import BLOCK_BYTES, IndexedArchive, link_archive
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, QUARANTINE_NAME, Manifest
 from shardprep.formats.shards.read import container
 from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype, kinds_in

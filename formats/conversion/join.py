@@ -53,9 +53,9 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     unlisted_columns,
 )
-from shardprep.formats.shards.container import Extent
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, refuse_folder_of_splits, splits_of
 from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import Extent
 from shardprep.formats.shards.tables import checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS

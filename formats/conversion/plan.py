@@ -30,10 +30,9 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.shards.container import SUFFIXES, Extent
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
-from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Extent, container
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")

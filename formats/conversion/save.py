@@ -46,10 +46,10 @@ from shardprep.formats.runtime.processes import packed, unpacked
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, refuse_busy
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.container import SUFFIXES, Extent
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.read import SUFFIXES, Extent
 from shardprep.formats.sources.listing import repeated_keys
 from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
 
@@ -618,8 +618,7 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``."""
-    finished = trusted_commit(job)
-    if finished is not None:
+    if finished := trusted_commit(job):
         return finished
     numbers: list[int] = job.entries["offset"].tolist()
     found = _source(source).pick(iter(numbers))

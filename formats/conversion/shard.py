@@ -36,10 +36,9 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
-from shardprep.formats.shards.container import Extent, ShardWriter, StoredRecord
-from shardprep.formats.shards.files import FileEntry, Rows, write_table
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, hash_region
-from shardprep.formats.shards.read import Shard, container
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows, write_table
+from shardprep.formats.shards.in_place import Region, hash_region
+from shardprep.formats.shards.read import Extent, Shard, ShardWriter, StoredRecord, container
 from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
@@ -340,13 +339,11 @@ def row_dtype(key_bytes: int) -> np.dtype[np.void]:
 
 def build_shard(job: ShardJob) -> BuiltShard:
     """Build, check and publish a shard, unless it is already finished. Safe to kill and repeat."""
-    finished = trusted_commit(job)
-    if finished is not None:
+    if finished := trusted_commit(job):
         return finished
     built, skipped = unfinished(job.run, job.shard.name), list[SkippedImage]()
     rows, samples = _write(job, built, skipped)
-    finished = trusted_commit(job)  # another process may have built the same shard since
-    if finished is not None:
+    if finished := trusted_commit(job):  # another process may have built the same shard since
         built.unlink(missing_ok=True)
         return finished
     sha256, rows["row"]["offset"] = job.published(job.shard.name, built, rows["row"]["crc32c"])
@@ -360,9 +357,7 @@ def build_shard(job: ShardJob) -> BuiltShard:
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
     """Return the commit record of a finished shard if plan, size and SHA-256 match, else None."""
     commit = committed(job)
-    if commit is None or not all(file.is_in(job.output) for file in commit.files):
-        return None
-    return commit
+    return commit if commit and all(file.is_in(job.output) for file in commit.files) else None
 
 
 def committed(job: ShardJob) -> BuiltShard | None:

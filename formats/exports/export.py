@@ -39,10 +39,10 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
 )
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.container import Extent
-from shardprep.formats.shards.dataset import Dataset, splits_of
+from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
 from shardprep.formats.shards.files import FileEntry, Rows
 from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.read import Extent
 
 FORMATS: dict[str, type[ExportFormat]] = {
     kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Croissant, Folders)
@@ -375,8 +375,6 @@ class _Job(DecodesNothing):
 
 @lru_cache(maxsize=1)
 def _opened(path: Path, root: str) -> tuple[Dataset, Rows | None]:
-    """Return the dataset with that root, kept open, and its boxes. Raises DataError if it is another now."""
-    dataset = Dataset(path)
-    if dataset.manifest.root != root:
-        raise DataError("was replaced while it was exported; export it again", path=path)
+    """Return the dataset with that root, kept open, and its boxes. Raises SourceDamaged."""
+    dataset = open_unreplaced(path, root)
     return dataset, dataset.boxes

@@ -24,10 +24,10 @@ from shardprep.formats.images.info import KINDS
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import hash_file, publishing
+from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.files import FileEntry, Rows
 
 _FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # members of an enum are slow to combine
-SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 class ExportRecord(NamedTuple):

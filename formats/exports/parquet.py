@@ -11,13 +11,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra
-from shardprep.formats.exports.format import (
-    Exportable,
-    ExportRecord,
-    ShardFormat,
-    corners,
-    real_array,
-)
+from shardprep.formats.exports.format import Exportable, ExportRecord, ShardFormat, corners, real_array
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
 from shardprep.formats.shards.files import Rows

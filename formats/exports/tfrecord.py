@@ -8,8 +8,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shardprep.formats.exports.format import SIDES, ExportRecord, ShardFormat
+from shardprep.formats.exports.format import ExportRecord, ShardFormat
 from shardprep.formats.records.schema import Field
+from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.sources.tfrecord import HEAD, TAIL, masked_crc
 
 Feature = bytes

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage, printable
 from shardprep.formats.images.decode import decode
@@ -25,36 +26,37 @@ MEDIA_TYPES = {
 }
 """The media type of the kinds that browsers show, by their flag."""
 KIND = reduce(or_, KINDS.values()) | ImageFlag.SEVERAL
-MAX_BYTES = 1 << 20  # of a file in a page; larger ones are made smaller
-MAX_SIDE = 768  # pixels; larger images are made smaller
-SHOWN_HEIGHT = 256  # pixels in the page
 
 
-def figure(
-    image: bytes,
-    *,
-    caption: str,
-    most_bytes: int = MAX_BYTES,
-    most_side: int = MAX_SIDE,
-    height: int = SHOWN_HEIGHT,
-) -> str:
+class Limits(NamedTuple):
+    """The limits of a picture in a page: a file's bytes, the pixels of its sides, and the shown height."""
+
+    most_bytes: int
+    most_side: int
+    height: int
+
+
+WHOLE = Limits(1 << 20, 768, 256)
+THUMBNAIL = Limits(128 << 10, 384, 160)
+
+
+def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
     """Return an HTML figure with the image inside, and ``caption`` below it as text.
 
-    A file of a kind that browsers show, of one frame and of up to ``most_bytes``, is included unchanged,
-    anything else as a JPEG file of at most ``most_side`` pixels a side. It is shown up to ``height`` pixels
-    high, as it is stored: EXIF's orientation is not applied. Where the image does not decode, the figure says
-    so.
+    A file of a kind that browsers show, of one frame and within the ``limits``, is included unchanged,
+    anything else as a JPEG file that is made smaller. It is shown as it is stored: EXIF's orientation is not
+    applied. Where the image does not decode, the figure says so.
     """
     text, kind = html.escape(caption), None
-    if len(image) <= most_bytes:
+    if len(image) <= limits.most_bytes:
         with suppress(BadImage):
             kind = MEDIA_TYPES.get(read_image_header(image).flags & KIND)
     try:
-        shown = image if kind else _smaller(image, most_side)
+        shown = image if kind else _smaller(image, limits.most_side)
     except BadImage:
         return f"<figure><figcaption>{text}: this image does not decode</figcaption></figure>"
     source = f"data:image/{kind or 'jpeg'};base64,{base64.b64encode(shown).decode()}"
-    style = f"max-width: 100%; max-height: {height}px; image-orientation: none"
+    style = f"max-width: 100%; max-height: {limits.height}px; image-orientation: none"
     return f'<figure><img style="{style}" src="{source}"><figcaption>{text}</figcaption></figure>'
 
 
@@ -68,10 +70,7 @@ def _smaller(image: bytes, most_side: int) -> bytes:
     return bytes(cv2.imencode(".jpg", resized)[1])
 
 
-MOST_SHOWN = 100  # images; each may have THUMBNAIL_BYTES in the page
-THUMBNAIL_BYTES = 128 << 10
-THUMBNAIL_SIDE = 384  # pixels; larger images are made smaller
-THUMBNAIL_HEIGHT = 160  # pixels in the page
+MOST_SHOWN = 100  # images; each may have the bytes of a THUMBNAIL in the page
 MOST_IN_CAPTION = 60  # characters
 
 
@@ -112,13 +111,7 @@ class Gallery:
         caption = printable(each.caption, MOST_IN_CAPTION)
         if not each.image:
             return f"<figure><figcaption>{html.escape(caption)}</figcaption></figure>"
-        return figure(
-            each.image,
-            caption=caption,
-            most_bytes=THUMBNAIL_BYTES,
-            most_side=THUMBNAIL_SIDE,
-            height=THUMBNAIL_HEIGHT,
-        )
+        return figure(each.image, caption=caption, limits=THUMBNAIL)
 
 
 def _form_of(image: bytes) -> str:

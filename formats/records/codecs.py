@@ -85,7 +85,6 @@ INT64 = np.iinfo(np.int64)
 LABEL = np.dtype("<i4")
 
 
-@dataclass(frozen=True)
 class IntegerCodec(Codec):
     """Whole numbers of 64 bits; numpy's become Python's."""
 
@@ -103,7 +102,6 @@ class IntegerCodec(Codec):
         return int.from_bytes(_sized(data, 8), "little", signed=True)
 
 
-@dataclass(frozen=True)
 class FloatCodec(Codec):
     """Floats of 64 bits, NaN and infinities included; integers are taken, too."""
 
@@ -194,7 +192,6 @@ def _sized(data: bytes, size: int) -> bytes:
     return data
 
 
-@dataclass(frozen=True)
 class BytesCodec(Codec):
     """Any bytes, as they are."""
 
@@ -207,7 +204,6 @@ class BytesCodec(Codec):
         return data
 
 
-@dataclass(frozen=True)
 class ImageCodec(BytesCodec):
     """The unchanged bytes of image files, whose headers are checked."""
 
@@ -220,7 +216,6 @@ class ImageCodec(BytesCodec):
         return data
 
 
-@dataclass(frozen=True)
 class TextCodec(Codec):
     """Text as UTF-8."""
 
@@ -239,7 +234,6 @@ class TextCodec(Codec):
             raise BadValue("is not UTF-8") from error
 
 
-@dataclass(frozen=True)
 class JsonCodec(Codec):
     """Values of JSON: None, booleans, numbers, text, lists, and dicts with text as keys.
 

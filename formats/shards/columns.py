@@ -29,9 +29,8 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import SUFFIXES, Address
 from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_table, table_header
-from shardprep.formats.shards.read import DAMAGE, LOCAL, LocalFiles, Shard
+from shardprep.formats.shards.read import DAMAGE, LOCAL, SUFFIXES, Address, LocalFiles, Shard
 
 ROOT_DOMAIN = b"shardprep-columns-1\0"
 

@@ -29,6 +29,7 @@ from shardprep.formats.runtime.seal import Seal
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
 READ_BYTES = 1 << 18  # fits the CPU's cache, so that hashing does not read from memory
 
+ARCHIVE_NAME = "archive.tar"  # in the dataset's folder: a link to the archive, or the archive itself
 
 OUTPUT_FILES = re.compile(
     r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
@@ -199,17 +200,15 @@ def read_table(
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
     body = data[start:]
     row = row_of(len(body) // max(1, entry.records))
-    if row is None or len(body) != row.itemsize * entry.records:
-        raise _no_table(path, entry)
-    if data[:start].tobytes() != table_header(row, entry.records):
-        raise _no_table(path, entry)
+    if (
+        row is None
+        or len(body) != row.itemsize * entry.records
+        or data[:start].tobytes() != table_header(row, entry.records)
+    ):
+        raise ManifestDamaged(f"is not a table of {entry.records} rows in this format", path=path)
     rows = body.view(row)
     rows.flags.writeable = False
     return rows
-
-
-def _no_table(path: Path, entry: FileEntry) -> ManifestDamaged:
-    return ManifestDamaged(f"is not a table of {entry.records} rows in this format", path=path)
 
 
 def table_header(row: np.dtype[np.void], rows: int) -> bytes:

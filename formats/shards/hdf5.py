@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h5py
 import numpy as np
@@ -24,12 +24,8 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.container import ColumnAddresses, Container, ShardWriter, StoredRecord
 from shardprep.formats.shards.files import ShardFile
-
-if TYPE_CHECKING:
-    from shardprep.formats.shards.container import Extent
-
+from shardprep.formats.shards.read import ColumnAddresses, Container, Extent, ShardWriter, StoredRecord
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 

@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,22 +27,18 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
-from shardprep.formats.shards.container import (
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, ShardFile, table_header, write_table
+from shardprep.formats.shards.read import (
     ColumnAddresses,
     Container,
+    Extent,
     ShardWriter,
     StoredRecord,
     advice_for,
     not_indexed,
     place_of,
 )
-from shardprep.formats.shards.files import FileEntry, ShardFile, table_header, write_table
 
-if TYPE_CHECKING:
-    from shardprep.formats.shards.container import Extent
-
-
-ARCHIVE_NAME = "archive.tar"  # in the dataset's folder: a link to the archive, or the archive itself
 MOST_ARCHIVE_BYTES = 1 << 62
 
 

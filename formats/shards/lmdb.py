@@ -10,18 +10,14 @@ import errno
 import os
 import resource
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lmdb
 
 from shardprep.formats.errors import NoSpace, ShardDamaged
 from shardprep.formats.runtime.files import no_space
-from shardprep.formats.shards.container import Container, ShardWriter, StoredRecord
 from shardprep.formats.shards.lmdb_reader import VALUE_HEADER, VALUE_VERSION, LmdbAddresses
-
-if TYPE_CHECKING:
-    from shardprep.formats.shards.container import Extent
-
+from shardprep.formats.shards.read import Container, Extent, ShardWriter, StoredRecord
 
 # A commit writes all pages changed since the last: one large transaction holds the whole shard in
 # memory and takes twice as long. Equal bytes need a fixed count, not a time.

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from shardprep.formats.errors import DataError, ShardDamaged
 from shardprep.formats.runtime.files import ReadAt
-from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.files import ShardFile
+from shardprep.formats.shards.read import Address
 
 # mdb.c's MDB_page, MDB_meta and MDB_node on little-endian 64-bit platforms.
 HEADER = struct.Struct("<QHHHH")
@@ -107,14 +107,11 @@ class LmdbPages:
             if depth == 1:
                 yield first, number
                 continue
-            below = list(self._children(self._page(number, _BRANCH)))
+            below = list(self._children(self.page(number, _BRANCH)))
             waiting += [(key or first, child, depth - 1) for key, child in reversed(below)]
 
-    def leaf(self, number: int) -> Page:
-        """Return a leaf page, which has keys and values."""
-        return self._page(number, _LEAF)
-
-    def _page(self, number: int, kind: int) -> Page:
+    def page(self, number: int, kind: int = _LEAF) -> Page:
+        """Return a page of the tree; a leaf has keys and values."""
         data = self._read(number, self.size)
         own_number, _, flags, lower, upper = HEADER.unpack_from(data)
         if own_number != number or flags != kind:
@@ -226,7 +223,7 @@ class LmdbAddresses:
         page, first = self._leaf
         if not 0 <= ordinal - first < page.length:
             at = bisect_right(self._leaves, wanted, key=itemgetter(0)) - 1
-            page = self._pages.leaf(self._leaves[at][1])
+            page = self._pages.page(self._leaves[at][1])
             *_, start, end = self._pages.node(page, 0)
             first = int.from_bytes(page.data[start:end], "big")
             self._leaf = page, first

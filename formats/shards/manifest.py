@@ -32,8 +32,8 @@ from shardprep.formats.runtime.json_record import (
     sha256_of,
 )
 from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, shard_name, table_name
-from shardprep.formats.shards.files import FileEntry, read_small
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, MOST_ARCHIVE_BYTES, IndexedArchive
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, read_small
+from shardprep.formats.shards.in_place import MOST_ARCHIVE_BYTES, IndexedArchive
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
 
 ROOT = re.compile(r"blake3:[0-9a-f]{64}")
@@ -364,10 +364,6 @@ class Manifest:
         issues = issues_of(value)
         if issues:
             raise ManifestDamaged("; ".join(issues), path=path)
-        return cls._from_valid(value)
-
-    @classmethod
-    def _from_valid(cls, value: dict[str, Any]) -> Manifest:
         return cls(
             **value["dataset"],
             labels=LabelSpace.from_json(value["labels"]["classes"]),

@@ -12,9 +12,9 @@ from shardprep.formats.errors import ManifestDamaged
 from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
-from shardprep.formats.shards.container import place_of
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME
+from shardprep.formats.shards.read import place_of
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,13 @@ class Summary:
         return asdict(self)
 
 
+_SAME = (
+    "split", "image_bytes", "container", "class_sorted", "partial", "skipped", "content_root", "root", "has_images",
+    "archive_md5",
+)  # fmt: skip
+"""The values of a summary that are the manifest's."""
+
+
 def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
 
@@ -180,32 +187,23 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     images = index if manifest.has_images else index[:0]
     return Summary(
         path=dataset.location,
-        split=manifest.split,
+        **{name: getattr(manifest, name) for name in _SAME},
         records=len(index),
         classes=len(manifest.labels),
         classes_present=int(np.count_nonzero(np.unique(index["label"]) >= 0)),
         per_class=(int(counts.min()), int(counts.max())),
-        image_bytes=manifest.image_bytes,
         disk_bytes=sum(f.size for f in manifest.files),
-        container=manifest.container,
         archive=place_of(dataset.path / ARCHIVE_NAME) if manifest.archive else None,
         shards=len(manifest.shards),
         order=manifest.plan["order"],
         seed=manifest.plan["seed"],
-        class_sorted=manifest.class_sorted,
-        partial=manifest.partial,
-        skipped=manifest.skipped,
         boxes=boxes.records if boxes else 0,
         source=manifest.source["layout"],
         images={name: spread(images[name]) for name in ("width", "height", "length") if len(images)},
         kinds=_kinds(images),
         oddities=_oddities(images) if len(images) else {},
         crop_ready=_crop_ready(dataset),
-        content_root=manifest.content_root,
-        root=manifest.root,
-        has_images=manifest.has_images,
         columns=column_summaries(dataset),
-        archive_md5=manifest.archive_md5,
     )
 
 

@@ -33,8 +33,7 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry
 from shardprep.formats.shards.manifest import Manifest, read_manifest
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual

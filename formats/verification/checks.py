@@ -36,11 +36,10 @@ from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor
 from shardprep.formats.runtime.json_record import matches, parse_canonical_json
 from shardprep.formats.runtime.workers import ChildDied, WorkerPool
 from shardprep.formats.shards.columns import column_row
-from shardprep.formats.shards.container import StoredRecord
-from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_small, table_header
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region, changed_in, hash_region
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows, ShardFile, read_small, table_header
+from shardprep.formats.shards.in_place import Region, changed_in, hash_region
 from shardprep.formats.shards.manifest import QUARANTINE_NAME, Manifest
-from shardprep.formats.shards.read import IN_PLACE, Shard
+from shardprep.formats.shards.read import IN_PLACE, Shard, StoredRecord
 from shardprep.formats.shards.tables import index_row, kinds_in
 from shardprep.formats.verification.report import CheckResult, Finding, reading
 
@@ -227,7 +226,9 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
                 key = children.call_within(timeout_s, lambda key: False, check.key_of, ordinals[0])
                 return CheckResult([Finding(check.entry.name, crashes_decoder(error.signal), key)])
         half = len(ordinals) // 2
-        return merged(decoded(ordinals[:half]), decoded(ordinals[half:]))
+        found = decoded(ordinals[:half])
+        decoded(ordinals[half:]).add_to(found)
+        return found
 
     try:
         return result(check.found)
@@ -239,17 +240,8 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
     if not crashed.findings:
         problem = "the decoder crashed on its images together, but on none of them alone"
         crashed.notes.append(Finding(check.entry.name, problem))
-    return merged(found, crashed)
-
-
-def merged(first: CheckResult, second: CheckResult) -> CheckResult:
-    """Return the findings of both, with the digests of the first."""
-    return CheckResult(
-        first.findings + second.findings,
-        first.unchecked + second.unchecked,
-        first.notes + second.notes,
-        first.digests,
-    )
+    crashed.add_to(found)
+    return found
 
 
 @contextmanager

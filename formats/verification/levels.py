@@ -34,9 +34,8 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.columns import unlisted_columns
-from shardprep.formats.shards.container import advice_for, place_of
-from shardprep.formats.shards.files import FileEntry, Rows
-from shardprep.formats.shards.in_place import ARCHIVE_NAME, Region
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows
+from shardprep.formats.shards.in_place import Region
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -44,6 +43,7 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
+from shardprep.formats.shards.read import advice_for, place_of
 from shardprep.formats.shards.tables import (
     BOXES_NAME,
     INDEX_NAME,
@@ -441,9 +441,7 @@ class _Verification:
                     raise found
                 else:
                     digests[entry.name] = found.digests
-                    self.report.findings += found.findings
-                    self.report.unchecked += found.unchecked
-                    self.report.notes += found.notes
+                    found.add_to(self.report)
         return digests
 
     def _check_content_roots(self, digests: Mapping[str, bytes]) -> None:
@@ -461,7 +459,7 @@ class _Verification:
 def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
     """Hash a file, through one descriptor, so that its name may change."""
     with files.at_hand(entry) as path:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, OPEN_FLAGS | os.O_NOFOLLOW)
         try:
             is_same = hash_descriptor(descriptor) == entry.sha256
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, OperationError, printable
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME
 from shardprep.formats.shards.manifest import Manifest
 
 NO_MEMORY = "there is not enough memory; use fewer workers"
@@ -45,6 +45,12 @@ class CheckResult:
     def is_empty(self) -> bool:
         """Whether all was read, and nothing is wrong or remarkable."""
         return not (self.findings or self.unchecked or self.notes)
+
+    def add_to(self, other: Report | CheckResult) -> None:
+        """Add what was found to another result, or to the report."""
+        other.findings += self.findings
+        other.unchecked += self.unchecked
+        other.notes += self.notes
 
 
 @dataclass

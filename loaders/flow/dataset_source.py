@@ -16,9 +16,9 @@ from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.container import Address
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import Address
 from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records

@@ -15,7 +15,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
-from shardprep.formats.shards.container import Room
+from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout

@@ -15,10 +15,9 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.container import Address, Room
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
 from shardprep.formats.shards.in_place import Block, blocks_of
-from shardprep.formats.shards.read import DAMAGE
+from shardprep.formats.shards.read import DAMAGE, Address, Room
 from shardprep.formats.storage.cache import FileSource
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm
 from shardprep.loaders.batches.stack import JsonValues, gathered

@@ -161,8 +161,8 @@ def test_a_disk_with_less_space_than_a_commit_is_reported_as_full(tmp_path: Path
 from pathlib import Path
 from shardprep.formats.errors import NoSpace
 from shardprep.formats.shards.lmdb import LmdbShardWriter
-from shardprep.formats.shards.container import Extent
-from shardprep.formats.shards.container import StoredRecord
+from shardprep.formats.shards.read import Extent
+from shardprep.formats.shards.read import StoredRecord
 
 try:
     with LmdbShardWriter(Path({str(tmp_path)!r}, "shard.lmdb"), Extent(512, 512 * 30_000, 8)) as writer:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.shards.container import Room
+from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.slots import Arrays, SlotField, SlotLayout
 from shardprep.loaders.engine.messages import Clock, Fill, Items
 

@@ -15,11 +15,9 @@ from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
-from shardprep.formats.shards.container import Memory, StoredRecord
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
-from shardprep.formats.shards.read import ALL_CONTAINERS, Shard, container
+from shardprep.formats.shards.read import ALL_CONTAINERS, Memory, Shard, StoredRecord, container
 from shardprep.formats.verification.checks import FileCheck
 from shardprep.formats.verification.report import CheckResult
 from support.image_files import png

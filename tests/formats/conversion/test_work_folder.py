@@ -22,7 +22,7 @@ from shardprep.formats.conversion.plan import PlannedShard
 from shardprep.formats.runtime import jobs
 from shardprep.formats.runtime.jobs import ProgressCounters, ShardCounter
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
-from shardprep.formats.shards.container import Extent
+from shardprep.formats.shards.read import Extent
 from support.datasets import converted, prep
 from support.sampling import torture_except
 from support.workers import PoisonedSource

@@ -22,7 +22,7 @@ from shardprep.formats import (
     read_manifest,
     verify,
 )
-from shardprep.formats.shards.in_place import ARCHIVE_NAME
+from shardprep.formats.shards.files import ARCHIVE_NAME
 from shardprep.formats.shards.read import Shard
 from support.datasets import converted, flip
 from support.file_changes import CHANGES
