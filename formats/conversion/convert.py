@@ -143,7 +143,6 @@ def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
 
 
 def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
-    """Convert one split, or verify the finished one."""
     output, listing = prepared.output, prepared.listing
     with prepared.begun() as work_folder:
         if work_folder is not None:

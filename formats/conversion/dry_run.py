@@ -252,7 +252,6 @@ class _Findings:
 
 
 def _checked(one: PreparedSplit, workers: int, progress: Progress) -> _Findings:
-    """Check the images of the shards of a split that are still to be built."""
     shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
     records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
     found, done_records, done_bytes = _Findings(shards=len(shards), size=size), 0, 0

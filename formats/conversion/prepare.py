@@ -69,7 +69,6 @@ def refuse_other_shape(output: Path, split: str | None) -> None:
 
 
 def _is_dataset(folder: Path) -> bool:
-    """Whether a dataset is there, or was begun there."""
     return any((folder / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME))
 
 

@@ -127,20 +127,21 @@ def write_dataset(
     refuse_other_shape(folder, split)
     refuse_busy(folder)
     items = opened_items(samples, schema, classes)
-    if order == "shuffled" and items.numbered is None:
+    numbered = items.numbered
+    if order == "shuffled" and numbered is None:
         raise UsageError(
             "only items with numbers can be shuffled: give a sequence, or a flow over one, or shuffle the flow"
         )
-    if items.numbered is not None and workers is None and _is_soon_done(items, len(items.numbered)):
+    if numbered is not None and workers is None and _is_soon_done(items, len(numbered)):
         workers = 0
     prepared, problems = _prepared(items, folder, split, options), Problems()
     prepared.check_output((), ConvertOptions(restart=restart), problems)
     problems.raise_all()
-    if items.numbered is not None and not prepared.is_finished:
+    if numbered is not None and not prepared.is_finished:
         check_room({folder: prepared.bytes_to_write(prepared.shards)})
 
     def kept() -> str:
-        done = 0 if items.numbered is None else len(finished_shards(folder))
+        done = 0 if numbered is None else len(finished_shards(folder))
         return f"{done} of {len(prepared.shards)} shards are done" if done else ""
 
     with noting_kept(kept, restarted=restart):
@@ -148,8 +149,10 @@ def write_dataset(
             discard_unfinished([prepared])
         with prepared.begun() as work_folder:
             if work_folder is not None:
-                if items.numbered is not None:
-                    planned, built = prepared.planned, _built(prepared, items, workers, work_folder, progress)
+                if numbered is not None:
+                    planned, runner = prepared.planned, JobRunner(workers, progress=progress)
+                    jobs = _jobs(prepared, numbered, items.coder, workers, work_folder)
+                    built = runner.run("save", jobs, work_folder.run, prepared.shards)
                 else:
                     total = operator.length_hint(samples, 0)
                     planned, built = _streamed(prepared, items, total, work_folder, progress)
@@ -200,25 +203,22 @@ def _entries(count: int, items: OpenedItems) -> Entries:
     return entries
 
 
-def _built(
+def _jobs(
     prepared: PreparedSplit,
-    items: OpenedItems,
+    source: NumberedItems,
+    coder: ItemCoder,
     workers: int | None,
     work_folder: WorkFolder,
-    progress: Progress,
-) -> list[BuiltShard]:
-    """Build each shard of items with numbers that is not finished.
+) -> Iterator[ShardJob]:
+    """Return the jobs of all shards of items with numbers.
 
     The items are fetched in the workers, or here if they cannot be sent to another process.
     """
-    source, coder, shards = items.numbered, items.coder, prepared.shards
-    elsewhere = None if source is None or workers == 0 else source.elsewhere()
+    elsewhere = None if workers == 0 else source.elsewhere()
     data = None if elsewhere is None else packed(elsewhere)
     builder = None if data is None else partial(build_fetched, data, coder)
-    jobs = shard_jobs(prepared.planned, shards, work_folder, builder=builder)
-    if source is not None and builder is None:
-        jobs = _held(list(jobs), source, coder)
-    return JobRunner(workers, progress=progress).run("save", jobs, work_folder.run, shards)
+    jobs = shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
+    return _held(list(jobs), source, coder) if builder is None else jobs
 
 
 def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iterator[ShardJob]:
@@ -524,7 +524,7 @@ def opened_items(
         drawn = iter(samples)
     found = list(islice(drawn, 1))
     began = perf_counter()  # the first one may take longer, to open what all need
-    found += islice(drawn, FIRST_ITEMS - 1) if numbered is None else drawn
+    found += islice(drawn, FIRST_ITEMS - 1)
     if not found:
         raise UsageError("there are no items to save")
     coder = _coder(found, schema, classes)

@@ -294,7 +294,6 @@ class _Export:
         return found
 
     def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
-        """Return the units of a finished export that are intact, by name."""
         if [unit.name for unit in units] != [unit.name for unit in self.units]:
             return {}
 

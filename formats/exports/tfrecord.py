@@ -78,9 +78,8 @@ class TFRecord(ShardFormat):
 
     def unit_name(self, number: int, count: int) -> str:
         name = super().unit_name(number, count)
-        return (
-            name.replace("val-", "validation-", 1) if self.source.split == "val" else name
-        )  # the official name
+        is_val = self.source.split == "val"
+        return name.replace("val-", "validation-", 1) if is_val else name  # the official name
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
         for record in records:

@@ -432,7 +432,6 @@ def _encoded(pixels: npt.NDArray[Any], options: list[int]) -> bytes:
 
 
 def _with_metadata(made: bytes, original: bytes) -> bytes:
-    """Return the new JPEG with the application segments and comments of the original."""
     if not original.startswith(b"\xff\xd8"):
         return made
     kept = [

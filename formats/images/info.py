@@ -73,9 +73,8 @@ class ImageInfo:
 
 
 DEFAULT_QUALITY = 90  # of a shrunk image, as libjpeg counts it
-MAX_GROWTH = (
-    1.25  # of a recoded image; one that grows more stays as it is, so that a shard's size is known before
-)
+# Of a recoded image; one that grows more stays as it is, so that a shard's size is known before.
+MAX_GROWTH = 1.25
 
 NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
 

@@ -194,7 +194,11 @@ class Hdf5ShardWriter(ShardWriter):
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         with naming(self._path), self._file:
             if kind is None:
-                self._finish(self._skeleton())
+                skeleton = self._skeleton()
+                for position, part in sorted(skeleton.parts.items()):
+                    self._file.seek(position)
+                    self._file.write(part)
+                self._file.truncate(skeleton.size)
 
     def _skeleton(self) -> _Skeleton:
         keys, labels, crcs = zip(*self._rows, strict=True) if self._rows else ((), (), ())
@@ -206,12 +210,6 @@ class Hdf5ShardWriter(ShardWriter):
             _create(file, "keys", np.array(keys, f"S{max(map(len, keys), default=1)}"))
             _create(file, "crc32c", np.array(crcs, "<u4"))
         return skeleton
-
-    def _finish(self, skeleton: _Skeleton) -> None:
-        for position, part in sorted(skeleton.parts.items()):
-            self._file.seek(position)
-            self._file.write(part)
-        self._file.truncate(skeleton.size)
 
 
 def library() -> dict[str, str | int]:

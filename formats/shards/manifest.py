@@ -76,7 +76,6 @@ def _labels_ok(value: Any) -> bool:
 
 
 def _kinds_ok(value: Any) -> bool:
-    """Whether the value names some kinds, in their order and each once."""
     return matches(value, list) and value != [] and value == [kind for kind in LATER_KINDS if kind in value]
 
 

@@ -208,14 +208,12 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
 
 
 def _kinds(index: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return the number of images of each kind that there is."""
     kinds, counts = np.unique(index["flags"] & sum(KINDS.values()), return_counts=True)
     found = dict(zip(kinds.tolist(), counts.tolist(), strict=True))
     return {name: found[flag] for name, flag in KINDS.items() if flag in found}
 
 
 def _oddities(index: np.ndarray[Any, Any]) -> dict[str, int]:
-    """Return the number of unusual images by property; an image may have several."""
     flags, components = index["flags"], index["components"]
     width, height = index["width"].astype(np.int64), index["height"].astype(np.int64)
     is_jpeg = flags & sum(KINDS.values()) == 0

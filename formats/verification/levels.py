@@ -175,7 +175,6 @@ class SeenDataset:
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
-    """Return the versions of this machine that decide the findings."""
     found = {"shardprep": version("shardprep")}
     if decode:
         from shardprep.formats.images.opencv import cv2  # start-up time: OpenCV
@@ -288,7 +287,6 @@ class _Verification:
         return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
 
     def _is_sound(self, name: str, issue_of: Callable[[], str]) -> bool:
-        """Whether a file has no issue; it is reported."""
         issue: str | None = None
         with reading(name, self.report):
             issue = issue_of()
@@ -369,7 +367,6 @@ class _Verification:
         self._check("hash", unread, [partial(_hash, self.files, entry) for entry in unread])
 
     def _hash_regions(self, regions: Sequence[Region]) -> None:
-        """Hash the regions of the archive that the images are in."""
         shards = zip(self.manifest.shards, regions, strict=True)
         parts = [replace(shard, size=region.size) for shard, region in shards]
         link = self.report.dataset.absolute() / ARCHIVE_NAME

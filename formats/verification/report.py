@@ -109,9 +109,7 @@ class Report:
             "dataset": self.location,
             "level": self.level,
             "ok": self.exit_code == 0,
-            "root": self.manifest.root if self.manifest else None,
-            "content_root": self.manifest.content_root if self.manifest else None,
-            "records": self.manifest.records if self.manifest else None,
+            **{name: getattr(self.manifest, name, None) for name in ("root", "content_root", "records")},
             **{
                 name: [{"file": f.file, "key": f.key, "problem": f.problem} for f in found]
                 for name, found in lists.items()
