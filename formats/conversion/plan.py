@@ -144,7 +144,7 @@ class PlannedShard:
 class Plan:
     """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
 
-    ``digests`` has the plan's digest for each policy for bad images. ``version`` is that of the format.
+    ``digests`` has the plan's digest for each policy for bad images.
     """
 
     listing: Listing
@@ -154,7 +154,6 @@ class Plan:
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
-    version: tuple[int, int]
 
     @property
     def digest(self) -> str:
@@ -223,7 +222,6 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
             policy: _digest(listing, replace(options, on_bad_image=policy), order, shards, version)
             for policy in BAD_IMAGE_POLICIES
         },
-        version=version,
     )
 
 
