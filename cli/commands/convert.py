@@ -173,7 +173,7 @@ def convert(
     a list of paths and labels (text, CSV, JSON lines), or converted shards; it is read in place.
     A URL (s3://, gs://, az://, https://, file://) as SOURCE is a folder of official tars, read by ranges.
 
-    Interrupted in any way, the same command finishes the job, and the result is byte-identical.
+    After any interruption, the same command finishes the job, and the result is byte-identical.
     """
     if part and cluster:
         raise click.UsageError(
@@ -237,7 +237,7 @@ def index(
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
     gets the places, labels and checksums of its images, and a link to it. A Loader takes OUTPUT/train as
-    any dataset. Interrupted in any way, the same command goes on; after the archives were moved, it
+    any dataset. After any interruption, the same command goes on; after the archives were moved, it
     links and checks them.
     """
     done = convert_source(
@@ -433,7 +433,7 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
     """Add columns to DATASET; none of its files is written again.
 
     Datasets and tables have one partner for each record, by key; the rows of an array are in the records'
-    order. Interrupted in any way, the same command finishes the job. Repeated later, it builds the damaged
+    order. After any interruption, the same command finishes the job. Repeated later, it builds the damaged
     files of these columns again.
     """
     origins: dict[str, str] = {}

@@ -68,7 +68,7 @@ from shardprep.formats.verification.verify import verify as verify_dataset
 def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[str, Any]) -> Output:
     """Say what DATASET is: counts, bytes, classes, sizes, order, roots.
 
-    Of a folder of splits, or of a collection, it sums up each of them.
+    Given a folder of splits or a collection, it summarises each part.
     """
     check_replaced(html)
     if html and isinstance(dataset, str):
@@ -246,7 +246,7 @@ def summary_of(reports: Mapping[str, Report]) -> str:
     """Return one line about the reports of a folder's splits."""
     damaged = [name for name, report in reports.items() if report.exit_code]
     if damaged:
-        return f"NOT intact: {', '.join(damaged)} of {', '.join(reports)}"
+        return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
     images = count_of(sum(manifest.records for manifest in manifests), "image")
     total = size(sum(manifest.size for manifest in manifests))
@@ -430,7 +430,7 @@ def collect(out: Path, parts: tuple[Path, ...]) -> Output:
 def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
     """Write DATASET, or each split in that folder, to OUTPUT in the format of another loader.
 
-    Images stay as they are, and each is checked. Interrupted in any way, the same command finishes the
+    Images stay as they are, and each is checked. After any interruption, the same command finishes the
     job, and the result is byte-identical. A finished export is compared with what was written.
     """
     done = export_dataset(dataset, output, to=to, **chosen)

@@ -32,7 +32,7 @@ STEPS = (
 @click.argument("folder", type=ANY_PATH, required=False)
 @click.pass_context
 def demo(ctx: click.Context, folder: Path | None) -> None:
-    """Make a miniature ILSVRC12, convert it, verify it, sum it up and load it, saying each step.
+    """Make a miniature ILSVRC12, convert it, verify it, inspect it and load it, showing each step.
 
     Works in FOLDER, which must be empty or new, and keeps it; without FOLDER in a temporary folder
     that is removed at the end.
@@ -55,7 +55,7 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
     )
     say()
     say(f"Done; {kept}. To do the same with your own data:")
-    say("  prep convert /where/the/archives/are /where/the/shards/shall/be")
+    say("  prep convert ARCHIVES SHARDS")
 
 
 def _load_an_epoch(dataset: Path) -> None:
@@ -111,7 +111,7 @@ def sample(output: Path, **chosen: Any) -> Output:
     """Make a miniature ILSVRC12 in the folder OUTPUT, packed as the real one is.
 
     Crops of 25 free photographs, with the real set's oddities: a PNG named .JPEG, CMYK, grayscale,
-    progressive and tiny images, EXIF orientation. To try everything on before the 148 GB.
+    progressive and tiny images, EXIF orientation. To try everything out before the 148 GB.
     """
     made = make_sample(output, **chosen)
     images = ", ".join(f"{count:,} {split}" for split, count in made.images.items())

@@ -73,7 +73,7 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     """Copy the dataset at URL, or each split in that folder, to FOLDER. Each byte is verified.
 
     URL is s3://, gs://, az://, https://, http:// or file://; credentials are found in the environment.
-    Interrupted in any way, the same command continues. Intact files are kept, what is damaged
+    After any interruption, the same command continues. Intact files are kept, what is damaged
     is fetched anew.
     """
     done = fetch_dataset(url, folder, **chosen)
@@ -173,7 +173,7 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     """Copy the dataset in FOLDER, or each split in it, to URL. Each byte is verified there.
 
     URL is s3://, gs://, az:// or file://; credentials are found in the environment. The manifest comes
-    last. Interrupted in any way, the same command continues; files that are already there are kept.
+    last. After any interruption, the same command continues; files that are already there are kept.
     """
     lines, splits = [], []
     for one in publish_datasets(folder, url, **chosen):

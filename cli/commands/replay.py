@@ -142,7 +142,7 @@ def replay(
             passed = recorded.passed if recorded else {}
             made = loader.replay(epoch, step, start=start, passed=passed.get(epoch, ()))
         except IndexError as error:
-            raise click.UsageError(f"the epoch has no {error}; steps are counted from 0") from error
+            raise click.UsageError(f"epoch {epoch}: {error}") from error
         if sheet:
             ContactSheet(made, loader.transform).save(sheet)
         found = {
@@ -253,7 +253,7 @@ def compare_runs(
         "order": order._asdict() if order else None,
         "settings": {name: list(both) for name, both in differing.items()},
     }
-    lines = [f"the runs do not diverge in {epochs} of their epochs"]
+    lines = [f"the runs do not diverge ({count_of(epochs, 'epoch')} compared)"]
     because = parting.because if parting else {}
     if parting:
         place = f"epoch {parting.epoch}, step {parting.step}, row {parting.row}"

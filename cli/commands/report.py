@@ -80,7 +80,8 @@ def report(
     """Write a page of HTML that shows what is in DATASET, or in each split in that folder.
 
     It has counts, sizes, pictures, duplicates, suspects of a wrong label, and oddities. The page is one file,
-    which loads nothing and runs no program. Of a folder of splits each has a page, such as report-train.html.
+    which loads nothing and runs no program. In a folder of splits, each split gets a page, such as
+    report-train.html.
     """
     check_replaced(output)
     check_replaced(save_findings)

@@ -99,10 +99,22 @@ ANY_PATH = Parsed("path", user_path, "file")
 PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
 
 
+class NamedInErrors(click.Command):
+    """A command whose help is named by every error over its arguments; click names it in some."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the arguments into the context. Raises click.UsageError."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
 def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Return what makes a command; its help ends with the examples of what to type, as it is typed."""
     lines = ("\b", "Examples:", *(f"  prep {line}" for line in examples))
-    return click.command(short_help=summary, epilog="\n".join(lines))
+    return click.command(cls=NamedInErrors, short_help=summary, epilog="\n".join(lines))
 
 
 def flag(option: str, words: str, *, name: str | None = None) -> Option:

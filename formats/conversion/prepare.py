@@ -57,7 +57,7 @@ def refuse_other_shape(output: Path, split: str | None) -> None:
     if split is None:
         if _is_dataset(output):
             raise UsageError(
-                "holds one dataset, in which others would lie; choose another output, or continue this one "
+                "is itself a dataset, so splits cannot go into it; choose another output, or continue this one "
                 "with the --split that began it",
                 path=output,
             )

@@ -95,4 +95,5 @@ def _reader(image: bytes) -> Callable[[bytes], ImageInfo]:
         for signature, name in names.items():
             if image.startswith(signature):
                 raise error(name)
-    raise BadImage(f"not an image (starts with {image[:8].hex(' ') or 'nothing'})")
+    begins = f"starts with {image[:8].hex(' ')}" if image else "empty"
+    raise BadImage(f"not an image ({begins})")

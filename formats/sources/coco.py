@@ -292,13 +292,14 @@ class CocoInstances:
         if (np.diff(ids[by_id]) == 0).any():
             self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
         known = np.isin(rows["image"], ids)
-        checks = ((known, "an image"), (np.isin(rows["category"], [*self.categories]), "a category"))
+        in_category = np.isin(rows["category"], [*self.categories])
+        checks = ((known, "an image"), (in_category, "a category"))
         for is_known, what in () if self.problems else checks:
             for at_byte in rows["offset"][~is_known].tolist():
                 missing = f"refers to {what} that does not exist; copy it again"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
-        rows = rows[known]
+        rows = rows[known & in_category]
         record = by_id[np.searchsorted(ids, rows["image"], sorter=by_id)]
         self.entries["length"] += np.bincount(record, rows["size"], len(ids)).astype(np.int64)
         of_image = self.entries["offset"][record]

@@ -407,8 +407,8 @@ def _column(names: Sequence[str], wanted: str | None, usual: Sequence[str], opti
     if wanted is None:
         found = next((by_lower[name] for name in usual if name in by_lower), None)
     if found is None:
-        what = f"no column {wanted!r}" if wanted else "none of the usual columns"
-        raise ValueError(f"has {what}; name it with {option}, of these: {', '.join(names)[:200]}")
+        looked_for = repr(wanted) if wanted else f"{usual[0]!r} or the like"
+        raise ValueError(f"has no column {looked_for}; choose one with {option}: {', '.join(names)[:200]}")
     return found
 
 

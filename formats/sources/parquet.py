@@ -130,7 +130,9 @@ class RowGroups(Owned):
 
 
 def no_bytes(path: object) -> ValueError:
-    """Return the error for an image that is only a path."""
+    """Return the error for an image that is only a path, or null."""
+    if path is None:
+        return ValueError("has no image")
     return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
 
 

@@ -152,7 +152,8 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
         source = class_folders(path, split or "train", options)
     source = source or labelled_list(path, split, options)
     if source is None:
-        raise UsageError(_UNKNOWN_SOURCE, path=path)
+        is_empty = is_folder and not any(path.iterdir())
+        raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
     return source
 
 

@@ -92,7 +92,14 @@ def test_wrong_usage_is_2_said_in_a_line_and_as_json(words: list[str], tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("words", "command"), [(["verify"], "prep verify"), (["nonsense"], "prep")])
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["verify"], "prep verify"),
+        (["verify", "--nonsense"], "prep verify"),
+        (["nonsense"], "prep"),
+    ],
+)
 def test_an_error_of_arguments_names_their_command(words: list[str], command: str) -> None:
     assert json.loads(prep_here(*words, "--json").stdout)["error"]["command"] == command
 

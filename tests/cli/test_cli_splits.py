@@ -55,7 +55,7 @@ def test_one_damaged_or_unfinished_split_is_named_and_decides_the_exit_code(shar
     assert (damaged.returncode, unfinished.returncode) == (1, 1)
     assert f"{shards}/train: intact" in damaged.stdout
     assert f"{shards}/test: intact" in damaged.stdout
-    assert damaged.stdout.splitlines()[-1] == f"{shards}: NOT intact: val of train, val, test"
+    assert damaged.stdout.splitlines()[-1] == f"{shards}: NOT intact: val (1 of 3)"
     assert "no manifest.json" in unfinished.stdout
 
 

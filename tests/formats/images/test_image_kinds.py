@@ -140,6 +140,7 @@ REFUSED = {
     "Radiance HDR": (encoded(COLOUR.astype(np.float32), ".hdr"), "^Radiance HDR, which OpenCV decodes to wrong pixels"),
     "PFM": (encoded(COLOUR.astype(np.float32), ".pfm"), "^PFM, which OpenCV decodes to wrong pixels"),
     "PAM": (encoded(COLOUR, ".pam"), "^PAM, which OpenCV decodes to wrong pixels"),
+    "an empty file": (b"", r"^not an image \(empty\)"),
     "text": (b"not found\n", r"^not an image \(starts with 6e 6f 74"),
     "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "TIFF of 3 samples of 32 bits, of format 3"),
     "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),

@@ -79,6 +79,17 @@ def test_instances_that_contradict_themselves_are_an_error(change: Any, match: s
     assert found.value.exit_code == 1
 
 
+def test_a_dry_run_reports_an_unknown_category_once(tmp_path: Path) -> None:
+    instances = coco_instances(NAMES)
+    instances["annotations"][0].update(category_id=1)
+
+    done = prep_here("convert", coco(tmp_path / "s", instances), tmp_path / "out", "--dry-run")
+
+    problems = [line for line in done.stdout.splitlines() if line.startswith("problem: ")]
+    assert len(problems) == 1
+    assert "refers to a category that does not exist" in problems[0]
+
+
 def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
     fewer = coco_instances(NAMES)
     fewer["categories"] = [one for one in fewer["categories"] if one["name"] == "car"]

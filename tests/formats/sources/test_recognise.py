@@ -215,6 +215,11 @@ def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> Non
     assert repair(tmp_path / "out/train", source, workers=0).exit_code == 0
 
 
+def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is an empty folder$"):
+        recognise(tmp_path)
+
+
 def test_the_test_images_may_lie_in_a_folder_of_their_own(tree: Path) -> None:
     (tree / "test").rename(tree / "moved")
     (tree / "test").mkdir()

@@ -106,7 +106,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no image": (
         {"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)},
-        "row 0: has only the path of the image",
+        "row 0: has no image",
     ),
     "a label of no class": (
         {"image": images(0, 1), "label": [0, 2]},
