@@ -31,6 +31,7 @@ from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 from support.tf_devices import tf
 from support.tf_members import (
+    FED,
     MEMBERS,
     WAYS,
     WHOLE,
@@ -46,6 +47,7 @@ from support.tf_members import (
     numbers_of,
     until_the_end,
 )
+from support.waiting import until
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -147,6 +149,18 @@ def test_what_is_closed_or_dropped_in_the_middle_ends_its_iteration_and_its_thre
     next(iter(dropped))
     del dropped
     gc.collect()
+
+    assert not [t for t in threading.enumerate() if t.name == "shardprep-feeder"]
+
+
+@members(FED)
+def test_closing_stops_a_feeder_that_waits_for_room(make: Made) -> None:
+    each = made(make, Numbered(batches=1000, last=3))
+    iterator = iter(each)
+    next(iterator)
+    until(lambda: each.stats().level == each.stats().capacity)
+
+    each.close()
 
     assert not [t for t in threading.enumerate() if t.name == "shardprep-feeder"]
 
