@@ -133,7 +133,7 @@ def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
 def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: CachedDataset) -> None:
     readers = [remote.shard(number) for number in range(len(remote.manifest.shards))]
 
-    deleted = [reader for reader in readers if reader.is_deleted]
+    deleted = [reader for reader in readers if reader.file.is_deleted]
 
     assert deleted
     assert all(remote.shard(readers.index(reader)) is not reader for reader in deleted)
