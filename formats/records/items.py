@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 from shardprep.formats.errors import ManifestDamaged
@@ -12,6 +11,7 @@ from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import NO_COLUMNS, Record
 from shardprep.formats.records.schema import RESERVED
 from shardprep.formats.runtime.json_record import matches
+from shardprep.formats.runtime.lazy import cached_property
 
 
 class ColumnValues(Mapping[str, Any]):

@@ -12,7 +12,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -27,6 +27,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace

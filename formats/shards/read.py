@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, ShardFile
 

@@ -90,13 +90,7 @@ def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
 
-def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the batch with ``function`` of each part; only dicts and tuples have parts."""
-    if isinstance(batch, Mapping):
-        return {name: _mapped(part, function) for name, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple([_mapped(part, function) for part in batch])
-    return function(batch)
+_mapped = partial(converted, kinds=(Mapping, tuple))  # a list is a part of a batch
 
 
 def row_count(batch: Any) -> int:

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing.util import Finalize
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Self
@@ -267,8 +268,13 @@ class Dispatcher(Owned):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
 
-    def launch(self, workers: int) -> None:
-        """Start that many workers and the thread; on an error, no worker is left. Raises OperationError."""
+    def launch(self, workers: int, *, owner: object) -> None:
+        """Start that many workers and the thread, which end when ``owner`` is collected.
+
+        On an error, no worker is left. Raises OperationError.
+        """
+        # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children
+        self._collected = Finalize(owner, self.close, exitpriority=10)
         try:
             for index in range(workers):
                 self._start_worker(index)
@@ -473,6 +479,7 @@ class Dispatcher(Owned):
         self._selector.close()
         self.ring.close()
         self._status_table.close()
+        self._collected.cancel()  # it refers to this object, whose error can refer to the owner
 
     def _drain(self, key: selectors.SelectorKey) -> None:
         """Read and drop messages: a worker cannot end while its answers are not read."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from multiprocessing.util import Finalize
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Self
@@ -284,9 +283,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
                 deadline=deadline,
                 locate=locate or describe,
             )
-            # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children
-            Finalize(self, dispatcher.close, exitpriority=10)
-            dispatcher.launch(workers)
+            dispatcher.launch(workers, owner=self)
             self._dispatcher = dispatcher
 
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from operator import is_not
 from typing import Any, SupportsIndex
@@ -17,6 +17,7 @@ from shardprep.formats.records.items import ColumnRecord
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.formats.records.schema import RESERVED
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered, seed_of
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext

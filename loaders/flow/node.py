@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from enum import Enum
-from functools import cached_property
 from itertools import count
 from numbers import Real
 from types import UnionType
 from typing import Any, ClassVar, Protocol, SupportsIndex, cast
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext
 

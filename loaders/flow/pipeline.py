@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Self, cast
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.json_record import natural
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.canaries import warn_of_decoder
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
@@ -437,7 +438,7 @@ class Loader(Owned, EpochLoader):
         return {"card": self._state_card.to_json(), "transform": self._kept_transform}
 
     @cached_property
-    def _kept_transform(self) -> dict[str, Any] | None:  # type: ignore[override]
+    def _kept_transform(self) -> dict[str, Any] | None:
         return None if self.transform is None else kept_transform(self.transform)
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:

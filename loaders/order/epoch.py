@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.order.epoch_order import (
     EpochOrder,
     EpochSplit,

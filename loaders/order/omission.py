@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.order.parts import Records, WeightedParts
 
 SCANNED = 1 << 18  # places of an order at a time

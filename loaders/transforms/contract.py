@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.runtime.lazy import cached_property
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -304,15 +304,17 @@ def in_arrays(result: Any) -> Any:
     return converted(result, _in_array)
 
 
-def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return the value in the same form, with its parts converted: what is no tuple, list or dict."""
+def converted(
+    value: Any, convert: Callable[[Any], Any], *, kinds: tuple[type[Any], ...] = (Mapping, tuple, list)
+) -> Any:
+    """Return the value in the same form, with its parts converted: what is of none of these kinds."""
+    if not isinstance(value, kinds):
+        return convert(value)
     if isinstance(value, Mapping):
-        return {name: converted(part, convert) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(converted(part, convert) for part in value))
-    if isinstance(value, tuple | list):
-        return type(value)(converted(part, convert) for part in value)
-    return convert(value)
+        return {name: converted(part, convert, kinds=kinds) for name, part in value.items()}
+    form: Any = type(value)
+    parts = [converted(part, convert, kinds=kinds) for part in value]
+    return form(*parts) if hasattr(form, "_fields") else form(parts)
 
 
 def _in_array(part: Any) -> Any:

@@ -33,6 +33,16 @@ class Pair(NamedTuple):
     label: Any
 
 
+def test_a_named_tuple_stays_one_where_its_lists_are_padded() -> None:
+    batches = [Pair(image=[np.ones(1), np.ones(2)], label=["a", "b"])]
+
+    (padded,) = Flow.from_iterable(batches).pad(-1)
+
+    assert isinstance(padded, Pair)
+    assert padded.image.tolist() == [[1, -1], [1, 1]]
+    assert padded.label == ["a", "b"]
+
+
 def test_kept_items_are_read_only() -> None:
     source = [
         {"x": np.zeros(2), "more": [np.zeros(2), {"y": np.zeros(2)}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -158,6 +159,29 @@ def test_plans_that_cannot_be_meant_are_errors() -> None:
         for plan in (np.arange(5), np.zeros((2, 2), np.int64), np.zeros(2)):
             with pytest.raises(UsageError, match="plan"):
                 next(engine.run([plan]))
+
+
+@pytest.mark.slow
+def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def fail() -> None:
+        engine = Engine(Writing(at_opening=engine_workers.kill), layout(4), workers=2)
+        with pytest.raises(WorkerDied, match="before it was ready, by SIGKILL"):
+            next(engine.run(plans_of(4, 4)))
+
+    with Engine(Writing(), layout(4), workers=1):  # whose descriptors of multiprocessing stay
+        pass
+    gc.collect()
+    before = descriptors()
+    monkeypatch.setattr(dispatcher, "MAX_FAILED_STARTS", 2)
+
+    fail()
+
+    until(lambda: (gc.collect(), descriptors())[1] == before)
 
 
 @pytest.mark.torture
