@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Descriptor, Inheritable
 from shardprep.loaders.batches.pickling import (
     ALIGNMENT,
@@ -82,8 +83,9 @@ class SlotLayout:
         if len({field.name for field in self.fields}) < len(self.fields):
             raise UsageError("two fields of a slot have the same name")
 
+    @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Return where each field starts, and, last, where the spare bytes start."""
+        """Where each field starts, and, last, where the spare bytes start."""
         ends = [0]
         for field in self.fields:
             ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
@@ -100,12 +102,12 @@ class SlotLayout:
             field.name: memory[start : start + rows * field.row_bytes]
             .view(field.dtype)
             .reshape(rows, *field.shape)
-            for field, start in zip(self.fields, self.offsets(), strict=False)
+            for field, start in zip(self.fields, self.offsets, strict=False)
         }
 
     @property
     def _inputs_start(self) -> int:
-        return _round_up(self.offsets()[-1] + self.rows * self.spare, ALIGNMENT)
+        return _round_up(self.offsets[-1] + self.rows * self.spare, ALIGNMENT)
 
     def input_area(self, memory: Memory) -> Memory:
         """Return the input area of a slot's memory."""
@@ -113,11 +115,11 @@ class SlotLayout:
 
     def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
         """Return the same as :meth:`arrays`, in new memory."""
-        return self.arrays(aligned_copy(memory[: self.offsets()[-1]]), rows)
+        return self.arrays(aligned_copy(memory[: self.offsets[-1]]), rows)
 
     def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
         """Return the spare bytes of ``count`` rows from ``first`` on."""
-        start = self.offsets()[-1]
+        start = self.offsets[-1]
         return memory[start + first * self.spare : start + (first + count) * self.spare]
 
 

@@ -191,9 +191,11 @@ class BatchPlans:
 
     def _checked(self, plan: npt.ArrayLike | BatchRequest) -> BatchRequest:
         request = plan if isinstance(plan, BatchRequest) else BatchRequest(np.asarray(plan))
-        items = np.asarray(request.items)
+        items = request.items
         if items.ndim != 1 or len(items) > self._rows:
             raise UsageError(f"a plan of shape {items.shape} does not fit a batch of {self._rows} rows")
+        if items.dtype == self._dtype:
+            return request
         if len(items) and not np.can_cast(items.dtype, self._dtype, "same_kind"):
             raise UsageError(f"a plan of {items.dtype} was given where the work takes {self._dtype}")
         return replace(request, items=items.astype(self._dtype))

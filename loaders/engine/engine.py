@@ -309,18 +309,19 @@ class Engine(Owned, AbstractContextManager["Engine"]):
             raise UsageError(f"this {self._owner} is closed; make a new one")
 
     def _run_here(self, plans: BatchPlans) -> Iterator[EngineBatch]:
-        run = next(self._numbers)
+        run, cpu = next(self._numbers), CpuClock()
         with self.meter.run(), self._work.open(self._status_table.clock[0]) as fill:
             for number in itertools.count():
                 drawn = tuple(plans.draw(1))
                 if not plans.claim():
                     return
-                yield self._filled_here(fill, run, number, *drawn)
+                yield self._filled_here(fill, cpu, run, number, *drawn)
 
-    def _filled_here(self, fill: Fill, run: int, number: int, request: BatchRequest) -> EngineBatch:
+    def _filled_here(
+        self, fill: Fill, cpu: CpuClock, run: int, number: int, request: BatchRequest
+    ) -> EngineBatch:
         items = request.items
-        began, cpu = perf_counter(), CpuClock()
-        before = cpu.read()
+        began, before = perf_counter(), cpu.read()
         batch = fill_batch(fill, number, items, layout=self.layout, where=self._where)
         if request.filled:
             request.filled()

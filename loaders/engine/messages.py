@@ -7,8 +7,9 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
+from threading import get_native_id
 from time import thread_time
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
@@ -354,17 +355,19 @@ class StatusTable(Inheritable):
 
 
 class CpuClock(Owned):
-    """Seconds of the thread that makes it, since then: [on a CPU, runnable but not on one].
+    """Seconds of the thread that reads it: [on a CPU, runnable but not on one].
 
-    The second is 0 except on Linux. A reading takes a microsecond.
+    The second is 0 except on Linux. A reading takes a microsecond, the first one in a thread some more.
     """
 
-    def __init__(self) -> None:
-        self._file = Descriptor(-1)
-        with suppress(OSError):
-            self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
+    _file = Descriptor(-1)
+    _thread = 0
 
     def read(self) -> npt.NDArray[np.float64]:
+        if (thread := get_native_id()) != self._thread:
+            self._thread, self._file = thread, Descriptor(-1)
+            with suppress(OSError):
+                self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
         on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
         file = self._file.fileno()
         if file < 0:
@@ -403,8 +406,7 @@ Where = Callable[[int, int, Any], str]  # row, number of its batch, item
 
 def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
     """Fill a batch in new memory; an exception of the work gets a note that says ``where``."""
-    own = replace(layout, spare=0, inputs=0)
-    arrays = own.arrays(aligned(own.nbytes), len(items))
+    arrays = layout.arrays(aligned(layout.offsets[-1]), len(items))
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}
     done = 0

@@ -369,10 +369,9 @@ class Loader(Owned, EpochLoader):
         items, transform = self._subset.items_at(places, epoch), self.transform
         observed = None if transform is None else ObservedTransform(transform)
         work = replace(self._work, transform=observed or self._work.transform, one_thread=False)
-        layout = replace(self.engine.layout, inputs=0, sparse=False)
         needed = self._shards.held(np.unique(items["shard"]).tolist())
         with needed, work.open(np.zeros(len(work.stages))) as fill:
-            batch = fill_batch(fill, step, items, layout=layout, where=_where)
+            batch = fill_batch(fill, step, items, layout=self.engine.layout, where=_where)
         parts, _, _ = self._parts(results_of(self._work.transform, room=0), batch)
         shown = observed.shown if observed else {}
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
@@ -393,8 +392,8 @@ class Loader(Owned, EpochLoader):
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
         places = self._subset.places_of(batch.items)
-        own = without(bad, (labels, numbers) if self._with_numbers else (labels,))
-        return [*results.parts(batch, bad), *own], np.delete(places, bad), places[bad]
+        delivered, *own = without(bad, (places, labels, numbers) if self._with_numbers else (places, labels))
+        return [*results.parts(batch, bad), *own], delivered, places[bad]
 
     def card(self) -> RunCard:
         transform = self.transform

@@ -57,7 +57,7 @@ class ShardStream:
 
     def span(self, numbers: Records) -> tuple[int, int]:
         """Estimate where in the stream the first of these records begins and the last one ends."""
-        shards = np.searchsorted(self.record_ends, numbers, side="right")
+        shards = self.record_ends.searchsorted(numbers, side="right")
         begins = self.bases[shards] + numbers * self.slopes[shards]
         return int(begins.min()), math.ceil((begins + self.slopes[shards]).max())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
 
 
+@cache
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
     """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
     place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
@@ -149,7 +151,6 @@ class _ShardWorkspace:
 
     def fill(self, items: Items, arrays: Arrays, room: Room | None) -> Iterator[object]:
         self._took = [0.0] * len(STAGES)
-        self._written = RowWriter(items, arrays.pop(INPUTS, None))
         try:
             if self._work.transform is None and self._work.with_image:
                 yield from self._images(items, room)
@@ -164,8 +165,7 @@ class _ShardWorkspace:
 
         One read of TIMED_OF is timed for all, because two clock readings take 1 % of one.
         """
-        places = zip(*(items[name].tolist() for name in ("shard", "ordinal")), strict=True)
-        addresses = zip(*(items[name].tolist() for name in ADDRESS), strict=True)
+        places, addresses = items[["shard", "ordinal"]].tolist(), items[[*ADDRESS]].tolist()
         rows = len(items)
         for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
             # one that cannot be opened is an error, also where records are skipped
@@ -192,6 +192,7 @@ class _ShardWorkspace:
             return SkippedRow(str(damage))
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
+        self._written = RowWriter(items, arrays.pop(INPUTS, None))
         for row, item in enumerate(map(Item._make, items.tolist())):
             if self._work.with_image:
                 self._records[item.shard]  # one that cannot be opened is an error, and no bad record
