@@ -446,7 +446,6 @@ def _run_child(
     target: Callable[..., None],
     given: dict[str, Any],
 ) -> None:
-    """Run the target in the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     channel = Channel(end)

@@ -26,7 +26,6 @@ def stack(records: Sequence[Any]) -> Any:
     Python's own numbers become bool, int64, float64 or complex128; strings and bytes are refused.
     """
     if any(isinstance(record, Mapping | tuple | list) for record in records):
-        _same({type(record) for record in records}, "forms")
         return _in_columns(stack, records)
     return _stacked(list(map(unmasked, records)))
 
@@ -48,7 +47,6 @@ def gathered(records: Sequence[Any]) -> Any:
     with one element per record. Raises UsageError where records differ in form.
     """
     if any(isinstance(record, Mapping | tuple) for record in records):
-        _same({type(record) for record in records}, "forms")
         return _in_columns(gathered, records)
     arrays = [array_of(record) for record in records]
     forms = {None if array is None else (array.shape, array.dtype.str) for array in arrays}
@@ -60,12 +58,12 @@ def gathered(records: Sequence[Any]) -> Any:
 def listed(records: Sequence[Any]) -> Any:
     """Return records as a tuple or dict of lists, one for each part; as one list where they have no parts."""
     if any(isinstance(record, Mapping | tuple | list) for record in records):
-        _same({type(record) for record in records}, "forms")
         return _in_columns(list, records)
     return list(records)
 
 
 def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any]) -> Any:
+    _same({type(record) for record in records}, "forms")
     first = records[0]
     if isinstance(first, Mapping):
         _same({tuple(record) for record in records}, "names")
