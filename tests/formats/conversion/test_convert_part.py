@@ -25,6 +25,7 @@ from shardprep.formats import (
     convert_part,
 )
 from shardprep.formats.conversion.plan import ConversionPart
+from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep_here, tree
 from support.repository import ROOT
 
@@ -54,6 +55,19 @@ def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
         assert sorted(shard.number for share in shares for shard in share[split]) == [*range(size)]
     counts = [sum(map(len, share)) for share in shares]
     assert max(counts) - min(counts) <= 1
+
+
+def test_a_part_removes_the_folders_of_dead_runs_and_of_no_other(archives: Path, tmp_path: Path) -> None:
+    work = tmp_path / "out" / ".prep"
+    with WorkFolder(tmp_path / "out", shared=True) as alive:
+        (alive.run / "shard-00000.lmdb.tmp").write_bytes(b"half")
+        (work / "run-that-is-dead").mkdir()
+        (work / "run-that-is-dead" / "alive").touch()
+
+        parts(archives, tmp_path / "out", [1], 2)
+
+        assert [*work.glob("run-*")] == [alive.run]
+        assert (alive.run / "shard-00000.lmdb.tmp").read_bytes() == b"half"
 
 
 @pytest.mark.parametrize("changed", ["ILSVRC2012_img_train.tar", "ILSVRC2012_devkit_t12.tar.gz"])
