@@ -38,9 +38,9 @@ A class that is defined beside its only use is followed by its file. The exit co
     │   ├── CacheBusy (formats/storage/cache_folder.py)  another process keeps a cache's lock
     │   ├── RemoteFailed (formats/storage/store.py)  a bucket or a server does not answer
     │   │   ├── NothingThere (formats/storage/store.py)  there is no such bucket, folder or dataset
-    │   │   ├── OtherFile (formats/storage/store.py)  a file is not the one that was there before
     │   │   ├── RemoteDenied (formats/storage/store.py)  it gives no access
     │   │   ├── AnswerBroken (formats/storage/store.py)  its answer broke off
+    │   │   │   └── OtherFile (formats/storage/store.py)  a file is not the one that was there before
     │   │   └── RangeRefused (formats/storage/store.py)  it sends no parts of files
     │   ├── SenderFailed (loaders/machines/frames.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
@@ -205,6 +205,8 @@ class DatasetNotFound(OperationError, FileNotFoundError):
     @classmethod
     def at(cls, folder: Path) -> DatasetNotFound:
         """Return the error for a folder, with the path that is there and was probably meant."""
+        if folder.exists():
+            return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
         close = _close_path(folder)
         hint = f"; did you mean {os.fspath(close)!r}?" if close else ""
         return cls(f"there is no such folder{hint}", path=folder)

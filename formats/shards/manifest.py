@@ -392,10 +392,10 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
         data = read_small(path, MAX_MANIFEST_BYTES)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.lexists(folder / COLLECTION_NAME):
             raise UsageError("is a collection; give its parts, one at a time", path=folder) from error
-        if not folder.exists():
+        if not folder.is_dir():
             raise DatasetNotFound.at(folder) from error
         message = "no manifest.json: not a dataset, or its conversion has not finished"
         raise ManifestDamaged(message, path=folder) from error

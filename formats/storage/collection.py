@@ -169,7 +169,7 @@ class CollectionFile:
 
 def read_collection(folder: Path) -> CollectionFile:
     """Return the collection in a folder. Raises DatasetNotFound, ManifestDamaged, UnknownVersion, OSError."""
-    if not folder.exists():
+    if not folder.is_dir():
         raise DatasetNotFound.at(folder)
     path = folder / COLLECTION_NAME
     return CollectionFile.parse(read_small(path, MAX_COLLECTION_BYTES), path)

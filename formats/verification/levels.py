@@ -204,10 +204,8 @@ def verify_folder(
     """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
     check_level(level)
     path = user_path(dataset)
-    if not path.exists():
-        raise DatasetNotFound.at(path)
     if not path.is_dir():
-        raise UsageError("is not a dataset folder", path=path)
+        raise DatasetNotFound.at(path)
     return verify_files(DatasetFiles(path), level, workers, executor, progress)
 
 

@@ -179,7 +179,7 @@ class Receipt:
         raise DataError(
             f"epoch {self.epoch} of {self.dataset} was not delivered exactly once: {fault} "
             f"({self.count} delivered, {len(self.skipped)} skipped, {self.left_out.count} left out). "
-            "Merge the receipts of all ranks, each once, and of all parts of a resumed epoch"
+            "Merge the receipts, or give the logs, of all ranks, each once, and of all parts of a resumed epoch"
         )
 
     def to_json(self) -> dict[str, Any]:
