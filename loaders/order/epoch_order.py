@@ -249,7 +249,7 @@ class RankSplit:
     def batch(self, step: int) -> range:
         """The places of this rank's batch of this step, counted from ``start``. Raises IndexError."""
         if not 0 <= step < len(self):
-            raise IndexError(f"there is no step {step}: the last of {len(self)} steps is {len(self) - 1}")
+            raise IndexError(f"there is no step {step} among {len(self)} steps, counted from 0")
         if step == self._full_steps:
             return self._remainder
         first = self.start + step * self._step_records + self.rank * self.batch_size
@@ -338,5 +338,5 @@ class EpochSplit:
     def places(self, step: int) -> dict[int, range]:
         """Return the places of this rank's batch of this step, by partition. Raises IndexError."""
         if not 0 <= step < len(self):
-            raise IndexError(f"there is no step {step}: the last of {len(self)} steps is {len(self) - 1}")
+            raise IndexError(f"there is no step {step} among {len(self)} steps, counted from 0")
         return {number: part.batch(step) for number, part in self.parts.items() if step < len(part)}

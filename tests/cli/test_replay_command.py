@@ -137,7 +137,7 @@ def test_all_records_are_listed_on_request(folder: Path) -> None:
     ("words", "message"),
     [
         (["--card", "run.json"], "give --step"),
-        (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000: the last of "),
+        (["--card", "run.json", "--step", 1000], "epoch 0: there is no step 1000 among "),
         (["--card", "run.json", "--step", 0, "--seed", 1], "--seed: the card or state sets it"),
         (["--card", "run.json", "--state", "state.json"], "give one of"),
         (["--card", "other.json", "--step", 0], "seven"),
