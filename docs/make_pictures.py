@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -78,7 +79,9 @@ def prep(folder: Path, *words: str) -> None:
 
 def conversion(folder: Path) -> list[Printed]:
     """Return what a conversion prints that is interrupted, and goes on where it was."""
-    first = printed(folder, CONVERT, interrupted=lambda line: " 3 of " in line)
+    first = printed(folder, CONVERT, interrupted=is_halfway)
+    if not any(line.text == "^C" for line in first):
+        sys.exit("the conversion ended before it could be interrupted; make the sample larger")
     second = printed(folder, CONVERT)
     last = printed(folder, ("verify", "shards"))
     lines: list[Printed] = []
@@ -87,6 +90,12 @@ def conversion(folder: Path) -> list[Printed]:
         lines.append(Printed(began, f"$ prep {' '.join(words)}"))
         lines += [Printed(began + 0.5 + line.at, line.text) for line in part]
     return lines
+
+
+def is_halfway(line: str) -> bool:
+    """Whether the line says that some of the shards are done, and not all."""
+    shards = re.search(r" (\d+) of (\d+) shards", line)
+    return shards is not None and int(shards[1]) < int(shards[2])
 
 
 def printed(
@@ -105,7 +114,7 @@ def printed(
     ) as process:
         for line in process.stdout or ():
             lines.append(Printed(time.monotonic() - began, line.rstrip("\n")))
-            if interrupted(line) and not line.startswith("prep: "):
+            if interrupted(line) and all(before.text != "^C" for before in lines):
                 lines.append(Printed(time.monotonic() - began, "^C"))
                 process.send_signal(signal.SIGINT)
     return lines
