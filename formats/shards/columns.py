@@ -332,6 +332,13 @@ class OpenRecords(Owned):
     def __getitem__(self, number: int) -> Shard:
         return self._shards.get(number) or self._opened(number)
 
+    def shard(self, number: int) -> Shard:
+        """Return an open shard of records. Raises IndexError."""
+        count = self._first_shards[-1]
+        if not 0 <= number < count:
+            raise IndexError(f"shard {number} of {count}")
+        return self[number]
+
     def image(self, number: int, ordinal: int, address: Address) -> bytes:
         """Return the image of a record, as :meth:`.Shard.image` does."""
         try:
@@ -371,8 +378,6 @@ class OpenRecords(Owned):
     def _place(self, number: int) -> tuple[PartFiles, FileEntry]:
         count = self._first_shards[-1]
         column, place = divmod(number, count)
-        if not 0 <= column <= len(self._columns):
-            raise IndexError(f"shard {number} of {count}")
         at = bisect_right(self._first_shards, place) - 1
         part = self._parts[at]
         shards = part.columns[column - 1].shards if column else part.shards

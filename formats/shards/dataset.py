@@ -247,8 +247,8 @@ class RecordSet(ABC):
         return Gallery(f"{self.path}: {len(shown)} of {len(self):,} {of}", shown)
 
     def shard(self, number: int) -> Shard:
-        """Return an open shard, opened at its first use."""
-        return self._opened[number]
+        """Return an open shard, opened at its first use. Raises IndexError."""
+        return self._opened.shard(number)
 
     def close(self) -> None:
         """Close the shards; the next read opens them again. No other thread may be reading."""

@@ -135,6 +135,13 @@ def test_the_files_of_all_columns_share_what_may_be_open(
     assert open_files(dataset) == 0
 
 
+def test_a_shard_that_is_none_of_the_records_is_an_error(dataset: Path) -> None:
+    with open_dataset(dataset) as opened:
+        for number in (-1, len(opened.manifest.shards)):  # the next ones are those of columns
+            with pytest.raises(IndexError, match=f"shard {number} of"):
+                opened.shard(number)
+
+
 def test_a_record_is_still_a_tuple_and_can_be_pickled(dataset: Path) -> None:
     with open_dataset(dataset) as opened:
         record = opened[-1]
