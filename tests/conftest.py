@@ -18,6 +18,8 @@ from shardprep import cli, formats, loaders
 from shardprep.formats import make_sample
 from shardprep.formats.runtime.owned import running_ends
 from support.datasets import converted
+from support.faulty_proxy import Proxy, faulty_proxy
+from support.object_server import as_endpoint, object_server
 from support.process_table import children, threads
 from support.waiting import until
 
@@ -137,3 +139,18 @@ def hdf5_shards(lmdb_shards: Path) -> Path:
     folder = lmdb_shards.parent / "hdf5"
     converted(lmdb_shards.parent / "archives", folder, shard_size=400_000, container="hdf5")
     return folder
+
+
+@pytest.fixture(scope="module")
+def server(buckets: Path) -> Iterator[int]:
+    """The port of a server of S3 with the buckets in a folder."""
+    with object_server(buckets) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy of the server, which is the endpoint of S3 in this test."""
+    with faulty_proxy(server) as running:
+        as_endpoint(running.url, monkeypatch)
+        yield running

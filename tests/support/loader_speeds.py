@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from shardprep.loaders import LoaderStats
 from shardprep.loaders.measuring.bench import CacheShares, LoaderSpeed, MemoryUse
 
@@ -9,25 +12,36 @@ DECODING = {"read": 1.0, "decode": 16.0, "augment": 2.0}
 READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
 
 
-def speed_of(stages: dict[str, float], *, cached: float | None = 1.0) -> LoaderSpeed:
-    """The speed of 1,000 images of 100 KB in ten seconds, by two workers always busy with ``stages``."""
-    stats = LoaderStats(
+def stats_of(**changes: Any) -> LoaderStats:
+    """A thousand images of 100 KB in ten seconds, by two workers on two CPUs that decode all the time."""
+    whole = LoaderStats(
         rows=1000,
         timed=1000,
-        batches=100,
+        batches=10,
         elapsed=10.0,
-        starved=9.8,
+        warming=0.0,
+        starved=9.5,
         handing=0.1,
+        blocked=0.0,
         filling=(10.0, 10.0),
         waiting=(0.0, 0.0),
-        cpu=(9.5, 9.5),
-        queued=(0.0, 0.0),
-        stages=stages,
+        cpu=(19.0,),
+        queued=(0.5,),
+        stages=DECODING,
+        copied=0,
+        restarts=0,
         workers=2,
         cpus=2,
         image_bytes=1e5,
-        **dict.fromkeys(["warming", "blocked", "copied", "restarts", "crop_ready"], 0),
+        crop_ready=1.0,
     )
+    return replace(whole, **changes)
+
+
+def speed_of(stages: dict[str, float], *, cached: float | None = 1.0) -> LoaderSpeed:
+    """The speed of such a run, with workers that are always busy with ``stages``."""
+    busy = {"cpu": (9.5, 9.5), "queued": (0.0, 0.0), "starved": 9.8}
+    stats = stats_of(batches=100, stages=stages, crop_ready=0, **busy)
     return LoaderSpeed(
         images=1000,
         batches=100,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from shardprep.loaders.measuring.bench import (
 from support.column_datasets import write_columns
 from support.datasets import converted, prep_here
 from support.disk_profiles import full_profile, names_in, paths_of, table
-from support.loader_speeds import DECODING, READING, speed_of
+from support.loader_speeds import DECODING, READING, speed_of, stats_of
 from support.repository import ROOT
 from support.verdict_workers import Computing, Sleeping
 
@@ -245,35 +244,6 @@ def test_every_verdict_is_a_sentence_with_the_limit_and_plain_json(stats: Loader
         assert "nan" not in str(verdict)
         assert verdict.next_rate >= verdict.rate
         assert json.loads(json.dumps(verdict.to_dict(), allow_nan=False))["sentence"] == str(verdict)
-
-
-def stats_of(**changes: Any) -> LoaderStats:
-    """A thousand images in ten seconds, by two workers on two CPUs that decode all the time."""
-    whole = LoaderStats(
-        rows=1000,
-        timed=1000,
-        batches=10,
-        elapsed=10.0,
-        warming=0.0,
-        starved=9.5,
-        handing=0.1,
-        blocked=0.0,
-        filling=(10.0, 10.0),
-        waiting=(0.0, 0.0),
-        cpu=(19.0,),
-        queued=(0.5,),
-        stages={"read": 1.0, "decode": 16.0, "augment": 2.0},
-        copied=0,
-        restarts=0,
-        workers=2,
-        cpus=2,
-        image_bytes=1e5,
-        crop_ready=1.0,
-    )
-    return replace(whole, **changes)
-
-
-READING = {"read": 18.0, "decode": 1.0, "augment": 0.5}
 
 
 @pytest.mark.parametrize(

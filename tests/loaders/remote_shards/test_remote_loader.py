@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -30,28 +30,18 @@ from shardprep.loaders.loader.ahead import AT_ONCE
 from support.cached_shards import bytes_in, cached, limit_of
 from support.column_datasets import write_columns
 from support.datasets import flip, prep_here, tree
-from support.faulty_proxy import Proxy, faulty_proxy
+from support.faulty_proxy import Proxy
 from support.loaded import assert_same, epoch_of, kept, loader_on
 from support.loader_workers import Imported
-from support.object_server import as_endpoint, object_server
 from support.sampling import torture_except
 from support.terminal_screen import Terminal
 from support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def server(lmdb_shards: Path) -> Iterator[int]:
-    """The port of a server of S3."""
-    with object_server(lmdb_shards.parent.parent) as port:
-        yield port
-
-
-@pytest.fixture
-def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy of the server, which is the endpoint of S3 in this test."""
-    with faulty_proxy(server) as running:
-        as_endpoint(running.url, monkeypatch)
-        yield running
+def buckets(lmdb_shards: Path) -> Path:
+    """The folder of the server's buckets."""
+    return lmdb_shards.parent.parent
 
 
 @pytest.fixture(scope="module")
