@@ -237,7 +237,9 @@ class Epoch:
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
         """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
         self._steps += 1
-        self._receipt = self._receipt.add(numbers).skip(skipped)
+        self._receipt = self._receipt.add(numbers)
+        if skipped:
+            self._receipt = self._receipt.skip(skipped)
 
     def end(self) -> None:
         """Note that the consumer asked for a batch after the last one."""

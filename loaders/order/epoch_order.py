@@ -9,7 +9,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -229,6 +229,8 @@ class RankSplit:
     world_size: int = 1
     drop_last: bool = False
     start: int = 0
+    step_records: int = field(init=False, repr=False)  # of all ranks
+    full_steps: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -237,6 +239,8 @@ class RankSplit:
             raise UsageError(f"rank must be between 0 and {self.world_size - 1}, not {self.rank}")
         if not 0 <= self.start <= self.records:
             raise UsageError(f"an epoch of {self.records} records cannot continue at {self.start}")
+        object.__setattr__(self, "step_records", self.world_size * self.batch_size)
+        object.__setattr__(self, "full_steps", (self.records - self.start) // self.step_records)
 
     @property
     def stop(self) -> int:
@@ -244,47 +248,39 @@ class RankSplit:
         return self._remainder_start if self.drop_last else self.records
 
     def __len__(self) -> int:
-        return self._full_steps + (not self.drop_last and len(self._remainder) > 0)
+        return self.full_steps + (not self.drop_last and len(self._remainder) > 0)
 
     def batch(self, step: int) -> range:
         """The places of this rank's batch of this step, counted from ``start``. Raises IndexError."""
         if not 0 <= step < len(self):
             raise IndexError(f"there is no step {step} among {len(self)} steps, counted from 0")
-        if step == self._full_steps:
+        if step == self.full_steps:
             return self._remainder
-        first = self.start + step * self._step_records + self.rank * self.batch_size
+        first = self.start + step * self.step_records + self.rank * self.batch_size
         return range(first, first + self.batch_size)
 
     def end(self, step: int) -> int:
         """The place that all ranks have reached after this step; a state keeps it as ``start``."""
-        return min(self.start + (step + 1) * self._step_records, self.stop)
+        return min(self.start + (step + 1) * self.step_records, self.stop)
 
     def steps_of(self, places: Records) -> Records:
         """Return the step of each place, -1 for those of other ranks and of no step."""
-        steps, within = np.divmod(places - self.start, self._step_records)
+        steps, within = np.divmod(places - self.start, self.step_records)
         first = self.rank * self.batch_size
         is_own = (within >= first) & (within < first + self.batch_size)
-        steps[~is_own | (steps < 0) | (steps >= self._full_steps)] = -1
+        steps[~is_own | (steps < 0) | (steps >= self.full_steps)] = -1
         rest = self._remainder
         if not self.drop_last:
-            steps[(places >= rest.start) & (places < rest.stop)] = self._full_steps
+            steps[(places >= rest.start) & (places < rest.stop)] = self.full_steps
         return steps
 
     def steps_reached(self, places: Records) -> Records:
         """Return the step of all ranks together that reaches each place; the nearest for those outside."""
-        return np.clip((places - self.start) // self._step_records, 0, max(0, len(self) - 1))
-
-    @property
-    def _step_records(self) -> int:
-        return self.world_size * self.batch_size
-
-    @property
-    def _full_steps(self) -> int:
-        return (self.records - self.start) // self._step_records
+        return np.clip((places - self.start) // self.step_records, 0, max(0, len(self) - 1))
 
     @property
     def _remainder_start(self) -> int:
-        return self.start + self._full_steps * self._step_records
+        return self.start + self.full_steps * self.step_records
 
     @property
     def _remainder(self) -> range:
@@ -331,12 +327,13 @@ class EpochSplit:
             )
             for number in self.partitions
         }
+        self._steps = len(whole) if whole.drop_last else max(map(len, self.parts.values()))
 
     def __len__(self) -> int:
-        return len(self.whole) if self.whole.drop_last else max(map(len, self.parts.values()))
+        return self._steps
 
     def places(self, step: int) -> dict[int, range]:
         """Return the places of this rank's batch of this step, by partition. Raises IndexError."""
-        if not 0 <= step < len(self):
-            raise IndexError(f"there is no step {step} among {len(self)} steps, counted from 0")
+        if not 0 <= step < self._steps:
+            raise IndexError(f"there is no step {step} among {self._steps} steps, counted from 0")
         return {number: part.batch(step) for number, part in self.parts.items() if step < len(part)}

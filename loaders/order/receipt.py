@@ -42,15 +42,18 @@ class Tally:
     def of(cls, records: npt.ArrayLike | range) -> Tally:
         """Return the tally of these record numbers; a number given twice counts twice."""
         numbers = np.asarray(records, np.int64).ravel()
-        parts = (numbers[i : i + CHUNK_RECORDS] for i in range(0, len(numbers), CHUNK_RECORDS))
-        return sum((cls(len(part), _digest(part)) for part in parts), cls())
+        a = b = 0
+        for start in range(0, len(numbers), CHUNK_RECORDS):
+            c, d = _digest(numbers[start : start + CHUNK_RECORDS])
+            a, b = (a + c) & MASK, (b + d) & MASK
+        return cls(len(numbers), (a, b))
 
     @classmethod
     @lru_cache(maxsize=4)  # the epochs of a run are checked one after the other
     def of_dataset(cls, records: int) -> Tally:
         """Return the tally of 0 .. records - 1, each once."""
         parts = (np.arange(i, min(i + CHUNK_RECORDS, records)) for i in range(0, records, CHUNK_RECORDS))
-        return sum((cls(len(part), _digest(part)) for part in parts), cls())
+        return sum(map(cls.of, parts), cls())
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Tally:
@@ -63,8 +66,8 @@ class Tally:
         return {"count": self.count, "digest": f"{self.digest[0]:016x}{self.digest[1]:016x}"}
 
     def __add__(self, other: Tally) -> Tally:
-        a, b = ((x + y) & MASK for x, y in zip(self.digest, other.digest, strict=True))
-        return Tally(self.count + other.count, (a, b))
+        (a, b), (c, d) = self.digest, other.digest
+        return Tally(self.count + other.count, ((a + c) & MASK, (b + d) & MASK))
 
 
 @dataclass(frozen=True)
