@@ -13,7 +13,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats import open_dataset, verify
 from shardprep.formats.sources.recognise import recognise
@@ -108,14 +108,18 @@ def test_a_source_is_recognised_and_read_in_any_order_any_number_of_times(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*MEMBERS} - {"tensorpack", "converted"}))
 @few
-@given(content=contents, seed=st.integers(0, 99))
-def test_the_order_in_which_files_were_made_does_not_matter(name: str, content: Content, seed: int) -> None:
+@example(content=CONTENT, seed=1, order="key")
+@example(content=CONTENT, seed=1, order="shuffled")
+@given(content=contents, seed=st.integers(0, 99), order=st.sampled_from(["key", "shuffled"]))
+def test_the_order_in_which_files_were_made_does_not_matter(
+    name: str, content: Content, seed: int, order: str
+) -> None:
     """Where records have names: tensorpack's have numbers, and items that were saved keep their order."""
     other = random.Random(seed).sample(content, len(content))
     with TemporaryDirectory() as folder:
         here = Path(folder)
         paths = [MEMBERS[name].write(here / part, some) for part, some in (("a", content), ("b", other))]
-        roots = [converted(path, here / f"out{n}", order="key").records_root for n, path in enumerate(paths)]
+        roots = [converted(path, here / f"out{n}", order=order).records_root for n, path in enumerate(paths)]
 
         assert roots[0] == roots[1]
 

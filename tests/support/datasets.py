@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -70,7 +71,7 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 def unpack(archives: Path, root: Path) -> Path:
-    """The archives as an extracted tree: train/<wnid>, val flat, test flat."""
+    """The archives as an extracted tree: train/<wnid>, val flat, test flat, and the devkit as it is."""
     for split in ("train", "val", "test"):
         with tarfile.open(archives / f"ILSVRC2012_img_{split}.tar") as outer:
             for member in outer:
@@ -84,6 +85,7 @@ def unpack(archives: Path, root: Path) -> Path:
                     target = root / split / Path(member.name).name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(data.read())
+    shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", root)
     return root
 
 

@@ -28,48 +28,11 @@ from shardprep.formats import (
 from shardprep.formats.conversion import prepare as preflight
 from shardprep.formats.runtime import files as filesystem
 from shardprep.formats.runtime.progress import Progress
-from support.datasets import StopAfter, converted, prep_here, tree, unpack
+from support.datasets import StopAfter, converted, prep_here, tree
 from support.image_files import JPEG, encoded, pixels
 from support.record_sources import tfds, write_tfrecord
 from support.sampling import torture_except
 from support.source_builders import write
-
-
-@pytest.fixture(scope="session")
-def extracted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = unpack(archives, tmp_path_factory.mktemp("extracted"))
-    shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", root)
-    return root
-
-
-@pytest.fixture(scope="session")
-def kaggle(extracted: Path, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("kaggle")
-    data = root / "ILSVRC" / "Data" / "CLS-LOC"
-    for split in ("train", "val", "test"):
-        shutil.copytree(extracted / split, data / split)
-    (converted_val,) = convert(archives, tmp_path_factory.mktemp("val") / "out", split="val", workers=0)
-    with open_dataset(converted_val.path) as val:
-        classes = val.manifest.labels.classes
-        rows = [f"{r.key},{classes[r.label].name} 1 2 30 40 " for r in val]
-    (root / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *rows]) + "\n")
-    mapping = "".join(f"{c.name} {c.words}\n" for c in classes)
-    (root / "LOC_synset_mapping.txt").write_text(mapping)
-    return root
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", torture_except(["key", "shuffled"], "shuffled"))
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_every_layout_gives_the_same_content_root(
-    archives: Path, extracted: Path, kaggle: Path, tmp_path: Path, order: str, split: str
-) -> None:
-    roots = {
-        converted(source, tmp_path / str(number), split=split, order=order).content_root
-        for number, source in enumerate([archives, extracted, kaggle])
-    }
-
-    assert len(roots) == 1
 
 
 @pytest.mark.slow

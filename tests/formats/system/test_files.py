@@ -208,10 +208,7 @@ def test_a_folder_in_a_files_place_is_named_and_left_alone(archives: Path, tmp_p
 def test_reads_of_ten_bytes_at_a_time_give_the_same_bytes(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, container: str
 ) -> None:
-    source = archives
-    if layout == "folders":
-        source = unpack(archives, tmp_path / "source")
-        shutil.copy(archives / "ILSVRC2012_devkit_t12.tar.gz", source)
+    source = unpack(archives, tmp_path / "source") if layout == "folders" else archives
     converted(source, tmp_path / "whole", split="val", container=container)
     with open_dataset(tmp_path / "whole") as whole:
         records = list(whole)
