@@ -139,22 +139,8 @@ def test_what_cannot_be_is_refused_even_under_a_right_root(change: dict[str, Any
         Manifest.parse(sealed(change))
 
 
-HOSTILE = {
-    "duplicate keys": SMALL.to_bytes().replace(b"{", b'{"crit":[],', 1),
-    "NaN": b'{"a":NaN}\n',
-    "infinity": b'{"a":1e400}\n',
-    "200,000 lists": b"[" * 200_000,
-    "5,000 digits": b'{"a":' + b"9" * 5000 + b"}\n",
-    "UTF-16": SMALL.to_bytes().decode().encode("utf-16"),
-    "byte order mark": b"\xef\xbb\xbf" + SMALL.to_bytes(),
-    "no UTF-8": b'{"a":"\xff"}\n',
-    "nothing": b"",
-    "a number": b"1\n",
-}
-
-
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_text_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"1", b"1\n"])
+def test_a_text_that_is_no_json_object_in_canonical_form_is_refused(data: bytes) -> None:
     with pytest.raises(ManifestDamaged):
         Manifest.parse(data)
 

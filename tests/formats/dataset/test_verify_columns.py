@@ -30,11 +30,6 @@ def intact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.fixture
-def dataset(intact: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(intact, tmp_path / "dataset"))
-
-
 def found(dataset: Path, level: str = "full") -> list[Finding]:
     report = verify(dataset, level=level, workers=2)
     assert report.unchecked == []
