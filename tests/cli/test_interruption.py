@@ -2,30 +2,17 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shardprep.formats.runtime.work_folder import finished_shards
 from support.datasets import converted, flip, prep
+from support.scripts import interrupted
 
 pytestmark = pytest.mark.slow
-
-
-def interrupt(*words: object, when: Callable[[], object]) -> tuple[int, str, str]:
-    """Run ``prep``, send it SIGINT when that is true, and return exit code, stdout and stderr."""
-    command = [sys.executable, "-m", "shardprep.cli", *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not when() and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        said, complained = process.communicate(timeout=60)
-    return process.returncode, said, complained
 
 
 def conversion(archives: Path, output: Path, *words: object) -> list[object]:
@@ -39,9 +26,9 @@ def test_a_conversion_says_how_many_shards_are_kept_and_the_next_run_what_it_fou
     output = tmp_path / "out"
     words = conversion(archives, output, "--split", "train")
 
-    restarted = interrupt(*words, "--restart", when=lambda: len(finished_shards(output)) > 2)[2]
+    restarted = interrupted(*words, "--restart", when=lambda: len(finished_shards(output)) > 2)[2]
     before = len(finished_shards(output))
-    code, _, complained = interrupt(*words, when=lambda: len(finished_shards(output)) > before + 2)
+    code, _, complained = interrupted(*words, when=lambda: len(finished_shards(output)) > before + 2)
     kept = len(finished_shards(output))
     finished = prep(*(word for word in words if word != "--quiet"), check=True)
 
@@ -126,7 +113,7 @@ def test_a_signal_is_not_lost_in_a_finalizer_and_leaves_no_lock_of_the_standard_
 def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out")
 
-    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out" / "val")) > 2)
+    _, _, complained = interrupted(*words, when=lambda: len(finished_shards(tmp_path / "out" / "val")) > 2)
 
     match = re.search(r"; (\d+) of (\d+) shards of train, (\d+) of \d+ shards of val are done; ", complained)
     assert match, complained
@@ -137,7 +124,7 @@ def test_each_split_of_a_conversion_is_named(archives: Path, tmp_path: Path) -> 
 def test_an_interruption_is_json_where_results_are(archives: Path, tmp_path: Path) -> None:
     words = conversion(archives, tmp_path / "out", "--split", "train", "--json")
 
-    code, said, _ = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+    code, said, _ = interrupted(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
 
     error = json.loads(said)["error"]
     assert (code, error["kind"], error["exit_code"], error["signal"]) == (130, "Interrupted", 130, 2)
@@ -151,7 +138,7 @@ def test_a_repair_says_how_many_shards_are_rebuilt(archives: Path, tmp_path: Pat
         flip(shard, shard.stat().st_size // 2)
     words = ["repair", tmp_path / "out", "--source", archives, "--workers", 1, "--quiet"]
 
-    _, _, complained = interrupt(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
+    _, _, complained = interrupted(*words, when=lambda: len(finished_shards(tmp_path / "out")) > 2)
 
     kept = len(finished_shards(tmp_path / "out"))
     assert re.search(rf"; {kept} of \d+ shards are rebuilt; run it again to continue", complained), complained

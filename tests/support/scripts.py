@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,3 +60,14 @@ def killed(seconds: float, *words: object) -> None:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+def interrupted(*words: object, when: Callable[[], object]) -> tuple[int, str, str]:
+    """Run ``prep``, send it SIGINT when that is true, and return exit code, stdout and stderr."""
+    command = [sys.executable, "-m", "shardprep.cli", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not when() and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        said, complained = process.communicate(timeout=60)
+    return process.returncode, said, complained

@@ -3,17 +3,13 @@
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support.datasets import prep, tree
 from support.faulty_proxy import Proxy
-from support.scripts import killed
+from support.scripts import interrupted, killed
 
 pytestmark = pytest.mark.slow
 
@@ -21,16 +17,11 @@ pytestmark = pytest.mark.slow
 def test_ctrl_c_ends_it_at_once_and_says_what_is_kept(bucket: Path, proxy: Proxy, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     proxy.fault = lambda path, count: "stall" if path.endswith("shard-00003.h5") else None
-    command = [sys.executable, "-m", "shardprep.cli", "fetch", "s3://bucket/shards/train", str(copy)]
-    with subprocess.Popen(
-        [*command, "--timeout", "3600", "--quiet"], stderr=subprocess.PIPE, text=True
-    ) as process:
-        while not (copy / "shard-00004.h5").exists() and process.poll() is None:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
-        _, complained = process.communicate(timeout=60)
+    words = ("fetch", "s3://bucket/shards/train", copy, "--timeout", 3600, "--quiet")
 
-    assert process.returncode == 130
+    code, _, complained = interrupted(*words, when=(copy / "shard-00004.h5").exists)
+
+    assert code == 130
     assert re.fullmatch(
         r"prep: interrupted; \d+ of \d+ files are fetched; run it again to continue\n", complained
     )
