@@ -17,8 +17,6 @@ from shardprep.loaders.measuring.disk import (
 )
 from support.repository import ROOT
 
-DOCUMENT = ROOT / "docs" / "reference" / "bench-disk.md"
-
 
 def rate(median: float) -> Measurement:
     return Measurement(median, median * 0.9, median * 1.2, 3, "made up")
@@ -61,13 +59,14 @@ def paths_of(value: Any, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-def documented_paths() -> set[str]:
-    """Every key that docs/reference/bench-disk.md lists, without those of measurements."""
-    objects, measurement = DOCUMENT.read_text().split("A measurement:")
-    inside = [name for line in table(measurement) for name in names_in(line)]
+def documented_paths(command: str, kind: str) -> set[str]:
+    """Every key that the page of a command lists; where a value is of this kind, the keys of the kind."""
+    text = (ROOT / "docs" / "reference" / f"{command}.md").read_text()
+    objects, of_kind = text.split("## `--json`")[1].split(f"A {kind}:")
+    inside = [name for line in table(of_kind) for name in names_in(line)]
     found: set[str] = set()
-    for line in table(objects.split("## `--json`")[1]):
-        parts = inside if line.split("|")[2].strip() == "measurement" else [""]
+    for line in table(objects):
+        parts = inside if line.split("|")[2].strip() == kind else [""]
         found |= {f"{name}.{part}".rstrip(".") for name in names_in(line) for part in parts}
     return found
 

@@ -29,9 +29,8 @@ from shardprep.loaders.measuring.bench import (
 )
 from support.column_datasets import write_columns
 from support.datasets import converted, prep_here
-from support.disk_profiles import full_profile, names_in, paths_of, table
+from support.disk_profiles import documented_paths, full_profile, paths_of
 from support.loader_speeds import DECODING, READING, speed_of, stats_of
-from support.repository import ROOT
 from support.verdict_workers import Computing, Sleeping
 
 
@@ -94,19 +93,7 @@ def test_the_documented_keys_are_those_that_are_printed(everything: tuple[str, A
     _, figures, _ = everything
 
     too_short = {"sweep.runs[].verdict"}  # null, on a busy machine
-    assert documented_keys() == set(paths_of(figures)) - too_short
-
-
-def documented_keys() -> set[str]:
-    """The first column of the tables of bench-loader.md; the keys of a verdict wherever one is."""
-    text = (ROOT / "docs" / "reference" / "bench-loader.md").read_text()
-    objects, verdict = text.split("## `--json`")[1].split("A verdict:")
-    inside = [name for line in table(verdict) for name in names_in(line)]
-    found: set[str] = set()
-    for line in table(objects):
-        parts = inside if line.split("|")[2].strip() == "verdict" else [""]
-        found |= {f"{name}.{part}".rstrip(".") for name in names_in(line) for part in parts}
-    return found
+    assert documented_paths("bench-loader", "verdict") == set(paths_of(figures)) - too_short
 
 
 @pytest.mark.parametrize(
