@@ -24,7 +24,7 @@ from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.passes import PassResources
 from shardprep.loaders.transforms.contract import ArraySpec
 from support.sampling import torture_except
-from support.scripts import Start, scripts
+from support.scripts import Start, line_of, outcome, scripts
 
 IMAGE = ArraySpec("image", (4, 5), "float32")
 
@@ -245,13 +245,12 @@ def blocked():
 for item in Flow.from_callable(blocked).prefetch(2):
     pass
 """)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "blocked\n"
+    assert line_of(program) == "blocked"
     time.sleep(0.2)
     program.send_signal(signal.SIGINT)
-    _, err = program.communicate(timeout=TEST_TIMEOUT_S)
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert program.returncode == -signal.SIGINT
+    code, said = outcome(program)
+    assert said.endswith("KeyboardInterrupt\n")
+    assert code == -signal.SIGINT
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
 from shardprep.loaders.machines.ledger import StepLease
 from shardprep.loaders.machines.wire import pack_lease, pack_welcome
 from shardprep.loaders.remote import Refused, RemoteSource, serve
-from support.remote_ends import TIMEOUT_S, line_of, python
+from support.remote_ends import TIMEOUT_S, python
+from support.scripts import line_of
 from support.waiting import until
 from support.zmtp_peer import (
     COMMAND,

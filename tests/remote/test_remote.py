@@ -29,7 +29,6 @@ from support.remote_ends import (
     SOURCES,
     TIMEOUT_S,
     Tunnel,
-    line_of,
     loader,
     locally,
     numbers,
@@ -41,6 +40,7 @@ from support.remote_ends import (
     wired,
 )
 from support.sampling import torture_except
+from support.scripts import line_of
 
 ALL = ["loader", "loader_with_workers", "dropping_loader", "numbers", "joined", "odd_ones"]
 ALL += ["in_parts", "flows_in_parts"]

@@ -17,7 +17,7 @@ from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.slots import Arrays, SlotField, SlotLayout
 from shardprep.loaders.engine.messages import Clock, Fill, Items
 
-Action = Callable[[int], object]
+Action = Callable[..., object]
 INT64 = np.dtype(np.int64)
 
 
@@ -64,20 +64,16 @@ def doze(item: int) -> None:
     time.sleep(0.2)
 
 
-def nap(item: int) -> None:
-    time.sleep(0.0005)
-
-
 def wait_for(file: Path, item: int) -> None:
     while not file.exists():
         time.sleep(0.01)
 
 
-def sleep_for_ever(item: int) -> None:
+def sleep_for_ever(*item: int) -> None:
     time.sleep(3600)
 
 
-def kill(item: int) -> None:
+def kill(*item: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -85,7 +81,7 @@ def crash(item: int) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def leave(item: int) -> None:
+def leave(*item: int) -> None:
     os._exit(0)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
 from shardprep.loaders import ArraySpec, TransformInput
-
-Action = Callable[[], object]
+from support.engine_workers import Action
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,8 @@ def reject() -> None:
     raise BadImage("does not decode")
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def leave() -> None:
-    os._exit(0)
-
-
 def nap() -> None:
     time.sleep(0.002)
-
-
-def hang() -> None:
-    time.sleep(3600)
 
 
 @dataclass(frozen=True)
@@ -93,15 +79,6 @@ class CutShort:
     def __call__(self) -> None:
         self.path.chmod(0o644)
         os.truncate(self.path, 4096)
-
-
-@dataclass(frozen=True)
-class NoTensorflow:
-    """Fail where the process has a module that no worker needs."""
-
-    def __call__(self) -> None:
-        if found := {"tensorflow", "scipy", "h5py"} & set(sys.modules):
-            raise OwnError(f"a worker has imported {found}")
 
 
 def report_late_joins() -> None:
@@ -118,13 +95,13 @@ def report_late_joins() -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """Return whether the worker imported a module."""
+    """Return whether the worker imported one of these modules."""
 
-    name: str
+    names: tuple[str, ...]
 
     @property
     def outputs(self) -> tuple[ArraySpec, ...]:
         return (ArraySpec("imported", (), "bool"),)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> tuple[Any, ...]:
-        return (np.bool_(self.name in sys.modules),)
+        return (np.bool_(bool({*self.names} & {*sys.modules})),)

@@ -1,4 +1,4 @@
-"""The processes and threads that exist."""
+"""The processes, threads and descriptors that exist."""
 
 import multiprocessing
 import threading
@@ -20,6 +20,10 @@ def children() -> set[int]:
     lists = [text_of(thread / "children") for thread in Path("/proc/self/task").iterdir()]
     pids = {int(pid) for pids in lists for pid in pids.split()}
     return {pid for pid in pids if "resource_tracker" not in text_of(Path(f"/proc/{pid}/cmdline"))}
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def threads() -> set[threading.Thread]:

@@ -268,11 +268,6 @@ class Tunnel:
                     (other if ready is one else one).sendall(self.treat(data, ready is other))
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
-
-
 if __name__ == "__main__":
     name, path, endpoint = sys.argv[1:]
     with SOURCES[name](Path(path)) as source:

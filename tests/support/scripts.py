@@ -12,8 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from support.process_table import text_of
+from support.tensorflow_log import without_tensorflow_log
+from support.waiting import until
 
 Start = Callable[[str], subprocess.Popen[str]]
+
+TIMEOUT_S = 60  # for a busy machine, far above what programs need
 
 
 @contextmanager
@@ -40,6 +44,18 @@ def scripts(folder: Path, prelude: str, **environ: str) -> Iterator[Start]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and the program's own stderr, after all processes of its session have ended."""
+    _, said = process.communicate(timeout=TIMEOUT_S)
+    until(lambda: not session_of(process.pid))
+    return process.returncode, without_tensorflow_log(said)
 
 
 def session_of(leader: int) -> list[int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +10,7 @@ import pytest
 
 from support.repository import SUPPORT
 from support.sampling import torture_except
-from support.scripts import Start, scripts, session_of
-from support.tensorflow_log import without_tensorflow_log
-
-TEST_TIMEOUT_S = 60
+from support.scripts import Start, line_of, outcome, scripts
 
 PRELUDE = """
 import os, signal, sys, threading, time
@@ -49,16 +44,6 @@ def interrupt(seconds=0.5, number=signal.SIGINT):
 def start(lmdb_shards: Path, tmp_path: Path) -> Iterator[Start]:
     with scripts(tmp_path, PRELUDE, SHARDS=str(lmdb_shards), PYTHONPATH=SUPPORT) as start_script:
         yield start_script
-
-
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code and the program's own stderr, after all processes of its session have ended."""
-    _, said = process.communicate(timeout=TEST_TIMEOUT_S)
-    deadline = time.monotonic() + TEST_TIMEOUT_S
-    while session_of(process.pid):
-        assert time.monotonic() < deadline, "a process outlived its program"
-        time.sleep(0.01)
-    return process.returncode, without_tensorflow_log(said)
 
 
 STATES = {
@@ -123,8 +108,7 @@ def test_a_terminated_program_leaves_nothing(start: Start, states: list[str]) ->
     for process in [
         start(STATES[state] + "\nprint('now', flush=True)\ntime.sleep(3600)") for state in states
     ]:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n"
+        assert line_of(process) == "now"
         process.terminate()
         assert outcome(process)[0] == -signal.SIGTERM
 

@@ -30,12 +30,13 @@ from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course, Engine
 from shardprep.loaders.engine.messages import CpuClock, EngineBatch, Items, WorkFailed
 from shardprep.loaders.measuring.progress_bar import tracing
-from support import engine_workers, loader_workers
+from support import engine_workers
 from support.engine_workers import Once, Uneven, Writing, layout
 from support.loader_workers import Tagging
+from support.process_table import descriptors
 from support.repository import SUPPORT
 from support.sampling import torture_except
-from support.scripts import scripts, session_of
+from support.scripts import line_of, scripts, session_of
 from support.waiting import until
 
 HANG_TIMEOUT_S = 60  # after which a test fails
@@ -165,21 +166,16 @@ def test_plans_that_cannot_be_meant_are_errors() -> None:
 def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    def fail() -> None:
-        engine = Engine(Writing(at_opening=engine_workers.kill), layout(4), workers=2)
-        with pytest.raises(WorkerDied, match="before it was ready, by SIGKILL"):
-            next(engine.run(plans_of(4, 4)))
-
     with Engine(Writing(), layout(4), workers=1):  # whose descriptors of multiprocessing stay
         pass
     gc.collect()
     before = descriptors()
     monkeypatch.setattr(dispatcher, "MAX_FAILED_STARTS", 2)
 
-    fail()
+    engine = Engine(Writing(at_opening=engine_workers.kill), layout(4), workers=2)
+    with pytest.raises(WorkerDied, match="before it was ready, by SIGKILL"):
+        next(engine.run(plans_of(4, 4)))
+    del engine
 
     until(lambda: (gc.collect(), descriptors())[1] == before)
 
@@ -254,8 +250,7 @@ if os.getpid() == os.getsid(0):
 """
     with scripts(tmp_path, PRELUDE, PYTHONPATH=SUPPORT) as start:
         process = start(body)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n"
+        assert line_of(process) == "now"
         named = {name for pid in session_of(process.pid) for name in named_files(pid)}
 
         os.kill(process.pid, signal.SIGKILL)
@@ -306,7 +301,7 @@ def assert_nested(events: list[Event]) -> None:
 
 @pytest.mark.torture
 def test_rows_that_a_dead_worker_held_appear_once(lmdb_shards: Path, tmp_path: Path) -> None:
-    transform = Tagging({"": Once(tmp_path / "died", loader_workers.die)})
+    transform = Tagging({"": Once(tmp_path / "died", engine_workers.kill)})
     with Loader(lmdb_shards, batch_size=10, transform=transform, workers=2) as loader:
         with tracing(loader) as trace:
             for _batch in loader:

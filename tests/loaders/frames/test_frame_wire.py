@@ -18,7 +18,8 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.machines import frames
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
-from support.remote_ends import ANY_PORT, TIMEOUT_S, line_of, python
+from support.remote_ends import ANY_PORT, TIMEOUT_S, python
+from support.scripts import line_of
 
 SENDER = """
 import sys, time

@@ -41,17 +41,14 @@ from shardprep.loaders import (
 from shardprep.loaders.loader import options as loader_options
 from shardprep.loaders.loader.work import items_of
 from support.datasets import converted, flip, is_root, open_files
-from support.engine_workers import Once
+from support.engine_workers import Once, kill, leave, sleep_for_ever
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
 from support.loader_workers import (
     CutShort,
     Misdeclared,
     OwnError,
     Tagging,
-    die,
     fail,
-    hang,
-    leave,
     nap,
     nothing,
     reject,
@@ -372,7 +369,7 @@ def test_a_shard_that_is_replaced_by_an_equal_one_changes_nothing(copy: Path) ->
 def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
     """A transform that kills its process at so many records, once at each."""
     keys = random.Random(0).sample([dataset[n].key for n in range(204)], kills)
-    return Tagging({key: Once(folder / key.replace("/", "-"), die) for key in keys})
+    return Tagging({key: Once(folder / key.replace("/", "-"), kill) for key in keys})
 
 
 @pytest.mark.parametrize(("workers", "kills"), torture_except([(2, 2), (1, 10), (4, 20)], (2, 2)))
@@ -390,10 +387,14 @@ def test_killed_workers_lose_and_repeat_nothing(
 @pytest.mark.torture
 @pytest.mark.parametrize(
     ("end", "cause"),
-    [(die, "SIGKILL"), (leave, "exit code 0"), (hang, "no progress for 0.3 s; give a longer deadline")],
+    [
+        (kill, "SIGKILL"),
+        (leave, "exit code 0"),
+        (sleep_for_ever, "no progress for 0.3 s; give a longer deadline"),
+    ],
 )
 def test_a_record_that_ends_every_worker_is_named(dataset: Dataset, end: Any, cause: str) -> None:
-    key, deadline = dataset[25].key, 0.3 if end is hang else None
+    key, deadline = dataset[25].key, 0.3 if end is sleep_for_ever else None
     with two_workers_on(dataset.path, transform=Tagging({key: end}), deadline=deadline) as loader:
         batches = iter(loader)
         assert numbers_in(epoch_of(batches, 2)) == list(range(20))
