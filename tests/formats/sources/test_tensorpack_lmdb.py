@@ -9,7 +9,6 @@ import re
 import struct
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from shardprep.formats.sources.tensorpack import MAX_LABELS, Datapoint, read_dat
 from shardprep.loaders import Flow
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
+from support.memory import memory_below
 from support.saved_items import are_same
 from support.tensorpack_files import NEWEST, SERIALIZERS, key_of, packed, pickled, save, save_datapoints
 
@@ -324,13 +324,8 @@ def test_a_pickle_of_more_than_plain_data_is_refused_by_name_and_nothing_is_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = re.escape(f"asks for {NAMED[case][1]!r}, which was not run") if case in NAMED else "it |its |codec"
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=told):
-            datapoint_of(protocol_4(HARMFUL[case] + b"."))
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with memory_below(4 << 20), pytest.raises(ValueError, match=told):
+        datapoint_of(protocol_4(HARMFUL[case] + b"."))
     assert not list(tmp_path.iterdir())
 
 
@@ -386,13 +381,8 @@ def test_a_list_of_keys_that_would_run_a_command_is_only_searched_for_keys(
 
 def test_digits_without_end_are_no_key_and_take_no_memory() -> None:
     value = ByteWindow.of(b"[" + b"1" * (1 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match="not a number of at least 8 digits"):
-            datapoint.read_keys(value)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 18
-    finally:
-        tracemalloc.stop()
+    with memory_below(1 << 18), pytest.raises(ValueError, match="not a number of at least 8 digits"):
+        datapoint.read_keys(value)
 
 
 @given(keys=st.lists(st.integers(0, 10**18 - 1), max_size=3000), name=st.sampled_from(sorted(SERIALIZERS)))

@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-import tracemalloc
 from typing import Any
 
 import google_crc32c
@@ -22,6 +21,7 @@ from shardprep.loaders.machines.codec import (
     read_head,
     unpack_batch,
 )
+from support.memory import memory_below
 
 DTYPES = sorted(KNOWN_DTYPES)
 
@@ -217,10 +217,5 @@ HOSTILE: dict[str, list[bytes]] = {
 
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_frame_is_refused_without_a_large_allocation(frame: list[bytes]) -> None:
-    tracemalloc.start()
-    try:
-        with pytest.raises(FrameDamaged):
-            unpacked(frame)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with memory_below(4 << 20), pytest.raises(FrameDamaged):
+        unpacked(frame)
