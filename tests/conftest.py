@@ -4,6 +4,7 @@ import compileall
 import gc
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -122,6 +123,12 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("archives")
     make_sample(folder, classes=4, train_per_class=6, val=10, test=3)
     return folder
+
+
+@pytest.fixture
+def own(archives: Path, tmp_path: Path) -> Path:
+    """A copy of the archives, to change."""
+    return Path(shutil.copytree(archives, tmp_path / "archives"))
 
 
 @pytest.fixture(scope="session")

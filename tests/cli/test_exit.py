@@ -95,13 +95,9 @@ def test_output_that_cannot_be_written_is_3(dataset: Path) -> None:
 @pytest.mark.slow
 @needs_permissions
 @pytest.mark.parametrize("command", torture_except(["convert", "verify", "inspect", "repair"], "verify"))
-def test_what_must_not_be_read_is_3_and_named(
-    archives: Path, dataset: Path, tmp_path: Path, command: str
-) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(archives, source)
-    locked = source if command == "convert" else dataset
-    words = {"convert": [source, tmp_path / "out"], "repair": [dataset, "--source", source]}
+def test_what_must_not_be_read_is_3_and_named(own: Path, dataset: Path, tmp_path: Path, command: str) -> None:
+    locked = own if command == "convert" else dataset
+    words = {"convert": [own, tmp_path / "out"], "repair": [dataset, "--source", own]}
     locked.chmod(0)
 
     done = prep(command, *words.get(command, [dataset]), prefix=AS_ANYBODY)

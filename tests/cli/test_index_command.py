@@ -1,6 +1,5 @@
 """``prep index``, and what other commands say about its datasets."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,6 @@ from shardprep.formats import read_manifest
 from support.datasets import flip, prep, prep_here
 
 VAL = "ILSVRC2012_img_val.tar"
-
-
-@pytest.fixture
-def own(archives: Path, tmp_path: Path) -> Path:
-    """A copy of the archives, which may be damaged."""
-    return Path(shutil.copytree(archives, tmp_path / "archives"))
 
 
 def test_the_commands_say_where_the_images_are_and_what_to_do(own: Path, tmp_path: Path) -> None:

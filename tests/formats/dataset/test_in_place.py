@@ -39,12 +39,6 @@ def indexed(source: Path, output: Path, **options: Any) -> Manifest:
 
 
 @pytest.fixture
-def own(archives: Path, tmp_path: Path) -> Path:
-    """A copy of the archives, which may be damaged."""
-    return Path(shutil.copytree(archives, tmp_path / "archives"))
-
-
-@pytest.fixture
 def dataset(own: Path, tmp_path: Path) -> Path:
     """An index of these archives' train split, in several tables."""
     indexed(own, tmp_path / "out")
