@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -113,56 +115,39 @@ except CacheTooSmall as error:
 """
 
 
-def on_small_disk(program: str, size: int, dataset: Path, disk: Path) -> str:
-    """Run a program with a disk of that size, and return what it prints."""
-    if not is_root() or not shutil.which("unshare"):
-        pytest.skip("needs leave to mount")
+@pytest.mark.skipif(not is_root() or not shutil.which("unshare"), reason="needs leave to mount")
+@pytest.mark.parametrize(
+    ("program", "size", "said"),
+    [
+        (
+            FILLED,
+            lambda all_files, two: two + (1 << 20),
+            r".*the disk is full; make room and try again\nheld\n",
+        ),
+        (FULL, lambda all_files, two: all_files + (4 << 20), r".*the disk is full; make room.*\nTrue\n"),
+        (SMALL, lambda all_files, two: all_files // 2, r".*the disk has room for.*make room on it.*\n"),
+        pytest.param(
+            BOUNDED, lambda all_files, two: all_files // 2 + (1 << 20), r"trained\n", marks=pytest.mark.slow
+        ),
+    ],
+    ids=[
+        "that others fill is an error, and the cache goes on when there is room",
+        "that is full is an error, and a cache that has all files goes on",
+        "that is too small for the order is found before the first batch",
+        "that alone bounds the cache takes a training, as files that are evicted while open take no room",
+    ],
+)
+def test_a_disk(
+    program: str, size: Callable[[int, int], int], said: str, lmdb_shards: Path, tmp_path: Path
+) -> None:
+    manifest, disk = read_manifest(lmdb_shards), tmp_path / "disk"
+    wanted = size(manifest.size, sum(shard.size for shard in manifest.shards[:2]))
     disk.mkdir()
     script = 'mount -t tmpfs -o size="$1" tmpfs "$5" && exec "$2" -c "$3" "$4" "$5"'
-    mounted = ["unshare", "-m", "sh", "-c", script, "sh", str(size)]
-    command = [*mounted, sys.executable, PRELUDE + program, dataset, disk]
+    mounted = ["unshare", "-m", "sh", "-c", script, "sh", str(wanted)]
+    command = [*mounted, sys.executable, PRELUDE + program, lmdb_shards, disk]
+
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_disk_that_others_fill_is_an_error_and_goes_on_when_there_is_room(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
-    size = sum(shard.size for shard in read_manifest(lmdb_shards).shards[:2]) + (1 << 20)
-
-    said = on_small_disk(FILLED, size, lmdb_shards, tmp_path / "disk").splitlines()
-
-    assert said[0].endswith("the disk is full; make room and try again")
-    assert said[1:] == ["held"]
-
-
-def test_a_cache_that_is_opened_on_a_full_disk_says_so_and_one_that_has_all_files_goes_on(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
-    size = read_manifest(lmdb_shards).size + (4 << 20)
-
-    said = on_small_disk(FULL, size, lmdb_shards, tmp_path / "disk").splitlines()
-
-    assert "the disk is full; make room" in said[0]
-    assert said[1:] == ["True"]
-
-
-def test_a_disk_that_is_too_small_for_the_order_is_found_before_the_first_batch(
-    lmdb_shards: Path, tmp_path: Path
-) -> None:
-    size = read_manifest(lmdb_shards).size // 2
-
-    said = on_small_disk(SMALL, size, lmdb_shards, tmp_path / "disk")
-
-    assert "the disk has room for" in said
-    assert "make room on it" in said
-
-
-@pytest.mark.slow
-def test_a_training_goes_on_in_a_cache_that_only_its_disk_bounds(lmdb_shards: Path, tmp_path: Path) -> None:
-    """Files that are evicted while workers and an idle dataset have them open take no room."""
-    manifest = read_manifest(lmdb_shards)
-    size = manifest.size - sum(shard.size for shard in manifest.shards) // 2
-
-    assert on_small_disk(BOUNDED, size + (1 << 20), lmdb_shards, tmp_path / "disk") == "trained\n"
+    assert re.fullmatch(said, done.stdout), done.stdout
