@@ -16,17 +16,20 @@ from shardprep.loaders import ColorJitter, Cut, EvalTransform, FakeData, LocalSh
 from shardprep.loaders.batches.slots import SlotField, SlotLayout
 from shardprep.loaders.batches.stack import Batches
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.frames import FrameReceiver
+from shardprep.loaders.frames import FrameReceiver, send_batches
+from shardprep.loaders.measuring.disk import measure_disk
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.parts import WeightedParts
+from shardprep.loaders.remote import RemoteSource, serve
 from support.column_datasets import write_columns
 from support.cut_datasets import collected
 from support.engine_workers import Writing, layout
 from support.loaded import loader_on
 from support.loader_workers import nothing
-from support.remote_ends import ANY_PORT
+from support.remote_ends import ANY_PORT, numbers
 
 Options = dict[str, Any]
+LOCAL = "tcp://127.0.0.1"
 Refusal = tuple[Options, str]
 """Options, and what the error says of them."""
 
@@ -142,6 +145,13 @@ PARTITIONS = [
 FRAMES = each_of(
     endpoint=("inproc://here", "127.0.0.1:80"), senders=(0,), high_water_mark=(0,), limit_bytes=("much",)
 )
+NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
+ENDS = [
+    *each_of(ahead=(0,)),
+    ({"endpoint": "udp://x"}, "an endpoint is"),
+    ({"endpoint": f"{LOCAL}:99999"}, "65535"),
+]
+SERVED = [*each_of(patience=(-1,)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
 FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
 TWO_FIELDS = (SlotField("a", (), "u1"), SlotField("a", (), "i8"))
 
@@ -164,6 +174,13 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(FakeData, batches=1, batch_size=1), [*FAKE, *each_of(classes=(0,))]),
     (partial(FrameReceiver, endpoint=ANY_PORT), FRAMES),
     (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind")]),
+    (partial(send_batches, [1], ANY_PORT), NAMES),
+    (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
+    (partial(RemoteSource, endpoint=ANY_PORT), [*each_of(lease_seconds=(0,), limit_bytes=("much",)), *ENDS]),
+    (
+        partial(measure_disk, Path()),
+        [({"seconds": -1}, "for -1 seconds"), ({"record_bytes": 0}, "of 0 bytes")],
+    ),
     (partial(Batches, [1], batch_size=2), each_of(batch_size=(0, -1), remainder=("pad",))),
     (
         partial(Engine, Writing(), layout(4), workers=1),

@@ -492,29 +492,8 @@ def test_a_receiver_on_a_path_keeps_it(tmp_path: Path) -> None:
             assert len(list(source)) == 15
 
 
-HERE = "tcp://127.0.0.1:9"
-TO_SEND = [
-    {"patience": -1},
-    {"name": ""},
-    {"name": "x" * 257},
-    {"identity": ""},
-    {"identity": "\u00e9" * 3000},
-]
-TO_RECEIVE = [{"lease_seconds": 0}, {"limit_bytes": "much"}]
-FOR_BOTH = [{"ahead": 0}, {"endpoint": "udp://x"}, {"endpoint": "tcp://127.0.0.1:99999"}]
-
-
-def test_arguments_that_are_not_valid_are_refused_by_both_ends() -> None:
-    for given in (*TO_SEND, *FOR_BOTH):
-        with pytest.raises(UsageError):
-            serve(numbers(Path()), **{"endpoint": HERE, **given})  # type: ignore[arg-type]
-    for given in (*TO_RECEIVE, *FOR_BOTH):
-        with pytest.raises(UsageError):
-            RemoteSource(**{"endpoint": ANY_PORT, **given})  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_served_is_refused(lmdb_shards: Path) -> None:
     with pytest.raises(UsageError, match="not a list"):
-        serve([1, 2], HERE)  # type: ignore[arg-type]
+        serve([1, 2], ANY_PORT)  # type: ignore[arg-type]
     with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
-        serve(part, HERE)
+        serve(part, ANY_PORT)

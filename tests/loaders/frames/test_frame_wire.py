@@ -281,9 +281,3 @@ def test_ctrl_c_ends_a_sender_that_waits(receiver: FrameReceiver, iterating: boo
 
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in errors
-
-
-@pytest.mark.parametrize("name", ["", "x" * 257])
-def test_a_sender_has_a_short_name(name: str) -> None:
-    with pytest.raises(UsageError, match="1 to 256"):
-        send_batches(numbers(1), ANY_PORT, name=name)
