@@ -252,6 +252,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "rank": 1,
         "world_size": 2,
     },
+    "without": {"transform": TrainTransform(9), "without": [4, 8, 100], "gaps": "keep", "seed": 5},
     "eval": {"transform": EvalTransform(8, resize=np.int64(9), dtype="float16"), "shuffle": GlobalShuffle()},
     "subset": {"transform": None, "records": np.arange(0, 204, 3), "drop_last": True, "with_numbers": False},
     "window in bytes": {"transform": None, "shuffle": LocalShuffle("500KB"), "labels": "ilsvrc2012_id"},
@@ -270,6 +271,7 @@ def test_a_loader_of_a_card_has_the_batches_of_the_run(name: str, lmdb_shards: P
         assert again.card() == card
 
     assert read == card
+    assert ("without" in card.to_json()) == (name == "without")
     assert (tmp_path / "card.json").read_bytes() == canonical_json(card.to_json())
 
 
@@ -287,7 +289,7 @@ def test_many_chosen_records_are_known_by_their_digest(
 @pytest.fixture(scope="module")
 def good(lmdb_shards: Path) -> bytes:
     """The bytes of a card."""
-    with loader_on(lmdb_shards, **RUNS["train"], records=range(0, 204, 2)) as loader:
+    with loader_on(lmdb_shards, **RUNS["without"], records=range(0, 204, 2)) as loader:
         return canonical_json(loader.card().to_json())
 
 
@@ -326,6 +328,9 @@ def test_a_changed_card_is_refused_or_is_another_card(
         {"transform": []},
         {"records": {"count": 1, "digest": "", "numbers": [1 << 70]}},
         {"columns": "image"},
+        {"gaps": None},
+        {"gaps": "open"},
+        {"without": None},
         {"versions": {"opencv": 5}},
     ],
     ids=str,
