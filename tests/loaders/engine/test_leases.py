@@ -37,7 +37,6 @@ class Game:
         self.leases = leases(slots=slots, workers=workers, chunk=chunk)
         self.held: list[list[int]] = [[] for _ in range(workers)]
         self.out: list[LeasedBatch] = []
-        self.written_by: dict[int, set[int]] = {slot: set() for slot in range(slots)}
         self.delivered: list[LeasedBatch] = []
         self.waiting = list(self.plans)
 

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
-from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
 from shardprep.loaders.loader.ahead import AT_ONCE
 from support.cached_shards import bytes_in, cached, limit_of
 from support.column_datasets import write_columns
@@ -307,18 +307,9 @@ def test_a_flow_that_cannot_be_made_leaves_nothing_open(
     assert not list((tmp_path / "c/readers").iterdir())
 
 
-@pytest.fixture
-def remote(lmdb_shards: Path, tmp_path: Path) -> Callable[..., Loader]:
-    """What makes loaders of the records at a URL, with little room."""
+def test_a_replay_of_a_closed_loader_leaves_nothing_open(lmdb_shards: Path, tmp_path: Path) -> None:
     cache = {"cache": tmp_path / "c", "cache_limit": limit_of(lmdb_shards, 0.5)}
-    options = {"shuffle": LocalShuffle(20), "transform": TrainTransform(16), **cache}
-    return lambda **others: loader_on(lmdb_shards.as_uri(), **(options | others))
-
-
-def test_a_replay_of_a_closed_loader_leaves_nothing_open(
-    remote: Callable[..., Loader], tmp_path: Path
-) -> None:
-    with remote() as loader:
+    with loader_on(lmdb_shards.as_uri(), shuffle=LocalShuffle(20), **cache) as loader:
         first = epoch_of(loader, 1)
     before = active_count()
     assert_same([kept(loader.replay(0, 0).batch)], first)
