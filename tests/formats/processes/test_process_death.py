@@ -259,44 +259,17 @@ def seconds_of(start: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def opened() -> None:
-    with Engine(Writing(), layout(4), workers=1) as engine:
+def opened(block: engine_workers.Action | None = None) -> None:
+    with Engine(Writing(at_opening=block), layout(4), workers=1) as engine:
         next(engine.run([np.arange(4)]))
 
 
 def called() -> None:
     with Child() as child:
-        child.call(abs, 1)
+        assert child.call(divmod, 7, 2) == (3, 1)
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
-def test_a_worker_that_blocks_at_its_start_is_started_again(
-    block: engine_workers.Action, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", 3 + 4 * seconds_of(opened))
-    work = Writing(at_opening=Once(tmp_path / "once", block))
-    with Engine(work, layout(4), workers=1) as engine:
-        batches = [batch.number for batch in engine.run([np.arange(4)] * 20)]
-
-        assert batches == list(range(20))
-        assert engine.stats().restarts == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [engine_workers.sleep_for_ever, engine_workers.stop])
-def test_a_worker_that_blocks_at_each_start_is_an_error(
-    block: engine_workers.Action, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatcher, "START_TIMEOUT_S", SHORT)
-    with (
-        Engine(Writing(at_opening=block), layout(4), workers=1) as engine,
-        pytest.raises(WorkerDied, match=IN_VAIN),
-    ):
-        next(engine.run([np.arange(4)]))
-
-
-# Where Python itself does not begin
+# Where Python itself does not begin, and where what it imports does not
 
 
 def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str = "") -> None:
@@ -310,25 +283,38 @@ def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str 
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+BLOCKS = [engine_workers.sleep_for_ever, engine_workers.stop]
+
+
 @pytest.mark.torture
-def test_a_child_that_is_stopped_at_its_start_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("block", [*BLOCKS, None])
+def test_a_worker_or_child_that_blocks_at_its_start_is_started_again(
+    block: engine_workers.Action | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "START_TIMEOUT_S", 3 + 4 * seconds_of(called))
-    stop_at_start(tmp_path, monkeypatch, unless=str(tmp_path / "once"))
-    with Child() as child:
-        assert child.call(divmod, 7, 2) == (3, 1)
+    for module, start in ((dispatcher, opened), (pool, called)):
+        monkeypatch.setattr(module, "START_TIMEOUT_S", 3 + 4 * seconds_of(start))
+    if block is None:
+        stop_at_start(tmp_path, monkeypatch, unless=str(tmp_path / "once"))
+        called()
+    else:
+        work = Writing(at_opening=Once(tmp_path / "once", block))
+        with Engine(work, layout(4), workers=1) as engine:
+            assert [batch.number for batch in engine.run([np.arange(4)] * 20)] == list(range(20))
+            assert engine.stats().restarts == 1
     assert (tmp_path / "once").exists()
 
 
 @pytest.mark.slow
-def test_a_child_that_is_stopped_at_each_start_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("block", [*BLOCKS, None])
+def test_a_worker_or_child_that_blocks_at_each_start_is_an_error(
+    block: engine_workers.Action | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop_at_start(tmp_path, monkeypatch)
-    monkeypatch.setattr(pool, "START_TIMEOUT_S", SHORT)
-    with Child() as child, pytest.raises(WorkerDied, match=IN_VAIN):
-        child.call(divmod, 7, 2)
+    for module in (dispatcher, pool):
+        monkeypatch.setattr(module, "START_TIMEOUT_S", SHORT)
+    if block is None:
+        stop_at_start(tmp_path, monkeypatch)
+    with pytest.raises(WorkerDied, match=IN_VAIN):
+        called() if block is None else opened(block)
 
 
 @pytest.mark.parametrize("start", [opened, called])
