@@ -16,7 +16,7 @@ from shardprep.formats import (
     convert,
     open_dataset,
     plan_conversion,
-    repair,
+    read_manifest,
 )
 from shardprep.formats.errors import DataError
 from shardprep.formats.sources.recognise import recognise
@@ -155,6 +155,7 @@ TABLE = [
         ("dog.jpg", "dog", 'two\n"lines"', "Validation", 8, "y"),
         ("cat/a b.jpg", "cat", "", "train", 9, "z"),
         ("\u00e9t\u00e9/2.jpg", "bird", "c", "TEST", 1, ""),
+        ("fox.jpg", "dog", "d", "Valid", 3, "w"),
     )
 ]
 
@@ -165,33 +166,38 @@ def pictures(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.mark.parametrize("name", ["list.csv", "list.jsonl"])
-def test_columns_of_a_list_are_taken_on_request_and_splits_are_kept_apart(
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "metadata.csv", "metadata.jsonl"])
+def test_columns_are_taken_on_request_and_splits_are_kept_apart(
     name: str, pictures: Path, tmp_path: Path
 ) -> None:
-    write(tmp_path / name, (as_csv if name.endswith("csv") else as_json_lines)(TABLE).encode())
-    words = ["convert", tmp_path / name, tmp_path / "out", "--root", pictures, "--workers", 0, "--quiet"]
+    is_list = name.startswith("list")
+    names_as = {"path": "path" if is_list else "file_name"}
+    table = [{names_as.get(column, column): value for column, value in row.items()} for row in TABLE]
+    text = (as_csv if name.endswith("csv") else as_json_lines)(table)
+    write((tmp_path if is_list else pictures) / name, text.encode())
+    source, root = (tmp_path / name, ["--root", pictures]) if is_list else (pictures, [])
+    words = [*root, "--workers", 0, "--quiet"]
     columns = ["--column", "caption:text=Caption", "--column", "id:int"]
 
-    plain = prep_here(*words[:2], tmp_path / "plain", *words[3:])
-    done = prep_here(*words, *columns, "--json")
-    one = prep_here(*words[:2], tmp_path / "one", *words[3:], "--split", "val", *columns)
+    done = prep_here("convert", source, tmp_path / "out", *words, *columns, "--json")
+    one = prep_here("convert", source, tmp_path / "one", *words, "--split", "val", *columns)
     (tmp_path / "out/train/shard-00000.lmdb").unlink()
-    repaired = prep_here(
-        *("repair", tmp_path / "out/train", "--source", tmp_path / name, "--root", pictures, "--workers", 0)
-    )
+    repaired = prep_here("repair", tmp_path / "out/train", "--source", source, *root, "--workers", 0)
 
-    assert "columns left out: Caption, id, note; take one with --column NAME:KIND" in plain.stderr
+    if is_list:
+        plain = prep_here("convert", source, tmp_path / "plain", *words)
+        assert "columns left out: Caption, id, note; take one with --column NAME:KIND" in plain.stderr
     for found in json.loads(done.stdout)["splits"]:
         assert found["notes"] == ["columns left out: note; take one with --column NAME:KIND"]
         assert found["columns"] == {"caption": "text", "id": "int"}
     assert (one.returncode, repaired.returncode) == (0, 0), one.stderr + repaired.stderr
+    assert read_manifest(tmp_path / "one").root == read_manifest(tmp_path / "out/val").root
     rows = {row["path"]: row for row in TABLE}
-    for place, split in {"out/train": "tra", "out/val": "val", "out/test": "tes", "one": "val"}.items():
-        with open_dataset(tmp_path / place) as opened:
+    for split in ("train", "val", "test"):
+        with open_dataset(tmp_path / "out" / split) as opened:
             names = [each.name for each in opened.manifest.labels.classes]
             assert names == ["bird", "cat", "dog"]
-            expected = {path for path, row in rows.items() if row["split"].lower().startswith(split)}
+            expected = {path for path, row in rows.items() if row["split"].lower().startswith(split[:3])}
             assert {record.key for record in opened} == expected
             for record in opened:
                 row = rows[record.key]
@@ -317,28 +323,6 @@ def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_p
 
     assert {each["class"] for each in values(train.path).values()} == {"a", "b", "c"}
     assert {each["class"] for each in values(val.path).values()} == {None}
-
-
-@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
-def test_a_column_of_splits_splits_the_images(name: str, tmp_path: Path) -> None:
-    rows = [
-        {"file_name": image, "Split": ("train", "Valid", "train")[number % 3], "age": number, "note": "x"}
-        for number, image in enumerate(NAMES)
-    ]
-    source = folder_with(tmp_path / "s", rows, name)
-    options = SourceOptions(columns=("age:int",))
-
-    train, val = convert(source, tmp_path / "out", workers=0, source_options=options)
-    (alone,) = convert(source, tmp_path / "alone", split="val", workers=0, source_options=options)
-    (val.path / "shard-00000.lmdb").unlink()
-
-    assert {key: row["age"] for key, row in values(train.path).items()} == {
-        NAMES[n]: n for n in (0, 2, 3, 5, 6)
-    }
-    assert train.notes == ("columns left out: note; take one with --column NAME:KIND",)
-    assert alone.manifest.root == val.manifest.root
-    assert repair(val.path, source, workers=0).exit_code == 0
-    assert {key: row["age"] for key, row in values(val.path).items()} == {NAMES[1]: 1, NAMES[4]: 4}
 
 
 def test_a_number_of_json_that_no_float_holds_is_an_error_or_stays_exact(tmp_path: Path) -> None:
