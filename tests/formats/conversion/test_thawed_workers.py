@@ -86,25 +86,17 @@ class Freezing:
 
     def stopped(self) -> bool:
         """Wait until the worker has stopped; False where all work is done before that."""
-        until(lambda: self._pid() or self.process.poll() is not None)
-        if self._pid():
-            until(lambda: state_of(self._pid()) == "T")
-        return bool(self._pid())
+        until(lambda: self.pid() or self.process.poll() is not None)
+        if self.pid():
+            until(lambda: state_of(self.pid()) == "T")
+        return bool(self.pid())
 
-    def _pid(self) -> int:
+    def pid(self) -> int:
         return int(text_of(self._marker) or 0) if self._marker.exists() else 0
-
-    def kill_parent(self) -> None:
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
 
     def thaw(self) -> None:
         """Continue the worker."""
-        os.kill(self._pid(), signal.SIGCONT)
-
-    def await_worker(self) -> None:
-        """Wait until the worker has ended by itself."""
-        until(lambda: state_of(self._pid()) in ("", "Z", "X"))
+        os.kill(self.pid(), signal.SIGCONT)
 
     def said(self) -> str:
         """The stdout and stderr of all processes; waits for their end."""
@@ -161,11 +153,12 @@ def thaw(
     with Freezing(folder / "old", output, old, [*command, *part]) as dead:
         if not dead.stopped():
             return False, False
-        dead.kill_parent()
+        dead.process.kill()
+        dead.process.wait(TIMEOUT_S)
         with Freezing(folder / "new", output, new, [*command, *part]) as alive:
             has_stopped = alive.stopped()
             dead.thaw()
-            dead.await_worker()
+            until(lambda: state_of(dead.pid()) in ("", "Z", "X"))
             if has_stopped:
                 alive.thaw()
             said = alive.said()
