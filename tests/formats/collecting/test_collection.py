@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -165,9 +165,6 @@ def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: 
     assert json.loads(done.stdout)["dataset"] == str(tmp_path)
 
 
-Open = Callable[..., RecordSet]
-
-
 @pytest.fixture(scope="module")
 def three_parts(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection of three parts, of one, several and all other shards."""
@@ -175,19 +172,13 @@ def three_parts(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(params=["dataset", "collection", "collection that reads rows"])
-def opening(
+def records(
     request: pytest.FixtureRequest, lmdb_shards: Path, three_parts: Path, monkeypatch: pytest.MonkeyPatch
-) -> Open:
-    if request.param == "dataset":
-        return partial(open_dataset, lmdb_shards)
+) -> Iterator[RecordSet]:
     if request.param == "collection that reads rows":
         monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
-    return partial(open_collection, three_parts)
-
-
-@pytest.fixture
-def records(opening: Open) -> Iterator[RecordSet]:
-    with opening() as opened:
+    is_dataset = request.param == "dataset"
+    with open_dataset(lmdb_shards) if is_dataset else open_collection(three_parts) as opened:
         yield opened
 
 

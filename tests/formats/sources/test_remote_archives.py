@@ -52,14 +52,6 @@ def buckets(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def local(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of a local conversion of train."""
-    folder = tmp_path_factory.mktemp("local") / "train"
-    converted(archives, folder)
-    return tree(folder)
-
-
 @pytest.fixture(autouse=True)
 def _few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tar, "PATIENT", RetryPolicy(retries=1, timeout_s=20))
