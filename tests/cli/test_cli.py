@@ -14,7 +14,7 @@ from shardprep import Flow, Loader
 from shardprep.cli.app import cli, run
 from shardprep.formats import DatasetNotFound, inspect, open_collection, open_dataset, read_manifest, verify
 from shardprep.loaders.machines.keys import fingerprint, load_public, load_secret
-from support.datasets import converted, prep, prep_here
+from support.datasets import converted, prep_here
 from support.image_files import encoded, pixels
 from support.source_builders import write
 
@@ -22,16 +22,6 @@ from support.source_builders import write
 def assert_one_line(text: str) -> None:
     assert len(text.strip().splitlines()) == 1, text
     assert "Traceback" not in text
-
-
-@pytest.mark.slow
-def test_convert_json_is_one_object_and_nothing_else(archives: Path, tmp_path: Path) -> None:
-    done = prep("convert", archives, tmp_path / "out", "--split", "val", "--json", "--quiet", check=True)
-
-    (split,) = json.loads(done.stdout)["splits"]
-    assert split["records"] == 10
-    assert split["root"].startswith("sha256:")
-    assert done.stderr == ""
 
 
 def test_a_dry_run_as_json_is_one_object_with_the_exit_code_of_the_conversion(tmp_path: Path) -> None:

@@ -111,9 +111,10 @@ def test_a_part_of_a_finished_conversion_reads_no_image_and_leaves_nothing(
 def test_a_part_is_told_as_json(archives: Path, tmp_path: Path) -> None:
     words = ["convert", archives, tmp_path / "out", "--shard-size", SHARD_SIZE, "--workers", 0, "--quiet"]
 
-    told = json.loads(prep_here(*words, "--part", "2/2", "--json").stdout)
+    done = prep_here(*words, "--part", "2/2", "--json")
 
-    assert (told["part"], told["parts"]) == (2, 2)
+    told = json.loads(done.stdout)
+    assert (told["part"], told["parts"], done.stderr) == (2, 2, "")
     for split in told["splits"]:
         assert split["total_shards"] - len(split["shards"]) == split["missing_shards"]
         assert all((Path(split["path"]) / shard).is_file() for shard in split["shards"])
