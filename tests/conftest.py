@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from shardprep import cli, formats, loaders
-from shardprep.formats import make_sample
+from shardprep.formats import convert, make_sample
 from shardprep.formats.runtime.owned import running_ends
 from support.datasets import converted
 from support.faulty_proxy import Proxy, faulty_proxy
@@ -122,6 +122,14 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A miniature ILSVRC12 in its official packaging: 4 classes; 24 train, 10 val, 3 test images."""
     folder = tmp_path_factory.mktemp("archives")
     make_sample(folder, classes=4, train_per_class=6, val=10, test=3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def splits(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All splits of the miniature: train and val with boxes, test without labels."""
+    folder = tmp_path_factory.mktemp("splits") / "shards"
+    convert(archives, folder, workers=0)
     return folder
 
 

@@ -6,23 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import convert
 from support.datasets import flip, prep_here, tree
 
 
-@pytest.fixture(scope="module")
-def made(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All splits of the miniature, as ``prep convert`` leaves them."""
-    output = tmp_path_factory.mktemp("splits") / "shards"
-    convert(archives, output, workers=0)
-    return output
-
-
 @pytest.fixture
-def shards(made: Path, tmp_path: Path) -> Path:
+def shards(splits: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
-    shutil.copytree(made, tmp_path / "shards")
-    return tmp_path / "shards"
+    return Path(shutil.copytree(splits, tmp_path / "shards"))
 
 
 def damage(dataset: Path) -> Path:
@@ -32,16 +22,16 @@ def damage(dataset: Path) -> Path:
     return shard
 
 
-def test_verify_checks_each_split_and_sums_up(made: Path) -> None:
-    done = prep_here("verify", made)
-    found = json.loads(prep_here("verify", made, "--json").stdout)
+def test_verify_checks_each_split_and_sums_up(splits: Path) -> None:
+    done = prep_here("verify", splits)
+    found = json.loads(prep_here("verify", splits, "--json").stdout)
 
-    names = [f"{made}/{split}" for split in ("train", "val", "test")]
+    names = [f"{splits}/{split}" for split in ("train", "val", "test")]
     assert done.returncode == 0
     assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == names
-    assert done.stdout.splitlines()[-1].startswith(f"{made}: train, val, test: ")
+    assert done.stdout.splitlines()[-1].startswith(f"{splits}: train, val, test: ")
     assert done.stdout.splitlines()[-1].endswith("all intact")
-    assert (found["folder"], found["ok"], found["exit_code"]) == (str(made), True, 0)
+    assert (found["folder"], found["ok"], found["exit_code"]) == (str(splits), True, 0)
     assert [split["dataset"] for split in found["splits"]] == names
     assert all(split["root"].startswith("sha256:") for split in found["splits"])
 
@@ -79,7 +69,7 @@ def test_inspect_sums_up_each_split_and_an_error_in_one_does_not_hide_the_others
 
 
 @pytest.mark.slow
-def test_repair_mends_each_split(shards: Path, made: Path, archives: Path) -> None:
+def test_repair_mends_each_split(shards: Path, splits: Path, archives: Path) -> None:
     damaged = [damage(shards / "train"), damage(shards / "test")]
 
     done = prep_here("repair", shards, "--source", archives, "--workers", 0)
@@ -89,30 +79,30 @@ def test_repair_mends_each_split(shards: Path, made: Path, archives: Path) -> No
     assert all(f"rebuilt: {shard.name}" in done.stdout for shard in damaged)
     assert f"{shards}/val: nothing to rebuild" in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"{shards}: 2 files rebuilt; ")
-    assert tree(shards) == tree(made)
+    assert tree(shards) == tree(splits)
 
 
 @pytest.mark.slow
-def test_bench_loader_measures_each_split(made: Path) -> None:
-    words = ["bench-loader", made, "--workers", 0, "--seconds", 0.05, "--batch-size", 2]
+def test_bench_loader_measures_each_split(splits: Path) -> None:
+    words = ["bench-loader", splits, "--workers", 0, "--seconds", 0.05, "--batch-size", 2]
 
     text = prep_here(*words)
     found = json.loads(prep_here(*words, "--json").stdout)
 
-    assert text.stdout.splitlines()[-1].startswith(f"{made}: train ")
+    assert text.stdout.splitlines()[-1].startswith(f"{splits}: train ")
     assert text.stdout.splitlines()[-1].count("images/s") == 3
     assert [Path(split["dataset"]).name for split in found["splits"]] == ["train", "val", "test"]
 
 
-def test_a_trace_is_of_one_split(made: Path, tmp_path: Path) -> None:
-    done = prep_here("bench-loader", made, "--trace", tmp_path / "trace.json")
+def test_a_trace_is_of_one_split(splits: Path, tmp_path: Path) -> None:
+    done = prep_here("bench-loader", splits, "--trace", tmp_path / "trace.json")
 
     assert done.returncode == 2
     assert "--trace" in done.stderr
 
 
-def test_a_dataset_that_has_folders_is_one_dataset(made: Path, shards: Path) -> None:
-    shutil.copytree(made / "val", shards / "train" / "val")
+def test_a_dataset_that_has_folders_is_one_dataset(splits: Path, shards: Path) -> None:
+    shutil.copytree(splits / "val", shards / "train" / "val")
 
     done = prep_here("verify", shards / "train")
 

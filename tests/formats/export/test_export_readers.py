@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardprep.formats import convert, export, open_dataset, write_dataset
+from shardprep.formats import export, open_dataset, write_dataset
 from shardprep.formats.exports.export import FORMATS
 from support.datasets import converted
 from support.exports import READERS, Read, expected, files, mds_samples, tfrecord_features, webdataset_samples
@@ -27,14 +27,6 @@ from support.source_builders import write
 
 SLOW = {"tfrecord": [pytest.mark.slow]}
 every_format = pytest.mark.parametrize("to", [pytest.param(to, marks=SLOW.get(to, ())) for to in FORMATS])
-
-
-@pytest.fixture(scope="module")
-def splits(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train and val with boxes, test without labels."""
-    folder = tmp_path_factory.mktemp("splits")
-    convert(archives, folder, workers=0)
-    return folder
 
 
 @pytest.fixture(scope="module")
