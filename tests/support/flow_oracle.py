@@ -22,9 +22,6 @@ class Point(NamedTuple):
     y: Any
 
 
-# Items
-
-
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": int,
     "int64": np.int64,
@@ -130,9 +127,6 @@ class Begins:
         yield from self.items
 
 
-# Comparison
-
-
 def form(item: Any) -> Any:
     """The item as a value that can be hashed, equal only for items of the same types, dtypes and values."""
     if isinstance(item, np.ndarray | np.generic):
@@ -173,9 +167,6 @@ def ends_of_interleaving(found: Sequence[Any], parts: Sequence[Sequence[Any]]) -
             if place[n] < len(sequence) and sequence[place[n]] == item
         }
     return places
-
-
-# Batches
 
 
 def stacked(rows: list[Any]) -> Any:

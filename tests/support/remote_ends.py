@@ -146,9 +146,6 @@ SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
 }
 
 
-# Batches that arrive
-
-
 def local(source: Loader | Flow, pass_number: int = 0) -> list[Any]:
     """The batches of a pass, iterated here."""
     if isinstance(source, Flow):
@@ -172,9 +169,6 @@ def _exact(part: Any) -> Any:
         return tuple(map(_exact, part))
     array = np.asarray(part)
     return array.dtype, array.shape, array.tobytes()
-
-
-# Ends
 
 
 @contextmanager

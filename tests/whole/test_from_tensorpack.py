@@ -57,9 +57,6 @@ def rows_of(batches: Any, *, scale: float = 1) -> list[list[int]]:
     return [labels_of(zip(*map(np.asarray, batch[:2]), strict=True), scale=scale) for batch in batches]
 
 
-# Checks of the only flow of a row
-
-
 def labels(expected: list[int], *, scale: float = 1) -> Check:
     def check(ran: Ran) -> None:
         with ran.value as flow:
@@ -104,9 +101,6 @@ def beside(count: int, whats: Callable[[], set[Any]], then: Check) -> Check:
 
 def own_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("shardprep")}
-
-
-# Sources and files
 
 
 def any_class_is_a_source(ran: Ran) -> None:
@@ -184,9 +178,6 @@ def rows_are_read(ran: Ran) -> None:
     ran.names["file"].close()
 
 
-# Items, batches and their order
-
-
 def items_are_mapped_and_left_out(ran: Ran) -> None:
     mapped, *some = ran.values
     assert labels_of(mapped, scale=255) == ALL
@@ -250,9 +241,6 @@ def threads_map_each_item_once(ran: Ran) -> None:
     for _ in range(2):
         assert labels_of(ordered, scale=255) == ALL
         assert sorted(labels_of(unordered, scale=255)) == ALL
-
-
-# Other machines, inspection, and TensorFlow
 
 
 def batches_come_from_another_machine_once(ran: Ran) -> None:

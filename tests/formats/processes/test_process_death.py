@@ -130,9 +130,6 @@ def test_an_exit_code_that_the_program_itself_took_is_not_waited_for() -> None:
             child.call(abs, 1)
 
 
-# Programs
-
-
 PRELUDE = """
 import os, time
 from pathlib import Path
@@ -267,9 +264,6 @@ def opened(block: engine_workers.Action | None = None) -> None:
 def called() -> None:
     with Child() as child:
         assert child.call(divmod, 7, 2) == (3, 1)
-
-
-# Where Python itself does not begin, and where what it imports does not
 
 
 def stop_at_start(folder: Path, monkeypatch: pytest.MonkeyPatch, *, unless: str = "") -> None:

@@ -94,9 +94,6 @@ def test_keys_of_more_than_eight_digits_are_in_the_order_of_their_numbers(order:
     assert sorted(found) == [f"{first + n:09d}" for n in range(len(IMAGES))]
 
 
-# What is incomplete
-
-
 def allowing_partial(path: Path, output: Path) -> Any:
     options = ConvertOptions(allow_partial=True)
     return convert(path, output, split="train", workers=0, options=options)[0].manifest
@@ -147,8 +144,6 @@ def test_a_list_of_keys_that_is_not_that_of_the_records_is_refused(
     with pytest.raises(SourceDamaged, match=re.escape(message)):
         allowing_partial(path, tmp_path / "out")
 
-
-# What is no [image, label]
 
 PIXELS = pixels(4, 5, 3)
 NO_DATAPOINTS: dict[str, tuple[Any, str]] = {
@@ -210,9 +205,6 @@ ARROW = {
 def test_values_of_pyarrow_are_refused_by_name(head: str) -> None:
     with pytest.raises(ValueError, match=r"pyarrow.*TENSORPACK_SERIALIZE=pickle"):
         datapoint_of(bytes.fromhex(head) + bytes(100))
-
-
-# What would do harm
 
 
 def text(word: str) -> bytes:
@@ -458,9 +450,6 @@ def test_no_name_is_imported_or_called() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-# The file around the records
-
-
 def test_what_another_program_wrote_and_nothing_are_wrong_usage(lmdb_shards: Path, tmp_path: Path) -> None:
     caffe = save(tmp_path / "caffe", {b"00000000_n01440764/a.JPEG": b"datum"}, None)
 
@@ -496,9 +485,6 @@ def test_records_that_share_their_bytes_would_make_much_of_little(tmp_path: Path
 
     with pytest.raises(SourceDamaged, match="share their bytes"):
         recognise(path).listing("train")
-
-
-# Components
 
 
 IN_ORDER = PlanOptions(order="key")
