@@ -31,7 +31,18 @@ from shardprep.loaders.transforms.contract import (
     is_number,
 )
 from shardprep.loaders.transforms.decode import ORIENTATIONS, EncodedImage, Orientation, Reduction
-from shardprep.loaders.transforms.geometry import TURNS, ShownPart, Span, Window, turn_of, window_of
+from shardprep.loaders.transforms.geometry import (
+    NEAR_STARTS,
+    SMOOTH,
+    SMOOTHED,
+    TURNS,
+    ShownPart,
+    Span,
+    Window,
+    smoothed,
+    turn_of,
+    window_of,
+)
 from shardprep.loaders.transforms.targets import TargetOptions
 
 Interpolation = Literal["auto", "linear", "area", "cubic"]
@@ -48,7 +59,7 @@ class Choice(NamedTuple):
 
     ``crop`` is the rectangle that was drawn, and ``part`` that to decode, at 1 / ``reduction`` of its size;
     both in pixels of the image. ``across`` and ``down`` are where the result lies on the image's sides;
-    ``method`` is OpenCV's interpolation.
+    ``method`` is OpenCV's interpolation, or SMOOTH.
     """
 
     crop: Crop
@@ -289,9 +300,10 @@ class EvalTransform(ImageTransform):
     (EXTREME_ASPECT), only the part that the centre needs is resized: its pixels may differ by rounding from
     those of the whole image.
 
-    With ``interpolation="auto"``, shrinking averages by area and enlarging is bilinear. For photographs of
-    500 pixels it reaches 53 dB (median) compared with antialiased bilinear resizing, in 0.9 ms; bilinear
-    reaches 47 dB in 0.15 ms, so that ``"linear"`` makes an epoch of validation nearly twice as fast.
+    With ``interpolation="auto"``, enlarging is bilinear and shrinking averages by area; by 1.4 to 3 it is
+    bilinear after a smoothing filter. Compared with antialiased bilinear resizing, photographs of 500 pixels
+    then reach 48 dB (median), in 0.7 of the time of ``"area"``, which reaches 47; ``"linear"`` reaches
+    40.5.
 
     Args:
         size: Pixels per side of the result, or (height, width).
@@ -335,15 +347,13 @@ class EvalTransform(ImageTransform):
 
     def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
         _, part, reduction, wide, high, method = choice
-        pixels = cv2.resize(
-            image.pixels(part, reduction=reduction),
-            None,
-            fx=wide.resized / (wide.length // reduction),
-            fy=high.resized / (high.length // reduction),
-            interpolation=method,
-        )
         left = wide.first - self._window(wide, reduction, method).at
         top = high.first - self._window(high, reduction, method).at
+        fx, fy = wide.resized / (wide.length // reduction), high.resized / (high.length // reduction)
+        pixels: Array = image.pixels(part, reduction=reduction)
+        if method == SMOOTH:
+            pixels, method = smoothed(pixels, 1 / fx, 1 / fy), cv2.INTER_LINEAR
+        pixels = cv2.resize(pixels, None, fx=fx, fy=fy, interpolation=method)
         rows, columns = self._sides
         self._format.write(pixels[top : top + rows, left : left + columns], out)
 
@@ -358,11 +368,19 @@ class EvalTransform(ImageTransform):
     def _window(self, span: Span, reduction: Reduction, method: int) -> Window:
         """The decoded pixels of a side that are resized."""
         side = span.length // reduction
-        is_whole = method != cv2.INTER_AREA or span.resized > side
-        most = EXTREME_ASPECT * self.resize
-        return window_of(side, span.resized, first=span.first, size=span.size, most=most, is_whole=is_whole)
+        return window_of(
+            side,
+            span.resized,
+            first=span.first,
+            size=span.size,
+            most=EXTREME_ASPECT * self.resize,
+            is_whole=method not in (SMOOTH, cv2.INTER_AREA) or span.resized > side,
+            starts=NEAR_STARTS if method == SMOOTH else None,
+        )
 
     def _method(self, shorter: int) -> int:
         if self.interpolation == "auto":
-            return cv2.INTER_AREA if shorter > self.resize else cv2.INTER_LINEAR
+            if shorter <= self.resize:
+                return cv2.INTER_LINEAR
+            return SMOOTH if SMOOTHED[0] <= shorter / self.resize <= SMOOTHED[1] else cv2.INTER_AREA
         return METHODS[self.interpolation]
