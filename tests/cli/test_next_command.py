@@ -33,11 +33,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def damage(dataset: Path) -> None:
-    shard = sorted(dataset.glob("shard-*"))[0]
-    flip(shard, shard.stat().st_size // 2)
-
-
 @pytest.mark.torture
 def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
     words = ["convert", "the archives", "my shards", "--workers", 0, "--shard-size", "200K"]
@@ -63,7 +58,7 @@ def test_what_was_complete_and_intact_is_measured_next(made: Path) -> None:
     ],
 )
 def test_a_source_that_is_not_known_is_left_to_name(folder: Path, provenance: bytes) -> None:
-    damage(folder / "my shards" / "val")
+    flip(folder / "my shards" / "val" / "shard-00000.lmdb")
     writable(folder / "my shards" / "val" / "provenance.json").write_bytes(provenance)
 
     done = prep_here("verify", "my shards/val", cwd=folder)
@@ -75,8 +70,8 @@ def test_a_source_that_is_not_known_is_left_to_name(folder: Path, provenance: by
 def test_each_damaged_split_has_its_command_and_a_file_that_does_not_belong_is_no_case_for_repair(
     folder: Path,
 ) -> None:
-    damage(folder / "my shards" / "train")
-    damage(folder / "my shards" / "test")
+    flip(folder / "my shards" / "train" / "shard-00000.lmdb")
+    flip(folder / "my shards" / "test" / "shard-00000.lmdb")
     (folder / "my shards" / "val" / "notes.txt").touch()
 
     said = prep_here("verify", "my shards", cwd=folder).stdout

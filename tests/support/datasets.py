@@ -61,8 +61,9 @@ class StopAfter(NoProgress):
             raise KeyboardInterrupt
 
 
-def flip(path: Path, position: int, bit: int = 0) -> None:
-    """Flip one bit, so that the byte always changes."""
+def flip(path: Path, position: int | None = None, bit: int = 0) -> None:
+    """Flip one bit, in the middle by default, so that the byte always changes."""
+    position = path.stat().st_size // 2 if position is None else position
     with writable(path).open("r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]

@@ -30,7 +30,7 @@ def damage(dataset: Path) -> None:
     shards = sorted(dataset.glob("shard-*"))
     assert len(shards) > 5
     shards[0].unlink()
-    flip(shards[1], shards[1].stat().st_size // 2)
+    flip(shards[1])
     shards[3].write_bytes(bytes(shards[3].stat().st_size))
     flip(shards[4], 40)
 
