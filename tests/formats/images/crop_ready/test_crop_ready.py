@@ -5,7 +5,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import CropReadyRecord
 from shardprep.formats.sources.sample import make_sample
-from shardprep.loaders import EvalTransform, Loader, LocalShuffle, TrainTransform
+from shardprep.loaders import EvalTransform, LocalShuffle, TrainTransform
 from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
 from support.datasets import converted, tree, writable
 from support.image_files import (
@@ -60,6 +60,7 @@ from support.image_files import (
     tiff,
     with_exif,
 )
+from support.loaded import assert_same, epoch_of, loader_on
 from support.sampling import torture_except
 
 pytestmark = pytest.mark.skipif(not shutil.which(jpegtran.PROGRAM), reason="no jpegtran")
@@ -287,12 +288,6 @@ def ready_shards(archives: Path) -> Path:
     return archives.parent / "ready_shards"
 
 
-def batches(path: Path, **options: object) -> Iterator[list[np.ndarray]]:
-    with Loader(path, batch_size=6, rank=0, world_size=1, **options) as loader:  # type: ignore[arg-type]
-        for _ in range(2):
-            yield from ([np.array(part) for part in batch] for batch in loader)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", torture_except([0, 2], 0))
 @pytest.mark.parametrize(
@@ -311,11 +306,9 @@ def test_batches_are_those_of_plain_shards(
 ) -> None:
     options = {"transform": transform, "shuffle": LocalShuffle(10), "workers": workers}
 
-    pairs = zip(batches(plain, **options), batches(ready_shards, **options), strict=True)
-
-    for one, other in pairs:
-        for part, same in zip(one, other, strict=True):
-            np.testing.assert_array_equal(part, same)
+    with loader_on(plain, **options) as one, loader_on(ready_shards, **options) as other:
+        for _ in range(2):
+            assert_same(epoch_of(one), epoch_of(other))
 
 
 def test_records_are_the_same_pictures_and_name_their_originals(plain: Path, ready_shards: Path) -> None:
