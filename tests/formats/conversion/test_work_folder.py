@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -79,11 +80,11 @@ def test_an_unreadable_plan_says_what_to_do(archives: Path, tmp_path: Path) -> N
         converted(archives, tmp_path / "out")
 
 
-def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_followed(tmp_path: Path) -> None:
-    victim, place = tmp_path / "victim", tmp_path / "out" / ".prep"
-    for folder in (victim, place / "run-that-is-dead"):
-        folder.mkdir(parents=True)
-        (folder / "file").write_text("three years")
+def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_followed(
+    tmp_path: Path, victim: Path
+) -> None:
+    place = tmp_path / "out" / ".prep"
+    shutil.copytree(victim, place / "run-that-is-dead")
     (place / "run-that-is-a-link").symlink_to(victim)
     (place / "run-that-is-a-file").write_text("")
 
@@ -91,7 +92,7 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
         assert {path.name for path in place.iterdir()} == {"lock", work_folder.run.name}
 
     assert {path.name for path in place.iterdir()} == {"lock"}
-    assert (victim / "file").read_text() == "three years"
+    assert (victim / "thesis.txt").read_text() == "three years"
 
 
 @pytest.fixture

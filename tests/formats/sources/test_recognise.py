@@ -127,6 +127,7 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
         ([*BELOW, "README.txt"], "v4: holds folders.*: give .*/v4/data$"),
         (["train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg"], "holds val and validation, both for val; move"),
         (["cat/1.jpg", "dog/1.jpg", "test/1.jpg"], "holds test beside other folders of images: cat, dog; rename it"),
+        ([], "is an empty folder$"),
         (["1.jpg"], "outside class folders.*sort them into <class>/, or convert a list"),
     ],
 )  # fmt: skip
@@ -214,11 +215,6 @@ def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> Non
     for name in ("cut.png", "error.jpg"):
         (source / "train/cat" / name).unlink()
     assert repair(tmp_path / "out/train", source, workers=0).exit_code == 0
-
-
-def test_an_empty_folder_is_called_empty(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is an empty folder$"):
-        recognise(tmp_path)
 
 
 def test_the_test_images_may_lie_in_a_folder_of_their_own(tree: Path) -> None:
