@@ -294,6 +294,8 @@ def find(
     if run is None and epochs is not None:
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
+    for image in images:  # one that is missing is an error once, not for each split
+        image.stat()
 
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
