@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections import ChainMap
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import groupby
@@ -58,24 +58,17 @@ def is_importable(name: str) -> bool:
     return name != "torchvision" or ("+cpu" in version("torch")) <= ("+cpu" in version(name))
 
 
-def is_run_elsewhere(block: Block) -> bool:
-    """Whether test_from_tensorpack.py runs the block in its own process, with TensorFlow imported."""
-    return block.page.name == "from-tensorpack.md" and "\nimport tensorflow" in block.text
-
-
 def parameter(block: Block) -> Any:
     marks = [pytest.mark.skipif(bool(missing(block)), reason=f"no {missing(block)}")]
-    if block.page not in MAIN_PAGES or is_run_elsewhere(block):
+    # test_from_tensorpack.py runs the block in its own process, with TensorFlow imported
+    runs_elsewhere = block.page.name == "from-tensorpack.md" and "\nimport tensorflow" in block.text
+    if block.page not in MAIN_PAGES or runs_elsewhere:
         marks.append(pytest.mark.torture)
     return pytest.param(block, marks=marks, id=str(block))
 
 
-def runs_of(folder: Path, blocks: Iterable[Block], environ: dict[str, str]) -> dict[Block, Ending]:
-    """Exit code, and stderr without progress, of a page's blocks, one after the other in one folder."""
-    return {block: run(folder, block, environ) for block in blocks}
-
-
 def run(folder: Path, block: Block, environ: dict[str, str]) -> Ending:
+    """The exit code, and stderr without progress."""
     program = folder / f"line{block.line}.{'py' if block.language == 'python' else 'sh'}"
     program.write_text(block.text)
     command = [sys.executable] if block.language == "python" else ["sh", "-eu"]
@@ -121,16 +114,13 @@ def endings(
     in_order = [block for block in BLOCKS if block in chosen and not missing(block)]
     pages = [(page, list(blocks)) for page, blocks in groupby(in_order, key=lambda block: block.page)]
     pages.sort(key=lambda each: -len(each[1]))  # the longest page first
-    found: dict[Block, Ending] = {}
+
+    def runs_of(page: Path, blocks: list[Block]) -> dict[Block, Ending]:
+        copy = Path(shutil.copytree(folder / "demo", folder / page.stem, copy_function=os.link))  # read-only
+        return {block: run(copy, block, environ) for block in blocks}
+
     with ThreadPoolExecutor(2) as pool:
-        for each in pool.map(lambda page: runs_of(copied(folder, page[0]), page[1], environ), pages):
-            found |= each
-    return found
-
-
-def copied(folder: Path, page: Path) -> Path:
-    """A folder for a page, with the demo's files: they are read-only, so links will do."""
-    return Path(shutil.copytree(folder / "demo", folder / page.stem, copy_function=os.link))
+        return dict(ChainMap(*pool.map(runs_of, *zip(*pages, strict=True))))
 
 
 @pytest.mark.timeout(900)  # the first one waits for the programs of all pages that are tested

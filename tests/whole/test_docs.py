@@ -47,18 +47,14 @@ MODULES = {
 }
 
 
-def examples_in(path: Path) -> int:
-    """How many lines of a file begin an example."""
-    return len(re.findall(r"^\s*>>> ", path.read_text(), re.M))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_docstring_examples_hold(name: str) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     done = doctest.testmod(importlib.import_module(name))
-    assert (done.attempted, done.failed) == (examples_in(MODULES[name]), 0)
+    examples = re.findall(r"^\s*>>> ", MODULES[name].read_text(), re.M)
+    assert (done.attempted, done.failed) == (len(examples), 0)
 
 
 def masked(transcript: str) -> list[str]:

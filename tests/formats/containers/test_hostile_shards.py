@@ -158,15 +158,6 @@ def test_keys_and_values_that_are_no_records_are_refused(
         read(path, "lmdb", 3)
 
 
-def with_meta(path: Path, offset: int, value: bytes) -> Path:
-    """A shard with changes in both meta pages."""
-    with write(path, "lmdb", THREE).open("r+b") as file:
-        for page in (0, PAGE):
-            file.seek(page + offset)
-            file.write(value)
-    return path
-
-
 METAS = {
     "a root behind the end": (ROOT, struct.pack("<Q", 1 << 40)),
     "a root among the metas": (ROOT, struct.pack("<Q", 0)),
@@ -183,7 +174,10 @@ METAS = {
 
 @pytest.mark.parametrize(("offset", "value"), METAS.values(), ids=METAS)
 def test_a_crafted_meta_page_is_refused(path: Path, offset: int, value: bytes) -> None:
-    with_meta(path, offset, value)
+    with write(path, "lmdb", THREE).open("r+b") as file:
+        for page in (0, PAGE):
+            file.seek(page + offset)
+            file.write(value)
 
     with pytest.raises(ShardDamaged):
         read(path, "lmdb", 3)

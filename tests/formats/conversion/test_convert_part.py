@@ -128,11 +128,6 @@ def started(archives: Path, output: Path, container: str, part: str) -> subproce
     )
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
 @pytest.mark.torture
 @pytest.mark.parametrize("container", ["lmdb", "hdf5"])
 def test_parts_killed_at_any_time_among_running_ones_give_the_bytes_of_one_call(
@@ -146,7 +141,8 @@ def test_parts_killed_at_any_time_among_running_ones_give_the_bytes_of_one_call(
         time.sleep(chance.uniform(0.3, 2.5))
         chance.shuffle(running)
         for process in running:
-            kill(process)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
             time.sleep(chance.uniform(0, 0.2))
     ends = [started(archives, output, container, part) for part in ("1/2", "2/2", "1/2")]
 

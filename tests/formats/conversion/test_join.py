@@ -66,11 +66,6 @@ def dataset(origins: Path, tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def by_key(dataset: Path, name: str) -> dict[str, Any]:
-    with open_dataset(dataset) as opened:
-        return {record.key: record[name] for record in opened}
-
-
 def stored(dataset: Path, values: Callable[[int], Any]) -> np.ndarray:
     """An array with the value of each picture in the stored order of the dataset."""
     with open_dataset(dataset) as opened:
@@ -142,7 +137,9 @@ def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: 
     assert done.manifest.content_root == whole.manifest.content_root
     assert done.manifest.records_root == whole.manifest.records_root
     assert done.manifest.schema == whole.manifest.schema
-    assert by_key(plain.path, "caption") == {row["file_name"]: row["caption"] for row in ROWS}
+    with open_dataset(plain.path) as opened:
+        captions = {record.key: record["caption"] for record in opened}
+    assert captions == {row["file_name"]: row["caption"] for row in ROWS}
 
 
 AGES: dict[str, list[int]] = {

@@ -134,11 +134,6 @@ def whole(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: s
     return output
 
 
-def assert_same(output: Path, whole: Path) -> None:
-    assert verify(output, level="records").findings == []
-    assert tree(output) == tree(whole)
-
-
 def thaw(
     archives: Path, whole: Path, folder: Path, old: int | str, new: int | str, *part: str
 ) -> tuple[bool, bool]:
@@ -167,7 +162,8 @@ def thaw(
     if part:
         assert [*(output / ".prep").glob("run-*")] == []
         prep(*command, check=True)
-    assert_same(output, whole)
+    assert verify(output, level="records").findings == []
+    assert tree(output) == tree(whole)
     return True, has_stopped
 
 

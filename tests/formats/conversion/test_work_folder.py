@@ -119,27 +119,18 @@ def test_a_run_that_another_one_overtook_finds_it_complete(archives: Path, tmp_p
     assert not (tmp_path / "out" / ".prep").exists()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return make_run_folder(tmp_path)
-
-
-def counters(path: Path, shards: int = 3) -> ProgressCounters:
-    """Counters of shards of ten images with 70 bytes together."""
-    extent = Extent(records=10, payload_bytes=70, key_bytes=1)
-    planned = [PlannedShard(f"shard-{n}", n, 10 * n, 10 * n + 10, extent) for n in range(shards)]
-    return ProgressCounters(path, planned)
-
-
 def flags(counter: ShardCounter) -> int:
     found: int = fcntl.fcntl(counter._file.fileno(), fcntl.F_GETFL)
     return found
 
 
 def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_its_end(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = counters(path)
+    path, extent = make_run_folder(tmp_path), Extent(records=10, payload_bytes=70, key_bytes=1)
+    seen = ProgressCounters(
+        path, [PlannedShard(f"shard-{n}", n, 10 * n, 10 * n + 10, extent) for n in range(3)]
+    )
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     clock = [0.0]
     monkeypatch.setattr(jobs, "monotonic", lambda: clock[-1])

@@ -345,11 +345,6 @@ def hashes(draw: st.DrawFn, most: int = 24) -> list[int]:
     return [base ^ sum(1 << bit for bit in bits) for base, bits in made]
 
 
-def brute(values: list[int], distance: int) -> set[tuple[int, int]]:
-    numbered = combinations(enumerate(values), 2)
-    return {(i, j) for (i, a), (j, b) in numbered if (a ^ b).bit_count() <= distance}
-
-
 @given(hashes(), st.integers(0, 6))
 def test_the_banded_search_equals_brute_force_and_names_each_pair_once(
     values: list[int], distance: int
@@ -359,7 +354,8 @@ def test_the_banded_search_equals_brute_force_and_names_each_pair_once(
     ]
 
     assert len(found) == len(set(found))
-    assert set(found) == brute(values, distance)
+    numbered = combinations(enumerate(values), 2)
+    assert set(found) == {(i, j) for (i, a), (j, b) in numbered if (a ^ b).bit_count() <= distance}
 
 
 images = st.lists(

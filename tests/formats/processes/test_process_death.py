@@ -26,7 +26,6 @@ from shardprep.formats.runtime.workers import Child, ChildLost, isolated
 from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.remote import RemoteSource
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
@@ -71,17 +70,6 @@ def is_running(pid: int) -> bool:
     return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
-def plans(count: int, rows: int = 10) -> list[Items]:
-    return [np.arange(first, first + rows) for first in range(0, count * rows, rows)]
-
-
-def check_all(engine: Engine, count: int) -> None:
-    for number, batch in enumerate(engine.run(plans(count))):
-        assert batch.number == number
-        assert (batch.arrays["number"] == batch.items).all()
-        del batch
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_watched_by")
 @pytest.mark.parametrize(
@@ -94,7 +82,10 @@ def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
 ) -> None:
     work = Writing({17: Once(forked / "once", ForkThen(forked, end))})
     with Engine(work, layout(10), workers=2, deadline=deadline) as engine:
-        check_all(engine, 10)
+        for number, batch in enumerate(engine.run([np.arange(n, n + 10) for n in range(0, 100, 10)])):
+            assert batch.number == number
+            assert (batch.arrays["number"] == batch.items).all()
+            del batch
 
         assert engine.stats().restarts == 1
         assert all(is_running(int(path.name)) for path in forked.iterdir() if path.name.isdecimal())
@@ -191,15 +182,13 @@ convert({str(archives)!r}, {str(output)!r}, split="train", workers=2, progress=F
     os.kill(process.pid, signal.SIGKILL)
     process.wait(TEST_TIMEOUT_S)
 
-    until(lambda: len(programs_of(process.pid)) == 1)
+    until(lambda: len([pid for pid in session_of(process.pid) if not is_tracker(pid)]) == 1)
     assert not is_locked(lock)
 
 
-def programs_of(session: int) -> list[int]:
-    """The processes of a session without multiprocessing's tracker, which lives as long as any forked one."""
-    return [
-        pid for pid in session_of(session) if "resource_tracker" not in text_of(Path(f"/proc/{pid}/cmdline"))
-    ]
+def is_tracker(pid: int) -> bool:
+    """Whether it is multiprocessing's, which lives as long as any process that was forked."""
+    return "resource_tracker" in text_of(Path(f"/proc/{pid}/cmdline"))
 
 
 def is_locked(path: Path) -> bool:

@@ -28,10 +28,6 @@ def xml(*objects: str, width: object = 100, height: object = 50) -> bytes:
     return f"<annotation><filename>%s</filename>{size}{''.join(objects)}</annotation>".encode()
 
 
-def parsed(*objects: str, **size: object) -> list[tuple[str, float, float, float, float]]:
-    return list(parse_box_xml(xml(*objects, **size), f"{WNID}/{WNID}_1"))
-
-
 BOX = box_object(WNID, 1, 1, 9, 9)
 ENCODINGS = (b"klingon", b"hex", b"utf-7", b"idna")  # unknown, of no text, of many bytes, and one that fails
 ends = st.floats(-500, 500)
@@ -42,7 +38,8 @@ ends = st.floats(-500, 500)
 def test_every_box_lies_in_the_image_and_has_area(
     a: float, b: float, c: float, d: float, width: float, height: float
 ) -> None:
-    for _, x_min, y_min, x_max, y_max in parsed(box_object(WNID, a, b, c, d), width=width, height=height):
+    data = xml(box_object(WNID, a, b, c, d), width=width, height=height)
+    for _, x_min, y_min, x_max, y_max in parse_box_xml(data, f"{WNID}/{WNID}_1"):
         assert 0 <= x_min < x_max <= 1
         assert 0 <= y_min < y_max <= 1
 

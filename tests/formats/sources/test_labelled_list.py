@@ -41,10 +41,6 @@ def listing(path: Path, text: str | bytes, root: Path, **options: Any) -> Listin
     return recognise(path, options=SourceOptions(root=root, **options)).listing("train")
 
 
-def as_text(rows: dict[str, str]) -> str:
-    return "".join(f"{path} {label}\n" for path, label in rows.items())
-
-
 HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"dog.jpg dog\ncat.jpg\n", r"line 2: 'cat\.jpg' is not a path and its label"),
     ("list.txt", b"dog.jpg dog\n\xff\xfe 1\n", r"line 2: is not UTF-8 text at its byte 0"),
@@ -117,7 +113,8 @@ def test_bad_lines_of_one_kind_are_counted(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_file_with_too_long_a_name_is_missing(root: Path, tmp_path: Path, follow: bool) -> None:
     long = {"n" * 300 + ".jpg": "cat", "folder/" + "m" * 300 + ".jpg": "dog"}
-    write(tmp_path / "list.txt", as_text(ROWS | long).encode())
+    lines = (f"{path} {label}\n" for path, label in (ROWS | long).items())
+    write(tmp_path / "list.txt", "".join(lines).encode())
     options = SourceOptions(root=root, follow_symlinks=follow)
 
     with pytest.raises(SourceIncomplete, match=r"4 images, not 6 \(2 files missing"):

@@ -220,10 +220,6 @@ def word(name: str) -> bytes:
     return "c{}\n{}\n".format(*name.rsplit(".", 1)).encode()
 
 
-def protocol_4(opcodes: bytes) -> bytes:
-    return bytes([0x80, 4]) + opcodes
-
-
 SIZE = struct.Struct("<Q")
 ARGUMENT = text("touch was-run")
 DTYPE, CORE = word("numpy.dtype"), "numpy.core.multiarray."
@@ -320,7 +316,7 @@ def test_a_pickle_of_more_than_plain_data_is_refused_by_name_and_nothing_is_run(
     monkeypatch.chdir(tmp_path)
     told = re.escape(f"asks for {NAMED[case][1]!r}, which was not run") if case in NAMED else "it |its |codec"
     with memory_below(4 << 20), pytest.raises(ValueError, match=told):
-        datapoint_of(protocol_4(HARMFUL[case] + b"."))
+        datapoint_of(b"\x80\x04" + HARMFUL[case] + b".")
     assert not list(tmp_path.iterdir())
 
 

@@ -175,17 +175,13 @@ def test_an_error_of_the_system_names_the_file_and_is_the_systems(
 ) -> None:
     words = ["convert", archives, tmp_path / "out", "--split", "val", "--format", container, "--workers", 0]
 
-    done = prep(*words, "--quiet", prefix=injecting(calls, error, when))
+    fault = (f"-etrace={calls}", f"-einject={calls}:error={error}:when={when}")
+    done = prep(*words, "--quiet", prefix=["strace", "-f", "-qq", "-o/dev/null", *fault])
 
     assert done.returncode == 3
     assert done.stderr.startswith(f"prep: {tmp_path / 'out'}")
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def injecting(calls: str, error: str, when: str) -> list[str]:
-    fault = f"{calls}:error={error}:when={when}"
-    return ["strace", "-f", "-qq", "-o/dev/null", f"-etrace={calls}", f"-einject={fault}"]
 
 
 @pytest.mark.parametrize("name", ["shard-00000.lmdb", "index.npy"])

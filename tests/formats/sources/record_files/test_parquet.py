@@ -150,22 +150,14 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
             recognise(tmp_path / "a.parquet").listing("train")
 
 
-def repeated(value: Any, rows: int) -> Any:
-    """A column of one value, stored once."""
-    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
-
-
-def write_caption(path: Path, column: Any, **options: Any) -> Path:
-    pq.write_table(pa.table({"caption": column}), path, compression="zstd", store_schema=False, **options)
-    return path
-
-
 CAPTION = "long " * 50_000
 ROWS = 1000  # a quarter of a gigabyte of captions
 
 
 def test_repeated_captions_are_converted_to_shards_of_the_wanted_size(tmp_path: Path) -> None:
-    path = write_caption(tmp_path / "a.parquet", repeated(CAPTION, ROWS))
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), pa.array([CAPTION]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"caption": repeated}), path, compression="zstd", store_schema=False)
 
     converted(path, tmp_path / "out", shard_size=16 << 20)
 
