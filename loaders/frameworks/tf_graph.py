@@ -14,7 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from enum import IntEnum
 from functools import partial
 from itertools import zip_longest
@@ -178,6 +178,27 @@ class OperatedSink(Sink):
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
+    def _once_attached(self, queue: Any) -> Any:
+        """Return a context of operations that fail, instead of waiting for ever, in a session not attached.
+
+        A step that finds an element costs one comparison; Python code runs only where the queue is empty.
+        """
+        if not self._in_session:
+            return nullcontext()
+        check = weak(self._check_attached)
+        with tf.device("CPU:0"):
+            is_attached = tf.cond(
+                tf.equal(queue.size(), 0),
+                lambda: tf.numpy_function(check, [], tf.bool),
+                lambda: tf.constant(True),
+            )
+        return tf.control_dependencies([is_attached])
+
+    def _check_attached(self) -> bool:
+        if not (self._runs or self._closed):
+            raise UsageError("nothing feeds this input yet; call its start(session) before the first step")
+        return True
+
     @abstractmethod
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
         """The next batch within the graph; the graph calls ``ended`` for an element that is no batch."""
@@ -236,7 +257,9 @@ class TensorQueue(OperatedSink):
         return Status(int(status)), leaves
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        return batch_of_element(self._queue.dequeue(), self._specs, ended)
+        with self._once_attached(self._queue):
+            element = self._queue.dequeue()
+        return batch_of_element(element, self._specs, ended)
 
 
 class _Area:
@@ -331,7 +354,9 @@ class SessionStage(OperatedSink):
         return status, self._run("unstage") if status == Status.BATCH else []
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        with tf.control_dependencies([batch_or_end(self._area.tokens.dequeue(), ended)]):
+        with self._once_attached(self._area.tokens):
+            token = self._area.tokens.dequeue()
+        with tf.control_dependencies([batch_or_end(token, ended)]):
             return shaped(self._area.unstage(), self._specs)
 
 

@@ -112,3 +112,11 @@ def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
         if make in FED.values():
             with pytest.raises(UsageError, match="v1 graph"):
                 iter(each)
+
+
+@members(FED)
+def test_a_step_before_the_start_is_an_error_that_says_so(make: Made) -> None:
+    with make(Numbered()) as each:
+        batch = each.dequeue()
+        with v1.Session() as session, pytest.raises(tf.errors.OpError, match=r"call its start\(session\)"):
+            session.run(batch)
