@@ -142,7 +142,7 @@ class _Pass(Iterator[Any]):
 class FrameworkHint:
     """Base of iterables over batches. Once Keras is imported, ``str`` names what ``model.fit`` takes."""
 
-    for_keras: ClassVar[str] = "shardprep.loaders.frameworks.tf_inputs() of it"
+    for_keras: ClassVar[str] = "shardprep.to_dataset() of it"
 
     def __str__(self) -> str:
         return f"{self!r}; Keras takes {self.for_keras}" if "keras" in sys.modules else repr(self)

@@ -43,7 +43,7 @@ def test_records_that_do_not_fit_together_are_an_error(wrong: str) -> None:
 def test_keras_is_named_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     for batches in (FakeData(2, batch_size=2), Flow.from_iterable([1])):
         monkeypatch.setitem(sys.modules, "keras", sys)
-        assert str(batches) == f"{batches!r}; Keras takes shardprep.loaders.frameworks.tf_inputs() of it"
+        assert str(batches) == f"{batches!r}; Keras takes shardprep.to_dataset() of it"
 
         monkeypatch.delitem(sys.modules, "keras")
         assert str(batches) == repr(batches)
