@@ -22,6 +22,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import permutation
 from shardprep.formats.runtime.progress import NoProgress
 from shardprep.formats.sources.source import Listing, entry_dtype
+from support.column_sources import write_pictures
 from support.datasets import converted, tree
 from support.image_files import encoded, pixels
 from support.sampling import torture_except
@@ -160,11 +161,7 @@ def test_all_of_ilsvrc12_is_planned_in_200_megabytes() -> None:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     for split in ("train", "val"):
-        for number in range(6):
-            name = ("cat", "dog")[number % 2]
-            write(
-                tmp_path / "photos" / split / name / f"{number}.png", encoded(pixels(8, 9 + number), ".png")
-            )
+        write_pictures(tmp_path / "photos" / split, [f"{('cat', 'dog')[n % 2]}/{n}.png" for n in range(6)])
     return tmp_path / "photos"
 
 

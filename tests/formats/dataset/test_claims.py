@@ -23,6 +23,7 @@ from support.datasets import converted, prep_here, writable
 from support.image_files import png
 from support.loaded import epoch_of, loader_on
 from support.resealed import reseal, with_rows
+from support.source_builders import write
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +79,8 @@ def quarantined(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset from a source with two bad images."""
     folder = tmp_path_factory.mktemp("quarantined")
     for number, name in enumerate("aabbab"):
-        path = folder / "source" / name / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"no image" if number in (0, 3) else png(number + 1, 2, 2))
+        image = b"no image" if number in (0, 3) else png(number + 1, 2, 2)
+        write(folder / "source" / name / f"{number}.png", image)
     converted(folder / "source", folder / "out", on_bad_image="skip")
     return folder / "out"
 

@@ -298,9 +298,7 @@ def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> No
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    for name in ("cat", "dog"):
-        for number in range(10):
-            write(tmp_path / "photos" / name / f"{number}.png", encoded(pixels(8, 8 + number), ".png"))
+    write_pictures(tmp_path / "photos", [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(10)])
     return tmp_path / "photos"
 
 
