@@ -13,7 +13,6 @@ from shardprep.formats.conversion.convert import build_shards
 from shardprep.formats.conversion.finish import finish
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import PreparedSplit
-from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.jobs import JobRunner
@@ -45,14 +44,11 @@ class ListReader(ByteReader):
 
     images: tuple[bytes, ...]
     encoded: tuple[tuple[bytes, ...], ...]
-    bad: int = -1
 
     def read(self, entry: np.void) -> bytes:
         return self.images[entry["offset"]]
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
-        if entry["offset"] == self.bad:
-            raise BadValue("the column caption is not text")
         return self.encoded[entry["offset"]]
 
     def where(self, entry: np.void) -> str:
@@ -86,7 +82,6 @@ def write_columns(
     image: bytes | None = JPEG,
     options: PlanOptions | None = None,
     instead: Mapping[str, bytes] | None = None,
-    bad: int = -1,
 ) -> Manifest:
     """Write a dataset of so many records with the values of :func:`every_kind`.
 
@@ -95,7 +90,7 @@ def write_columns(
     own = {} if image is None else {"image": image}
     samples = [every_kind(number) | own for number in range(records)]
     options = options or PlanOptions(shard_size=4 * (len(image or b"") + 1000))
-    return write_samples(output, samples, schema, options=options, bad=bad, instead=instead)
+    return write_samples(output, samples, schema, options=options, instead=instead)
 
 
 def write_samples(
@@ -105,7 +100,6 @@ def write_samples(
     *,
     options: PlanOptions | None = None,
     instead: Mapping[str, bytes] | None = None,
-    bad: int = -1,
 ) -> Manifest:
     """Write a dataset of dicts of an image, if there are images, and of the values of the schema.
 
@@ -121,7 +115,7 @@ def write_samples(
         table.append(f"k{number:04}", number % 2, length=size, offset=number)
     listing = Listing(
         "train", "memory", table.finish(), LabelSpace.of(["a", "b"]),
-        ListReader(images, tuple(encoded), bad), schema=schema, has_images=any(images),
+        ListReader(images, tuple(encoded)), schema=schema, has_images=any(images),
     )  # fmt: skip
     planned = plan(listing, options or PlanOptions(order="key"))
     prepared = PreparedSplit(output, planned, None, planned.shards)

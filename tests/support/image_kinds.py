@@ -9,9 +9,9 @@ from shardprep.formats.images.info import ImageFlag, ImageInfo
 from support.image_files import encoded, tiff
 
 
-def photograph(height: int = 34, width: int = 45) -> np.ndarray:
+def photograph(height: int = 34) -> np.ndarray:
     """A smooth image, which lossy formats keep nearly."""
-    y, x = np.mgrid[0:height, 0:width]
+    y, x = np.mgrid[0:height, 0:45]
     return np.dstack([x * 5, y * 7, (x + y) * 3]).astype(np.uint8)
 
 
@@ -23,16 +23,16 @@ def webp(*chunks: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", 4 + sum(map(len, chunks))) + b"WEBP" + b"".join(chunks)
 
 
-def extended_webp(*after: bytes, features: int = 0x08, width: int = 45, height: int = 34) -> bytes:
+def extended_webp(*after: bytes, width: int = 45, height: int = 34) -> bytes:
     """A lossless WebP with a canvas and more chunks."""
     size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    return webp(chunk_of_riff(b"VP8X", bytes([features, 0, 0, 0]) + size), LOSSLESS[12:], *after)
+    return webp(chunk_of_riff(b"VP8X", bytes([8, 0, 0, 0]) + size), LOSSLESS[12:], *after)
 
 
-def animation(suffix: str, count: int = 2) -> bytes:
+def animation(suffix: str) -> bytes:
     frames = cv2.Animation()
-    frames.frames = [photograph() + 20 * at for at in range(count)]
-    frames.durations = [100] * count
+    frames.frames = [photograph(), photograph() + 20]
+    frames.durations = [100, 100]
     return cv2.imencodeanimation(suffix, frames)[1].tobytes()
 
 

@@ -149,10 +149,10 @@ def header(name: str | bytes, size: int = 0, kind: bytes = b"0", *, size_field: 
     return bytes(block)
 
 
-def headers_in(tar: bytes, start: int = 0) -> list[int]:
+def headers_in(tar: bytes) -> list[int]:
     """The offsets of the headers of a valid tar."""
-    with tarfile.open(fileobj=io.BytesIO(tar[start:])) as opened:
-        return [start + member.offset for member in opened]
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+        return [member.offset for member in opened]
 
 
 def contents(listing: Listing) -> dict[str, tuple[int, bytes]]:

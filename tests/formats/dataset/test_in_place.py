@@ -29,13 +29,10 @@ from support.file_changes import CHANGES
 from support.resealed import reseal, with_rows
 
 TRAIN = "ILSVRC2012_img_train.tar"
-SIZE = 150_000
 
 
-def indexed(source: Path, output: Path, **options: Any) -> Manifest:
-    return converted(
-        source, output, **({"container": "tar", "order": "archive", "shard_size": SIZE} | options)
-    )
+def indexed(source: Path, output: Path) -> Manifest:
+    return converted(source, output, container="tar", order="archive", shard_size=150_000)
 
 
 @pytest.fixture

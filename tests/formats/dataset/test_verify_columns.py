@@ -111,7 +111,9 @@ def test_another_value_under_right_checksums_is_not_that_of_the_content_root(
     ("longer", "level", "name", "problem"),
     [
         (1 << 27, "full", "column-sound.npy", "lengths that no value has"),
-        pytest.param(1, "records", "column-sound-00000.", "differs from the table", marks=pytest.mark.torture),
+        pytest.param(
+            1, "records", "column-sound-00000.", "differs from the table", marks=pytest.mark.torture
+        ),
     ],
 )
 def test_another_length_is_found_under_a_right_root(

@@ -32,6 +32,7 @@ from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
 from support.image_files import encoded, pixels
+from support.source_builders import write
 
 Built = tuple[Path, Path, Made, set[str]]
 
@@ -80,9 +81,7 @@ def test_all_record_numbers_are_in_the_json_and_without_them_nothing_is_found(tm
         ("train", "bee", 0, encoded(noise[39])),
         *(("val", "ant", n, encoded(noise[n], ".jpg", cv2.IMWRITE_JPEG_QUALITY, 80)) for n in range(32)),
     ):
-        path = tmp_path / f"{name}-images" / label / f"{number:02}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
+        write(tmp_path / f"{name}-images" / label / f"{number:02}.jpg", image)
     for name in ("train", "val"):
         converted(tmp_path / f"{name}-images", tmp_path / name)
 
@@ -338,10 +337,10 @@ flips = st.sets(st.integers(0, 63), max_size=7)
 
 
 @st.composite
-def hashes(draw: st.DrawFn, most: int = 24) -> list[int]:
+def hashes(draw: st.DrawFn) -> list[int]:
     """Hashes of which many differ from another one in a few bits."""
     bases = draw(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=3))
-    made = draw(st.lists(st.tuples(st.sampled_from(bases), flips), max_size=most))
+    made = draw(st.lists(st.tuples(st.sampled_from(bases), flips), max_size=24))
     return [base ^ sum(1 << bit for bit in bits) for base, bits in made]
 
 

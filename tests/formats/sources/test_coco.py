@@ -102,9 +102,9 @@ def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
         convert(tmp_path / "s", tmp_path / "out", workers=0)
 
 
-def roboflow(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) -> Path:
+def roboflow(folder: Path) -> Path:
     """A folder as Roboflow exports it: instances beside the images, and a category for all others."""
-    for split in splits:
+    for split in ("train", "valid", "test"):
         write_pictures(folder / split, NAMES)
         instances = coco_instances(NAMES)
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})

@@ -39,8 +39,8 @@ def dataset(lmdb_shards: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def opened(dataset: Path, *, verify: bool = False) -> np.ndarray:
-    with open_dataset(dataset, verify=verify) as ds:
+def opened(dataset: Path) -> np.ndarray:
+    with open_dataset(dataset) as ds:
         return ds.index.copy()
 
 

@@ -22,14 +22,7 @@ PNG = encoded(pixels(5, 4, 3), ".png")
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write(
-    path: Path,
-    columns: dict[str, Any],
-    *,
-    names: list[str] | None = None,
-    label: str = "label",
-    **options: Any,
-) -> Path:
+def write(path: Path, columns: dict[str, Any], *, names: list[str] | None = None) -> Path:
     """Write a file as Hugging Face has it; columns are values, or values and their type."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {
@@ -38,14 +31,14 @@ def write(
     }
     table = pa.table(arrays)
     if names is not None:
-        features = {label: {"names": names, "_type": "ClassLabel"}}
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    pq.write_table(table, path, **options)
+    pq.write_table(table, path)
     return path
 
 
-def images(*numbers: int, path: str = "{}.jpg") -> tuple[list[dict[str, Any]], Any]:
-    return [{"bytes": IMAGES[n], "path": path.format(n)} for n in numbers], IMAGE
+def images(*numbers: int) -> tuple[list[dict[str, Any]], Any]:
+    return [{"bytes": IMAGES[n], "path": f"{n}.jpg"} for n in numbers], IMAGE
 
 
 def test_other_columns_keep_their_values(tmp_path: Path) -> None:
