@@ -133,7 +133,7 @@ def _written(image: bytes) -> int:
 
 # OpenCV interpolates in steps of 1/2048 pixel: of so many starts, usually one is that near to a pixel.
 _STARTS = 8192
-NEAR_STARTS = 8  # the best of so many is on average 1/18 pixel from a pixel
+NEAR_STARTS = 16  # the best of so many is on average 1/34 pixel from a pixel
 _REACH = 3  # pixels on each side that cubic interpolation, the widest, reads, and one for rounding
 
 
@@ -153,21 +153,26 @@ def window_of(
     first: int,
     size: int,
     most: int,
+    reduction: int = 1,
     is_whole: bool = False,
     starts: int | None = None,
 ) -> Window:
     """The source of pixels ``first`` to ``first + size`` of a side of ``side`` pixels resized to ``resized``.
 
-    The part starts where a pixel of the side and one of the result begin at the same place: resized by the
-    same factor with area averaging, it gives the same pixels as the whole side. It becomes at most ``most``
-    pixels, or 8,192 if that is more; where no such place is near enough for that, the nearest to such a
-    place is taken. ``is_whole`` asks for the whole side if it becomes no more than that: other
-    interpolations round differently beside a cut. Only the ``starts`` nearest places are searched, if that is
-    given: the pixels then differ a little from those of the whole side, and fewer are decoded.
+    The window is one of the pixels of the side decoded at 1 / ``reduction`` of its length. It starts where
+    one of these and one of the result begin at the same place: resized by the same factor with area
+    averaging, it gives the same pixels as the whole side. It becomes at most ``most`` pixels, or 8,192 if
+    that is more; where no such place is near enough for that, the nearest to such a place is taken.
+
+    ``is_whole`` asks for the whole side if it becomes no more than that: other interpolations round
+    differently beside a cut. Only the ``starts`` nearest places are searched, if that is given: the pixels
+    then differ a little from those of the whole side, and fewer are decoded.
     """
     most = max(most, _STARTS)
+    decoded = -(-side // reduction)
     if is_whole and resized <= most:
-        return Window(0, side, 0)
+        return Window(0, decoded, 0)
+    resized *= reduction  # so that side / resized is in decoded pixels
     reach = -(-_REACH * resized // side)  # in pixels of the result
     last, least = max(0, first - reach), max(0, first + size + reach - most)
     if starts is not None:
@@ -176,7 +181,7 @@ def window_of(
     beside = found * side % resized
     at = int(found[np.argmin(np.minimum(beside, resized - beside))])
     stop = -(-(first + size + reach) * side // resized)
-    return Window(round(at * side / resized), min(side, stop), at)
+    return Window(round(at * side / resized), min(decoded, stop), at)
 
 
 SMOOTH = -1  # beside OpenCV's numbers of interpolations: smoothed, then bilinear
