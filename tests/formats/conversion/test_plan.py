@@ -122,10 +122,16 @@ def test_an_empty_listing_is_a_usage_error() -> None:
         {"shard_size": (4 << 30) + 1},
         {"seed": -1},
         {"seed": 1 << 64},
+        {"quality": 0},
+        {"quality": 101},
+        {"shorter_side": 0},
+        {"container": "tar"},
+        {"order": "archive"},
+        {"container": "tar", "order": "archive", "crop_ready": True},
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="must be"):
+    with pytest.raises(UsageError, match=r"must (be|have) |cannot be re-encoded"):
         PlanOptions(**wrong)
 
 

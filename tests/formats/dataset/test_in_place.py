@@ -15,7 +15,6 @@ from shardprep.formats import (
     CorruptRecord,
     Manifest,
     ManifestDamaged,
-    PlanOptions,
     ShardDamaged,
     UsageError,
     open_dataset,
@@ -180,9 +179,3 @@ def test_a_hostile_archive_in_a_manifest_is_refused(dataset: Path, change: dict[
 def test_only_official_tars_are_indexed(lmdb_shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="official tar"):
         indexed(lmdb_shards, tmp_path / "out")
-    with pytest.raises(UsageError, match="order must be"):
-        PlanOptions(container="tar")
-    with pytest.raises(UsageError, match="order must be"):
-        PlanOptions(order="archive")
-    with pytest.raises(UsageError, match="re-encoded"):
-        PlanOptions(container="tar", order="archive", crop_ready=True)
