@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +58,18 @@ def rows_of(batches: Any, *, scale: float = 1) -> list[list[int]]:
     return [labels_of(zip(*map(np.asarray, batch[:2]), strict=True), scale=scale) for batch in batches]
 
 
-def labels(expected: list[int], *, scale: float = 1) -> Check:
+def both_passes(read: Callable[..., Any], expected: list[Any], *, scale: float = 1) -> Check:
+    """Check what both passes of a flow, or of an input into TensorFlow, have."""
+
     def check(ran: Ran) -> None:
         with ran.value as flow:
-            assert labels_of(flow, scale=scale) == labels_of(flow, scale=scale) == expected
+            assert read(flow, scale=scale) == read(flow, scale=scale) == expected
 
     return check
 
 
-def batches(*, scale: float = 1) -> Check:
-    """Check that both epochs of a flow, or of an input into TensorFlow, have all rows, eight by eight."""
-
-    def check(ran: Ran) -> None:
-        with ran.value as flow:
-            assert rows_of(flow, scale=scale) == rows_of(flow, scale=scale) == IN_EIGHTS
-
-    return check
+labels = partial(both_passes, labels_of)
+batches = partial(both_passes, rows_of, IN_EIGHTS)
 
 
 def shuffled(expected: list[int]) -> Check:
