@@ -15,7 +15,6 @@ import pytest
 
 from shardprep.formats import (
     DataError,
-    Dataset,
     ManifestDamaged,
     UnknownVersion,
     UsageError,
@@ -182,32 +181,31 @@ def records(
         yield opened
 
 
-@pytest.fixture
-def whole(lmdb_shards: Path) -> Iterator[Dataset]:
-    with open_dataset(lmdb_shards) as opened:
-        yield opened
-
-
 def test_a_copy_has_the_same_records_and_the_index_gives_rows_by_number_slice_array_and_column(
-    records: RecordSet, whole: Dataset
+    records: RecordSet, lmdb_shards: Path
 ) -> None:
     index, numbers = records.index, np.random.default_rng(0).integers(0, 204, 500)
+    with open_dataset(lmdb_shards) as dataset:
+        whole = dataset.index
 
-    assert (len(index), index.dtype) == (204, whole.index.dtype)
-    assert index[numbers].tobytes() == whole.index[numbers].tobytes()
-    assert index[np.array([], np.int64)].tobytes() == b""
-    assert index[7:99].tobytes() == whole.index[7:99].tobytes()
-    assert index[3:90:7].tobytes() == whole.index[3:90:7].tobytes()
-    assert index[90:3:-7].tobytes() == whole.index[90:3:-7].tobytes()
-    assert index[203] == whole.index[203]
-    assert index[-1] == whole.index[-1]
-    for chosen in (whole.index["label"] >= 5, numbers - 204, [203, -204, 7]):
-        assert index[chosen].tobytes() == whole.index[chosen].tobytes()
+    assert (len(index), index.dtype) == (204, whole.dtype)
+    slices = (slice(7, 99), slice(3, 90, 7), slice(90, 3, -7))
+    for chosen in (
+        203,
+        -1,
+        *slices,
+        numbers,
+        numbers - 204,
+        np.array([], np.int64),
+        [203, -204, 7],
+        whole["label"] >= 5,
+    ):
+        assert index[chosen].tobytes() == whole[chosen].tobytes()
     for wrong in (204, -205, np.array([0, 204]), np.ones(203, bool)):
         with pytest.raises(IndexError):
             index[wrong]
-    for name in whole.index.dtype.names or ():
-        assert index[name].tolist() == whole.index[name].tolist()
+    for name in whole.dtype.names or ():
+        assert index[name].tolist() == whole[name].tolist()
     for made in (copy.copy(records), copy.deepcopy(records)):
         with made:
             assert (made.root, made[100]) == (records.root, records[100])
