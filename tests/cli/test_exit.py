@@ -35,17 +35,11 @@ def shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.fixture
-def without_reader() -> int:
-    """The writing end of a pipe without a reader."""
+@pytest.mark.slow
+def test_a_reader_that_is_gone_is_3_and_quiet(dataset: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    return writer
-
-
-@pytest.mark.slow
-def test_a_reader_that_is_gone_is_3_and_quiet(dataset: Path, without_reader: int) -> None:
-    with os.fdopen(without_reader, "w") as pipe:
+    with os.fdopen(writer, "w") as pipe:
         command = [*PREP, "inspect", str(dataset)]
         done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
         unheard = subprocess.run([*PREP, "verify", "/nowhere"], stderr=pipe, timeout=60)

@@ -28,12 +28,6 @@ RECORDS, PAYLOAD = 3, sum(len(r.image) for r in THREE)
 Hostility = Callable[[h5py.File], object]
 
 
-@pytest.fixture
-def shard(tmp_path: Path) -> Path:
-    """An honest shard; the hostile ones differ from it in one thing."""
-    return write_around(tmp_path / "shard.h5", "hdf5", THREE)
-
-
 def replaced(name: str, **how: Any) -> Hostility:
     """Replace a column by one made in another way."""
 
@@ -96,7 +90,8 @@ HOSTILITIES: dict[str, Hostility] = {
 
 
 @pytest.mark.parametrize("hostility", HOSTILITIES.values(), ids=HOSTILITIES)
-def test_what_no_converter_writes_is_refused(shard: Path, hostility: Hostility) -> None:
+def test_what_no_converter_writes_is_refused(tmp_path: Path, hostility: Hostility) -> None:
+    shard = write_around(tmp_path / "shard.h5", "hdf5", THREE)
     with h5py.File(shard, "r+") as file:
         hostility(file)
 

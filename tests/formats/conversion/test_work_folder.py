@@ -95,23 +95,18 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
     assert (victim / "thesis.txt").read_text() == "three years"
 
 
-@pytest.fixture
-def overtaken(monkeypatch: pytest.MonkeyPatch, archives: Path, tmp_path: Path) -> None:
-    """Another run begins and finishes when a conversion into ``tmp_path / "out"`` is about to lock it."""
-    module = sys.modules["shardprep.formats.conversion.prepare"]
+def test_a_run_that_another_one_overtook_finds_it_complete(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, options = sys.modules["shardprep.formats.conversion.prepare"], PlanOptions(shard_size=60_000)
     real = module.WorkFolder
 
-    def work_folder(output: Path, *, shared: bool) -> WorkFolder:
+    def about_to_lock(output: Path, *, shared: bool) -> WorkFolder:
         monkeypatch.undo()
         converted(archives, tmp_path / "out")
         return real(output, shared=shared)
 
-    monkeypatch.setattr(module, "WorkFolder", work_folder)
-
-
-@pytest.mark.usefixtures("overtaken")
-def test_a_run_that_another_one_overtook_finds_it_complete(archives: Path, tmp_path: Path) -> None:
-    options = PlanOptions(shard_size=60_000)
+    monkeypatch.setattr(module, "WorkFolder", about_to_lock)
 
     (done,) = convert(archives, tmp_path / "out", split="train", plan_options=options, workers=0)
 

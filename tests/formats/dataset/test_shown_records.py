@@ -14,11 +14,11 @@ import cv2
 import numpy as np
 import pytest
 
-from shardprep.cli.app import run
 from shardprep.formats import Record, UsageError, open_dataset
 from shardprep.formats.images.pictures import Gallery, ShownImage
 from shardprep.formats.reports.pages import page, shown_name
 from support.column_datasets import EVERY_KIND, write_columns
+from support.datasets import prep_here
 
 
 def pictures(page: str) -> list[bytes]:
@@ -69,19 +69,12 @@ def test_what_does_not_decode_is_said_so(image: bytes) -> None:
     assert "src=" not in page
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("summary") / "d"
-    write_columns(folder)
-    return folder
+def test_inspect_prints_columns_and_their_json(tmp_path: Path) -> None:
+    write_columns(tmp_path)
+    done, as_json = (prep_here("inspect", tmp_path, *more) for more in ([], ["--json"]))
 
-
-def test_inspect_prints_columns_and_their_json(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(dataset)]) == 0
-    shown = capsys.readouterr().out
-    assert run(["inspect", str(dataset), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-
+    shown, found = done.stdout, json.loads(as_json.stdout)
+    assert (done.returncode, as_json.returncode) == (0, 0)
     assert "column colour" in shown
     assert "label, 48 B" in shown
     assert [column["name"] for column in found["columns"]] == list(EVERY_KIND.names)

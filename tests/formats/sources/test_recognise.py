@@ -57,15 +57,9 @@ def test_every_layout_gives_the_same_keys_labels_and_bytes(
         }
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
-    """Train is extracted; val and test are still in their archives, too."""
-    Miniature().write_tree(Miniature().write_tars(tmp_path))
-    (tmp_path / TRAIN).unlink()
-    return tmp_path
-
-
-def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_both_do(mixed: Path) -> None:
+def test_each_split_is_taken_from_the_layout_that_has_it_and_from_tars_where_both_do(tmp_path: Path) -> None:
+    mixed = Miniature().write_tree(Miniature().write_tars(tmp_path))
+    (mixed / TRAIN).unlink()
     source = recognise(mixed)
     assert source.description == (
         "train of extracted-tree, val of official-tars, test of official-tars (3 classes)"
@@ -296,15 +290,11 @@ def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> No
         recognise(tmp_path, options=FOLLOW).listing("train")
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    write_pictures(tmp_path / "photos", [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(10)])
-    return tmp_path / "photos"
-
-
 def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused(
-    photos: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    photos = tmp_path / "photos"
+    write_pictures(photos, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(10)])
     whole = contents(recognise(photos).listing("train"))
     source = recognise(photos, options=SourceOptions(val_fraction=0.2), seed=3)
 
