@@ -1,52 +1,19 @@
-"""Functions that tests run in worker processes; spawned processes import them by name."""
+"""What a worker process of a conversion imports by name."""
 
 import os
 import signal
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
-from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import ByteReader, Listing, Source
+from shardprep.formats.sources.tar import TarReader
 
 
 @dataclass
-class PoisonedReader(ByteReader):
-    """A source that kills its process when it reads one of its images."""
-
-    reader: ByteReader
-    poison: bytes
-
-    def __enter__(self) -> "PoisonedReader":
-        self.reader.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.reader.__exit__(*exc)  # type: ignore[arg-type]
+class PoisonedReader(TarReader):
+    """A reader of a tar that kills its process at the image that POISON in the environment names."""
 
     def read(self, entry: np.void) -> bytes:
-        if entry["key"] == self.poison:
+        if entry["key"].decode() == os.environ["POISON"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.reader.read(entry)
-
-    def where(self, entry: np.void) -> str:
-        return self.reader.where(entry)
-
-
-class PoisonedSource(Source):
-    """A source with one image that kills the process that reads it."""
-
-    layout = "poisoned"
-    splits = ("train",)
-    description = "poisoned"
-
-    def __init__(self, path: Path) -> None:
-        self.source = recognise(path)
-        self.poison = ""
-
-    def listed(self, split: str, known: object) -> Listing:
-        listing = self.source.listing(split)
-        poison = listing.entries["key"][len(listing.entries) // 2]
-        self.poison = poison.decode()
-        return replace(listing, reader=PoisonedReader(listing.reader, poison))
+        return super().read(entry)

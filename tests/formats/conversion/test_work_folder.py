@@ -24,9 +24,10 @@ from shardprep.formats.runtime import jobs
 from shardprep.formats.runtime.jobs import ProgressCounters, ShardCounter
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.read import Extent
+from shardprep.formats.sources.recognise import recognise
 from support.datasets import converted, prep
 from support.sampling import torture_except
-from support.workers import PoisonedSource
+from support.workers import PoisonedReader
 
 
 @pytest.fixture
@@ -147,12 +148,12 @@ def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_i
 def test_an_image_that_kills_its_worker_is_named(
     archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = PoisonedSource(archives)
-    monkeypatch.setattr(
-        sys.modules["shardprep.formats.conversion.prepare"], "recognise", lambda *a, **k: source
-    )
+    keys = recognise(archives).listing("train").entries["key"]
+    poison = keys[len(keys) // 2].decode()
+    monkeypatch.setenv("POISON", poison)
+    monkeypatch.setattr("shardprep.formats.sources.ilsvrc.TarReader", PoisonedReader)
 
     with pytest.raises(WorkerDied) as caught:
         converted(archives, tmp_path / "out", shard_size=90_000, workers=2)
 
-    assert caught.value.key == source.poison
+    assert caught.value.key == poison
