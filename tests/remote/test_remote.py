@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders import EvalTransform
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import receive as reception
 from shardprep.loaders.machines.frames import SenderFailed
@@ -308,14 +307,8 @@ def test_without_senders_the_log_says_so_once(
 
 
 OTHERS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "batch size": (lambda path: loader(path, batch_size=9), "batch size is '9' instead of '10'"),
     "seed": (lambda path: loader(path, seed=1), "seed is '1' instead of '0'"),
     "shuffle": (lambda path: loader(path, shuffle=None), "shuffle is 'null'"),
-    "transform": (
-        lambda path: loader(path, transform=EvalTransform(8, resize=9)),
-        "transform is 'EvalTransform",
-    ),
-    "labels": (lambda path: loader(path, labels="sorted_wnid1_bg"), "labels is"),
     "flow": (numbers, "identity is"),
     "subset": (lambda path: loader(path, records=range(203)), "records:"),
 }

@@ -32,6 +32,7 @@ from shardprep.loaders.machines.wire import (
 )
 from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.remote import RemoteSource
+from support.frame_changes import Parts, damage_the_parts, flip_a_bit
 from support.remote_ends import ANY_PORT, TIMEOUT_S, serving, slow_numbers
 
 STEPS = 40
@@ -49,9 +50,6 @@ def batch_of(step: int) -> Any:
 
 def delivery_of(step: int) -> LoadedStep:
     return LoadedStep(step, batch_of(step), np.array([step]))
-
-
-Parts = list[bytes]
 
 
 def wired(parts: Any) -> Parts:
@@ -134,30 +132,6 @@ def crafted(head: bytes, **changes: Any) -> bytes:
 def description_of(head: bytes) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(head[codec.HEAD.size + 4 :])
     return found
-
-
-def flip_a_bit(frame: Parts, chance: random.Random) -> Parts:
-    place = chance.randrange(len(frame))
-    data = bytearray(frame[place] or b"\0")
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    return [*frame[:place], bytes(data), *frame[place + 1 :]]
-
-
-def damage_the_parts(frame: Parts, chance: random.Random) -> Parts:
-    """Cut or lengthen a part, leave one out, add one, or exchange two."""
-    place, parts = chance.randrange(len(frame)), list(frame)
-    how = chance.choice(["cut", "lengthen", "leave out", "add", "exchange"])
-    if how == "cut":
-        parts[place] = parts[place][: chance.randrange(len(parts[place]))]
-    elif how == "lengthen":
-        parts[place] += chance.randbytes(chance.randrange(1, 30))
-    elif how == "leave out":
-        parts.pop(place)
-    elif how == "add":
-        parts.insert(place + 1, chance.randbytes(chance.randrange(40)))
-    else:
-        parts[place], parts[place - 1] = parts[place - 1], parts[place]
-    return parts
 
 
 def change_the_head(frame: Parts, chance: random.Random) -> Parts:

@@ -5,9 +5,8 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from socketserver import BaseRequestHandler
 
 import pytest
 
@@ -15,9 +14,8 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.machines import keys as admission, socket as frame_socket
 from shardprep.loaders.remote import RemoteSource, WrongReceiver, serve
-from support.faulty_proxy import listening
 from support.key_files import KeyFolder
-from support.remote_ends import ANY_PORT, TIMEOUT_S, Tunnel, serving
+from support.remote_ends import ANY_PORT, TIMEOUT_S, Tunnel, answering, serving
 from support.sampling import torture_except
 from support.waiting import until
 from support.zmtp_peer import SIGNATURE, address_of, reset
@@ -75,21 +73,6 @@ def test_without_an_authenticator_every_peer_is_refused(
 # Other processes in place of the receiver
 
 
-@contextmanager
-def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that calls ``answer`` with each connection; the endpoint."""
-    is_over = threading.Event()
-
-    class Connection(BaseRequestHandler):
-        def handle(self) -> None:
-            answer(self.request)
-            is_over.wait()
-
-    with listening(Connection) as port:
-        yield f"tcp://127.0.0.1:{port}"
-        is_over.set()
-
-
 def http(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
@@ -99,13 +82,9 @@ def test_a_process_that_is_not_a_receiver_is_reported(keys: KeyFolder) -> None:
         serve(one_item(), endpoint, keys=keys.sender())
 
 
-def say_nothing(connection: socket.socket) -> None:
-    pass
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "answer", torture_except([socket.socket.close, reset, say_nothing], socket.socket.close)
+    "answer", torture_except([socket.socket.close, reset, socket.socket.fileno], socket.socket.close)
 )
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_a_tunnel_without_a_receiver_behind_it_is_waited_for(

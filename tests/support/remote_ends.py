@@ -47,15 +47,6 @@ def loader(path: Path, **options: Any) -> Loader:
     return Loader(path, **given)
 
 
-def loader_with_workers(path: Path) -> Loader:
-    return loader(path, workers=1)
-
-
-def dropping_loader(path: Path) -> Loader:
-    """A flow over 204 records that leaves out 4."""
-    return loader(path, drop_last=True)
-
-
 def numbers(path: Path) -> Flow:
     """15 batches, which can be drawn in any order."""
     return Flow.from_iterable(range(100)).shuffle(20).map(row).batch(7)
@@ -65,37 +56,9 @@ def slow_numbers(path: Path) -> Flow:
     return Flow.from_iterable(range(30)).map(slow_row).batch(1)
 
 
-def joined(path: Path) -> Flow:
-    """8 batches, of known number, one after the other."""
-    return Flow.from_iterable(range(20)).concat(Flow.from_iterable(range(100, 110))).map(row).batch(4)
-
-
-def odd_ones(path: Path) -> Flow:
-    """Batches of an unknown number."""
-    return Flow.from_callable(forty).filter(is_odd).shuffle(5).map(row).batch(3)
-
-
-def slow_odd_ones(path: Path) -> Flow:
-    return Flow.from_callable(forty).filter(is_odd).map(slow_row).batch(1)
-
-
-def large_ones(path: Path) -> Flow:
-    """Batches that take a while to unpickle."""
-    return Flow.from_iterable(range(30)).map(large_row)
-
-
-def in_parts(path: Path) -> Flow:
-    """70 items of unknown number, in 8 parts of different lengths; one is empty."""
-    return Flow.from_parts(part_of, parts=8)
-
-
-def slowly_in_parts(path: Path) -> Flow:
-    return Flow.from_parts(slow_part_of, parts=8)
-
-
-def flows_in_parts(path: Path) -> Flow:
-    """Batches that are made at random from the flow of each part."""
-    return Flow.from_parts(flow_of, parts=3)
+def odd_ones() -> Flow:
+    """Numbers of which it is not known how many there are."""
+    return Flow.from_callable(lambda: range(40)).filter(lambda number: number % 2 == 1)
 
 
 def part_of(part: int) -> Iterator[Any]:
@@ -106,10 +69,6 @@ def part_of(part: int) -> Iterator[Any]:
 def slow_part_of(part: int) -> Iterator[Any]:
     for number in range(8 + part):
         yield slow_row(1000 * part + number)
-
-
-def flow_of(part: int) -> Flow:
-    return Flow.from_callable(forty).map(noisy, random=True).batch(4)
 
 
 def noisy(number: int, rng: np.random.Generator) -> Any:
@@ -125,24 +84,27 @@ def slow_row(number: int) -> Any:
     return row(number)
 
 
-def large_row(number: int) -> Any:
-    return np.full(LARGE, number)
-
-
-def forty() -> range:
-    return range(40)
-
-
-def is_odd(number: int) -> bool:
-    return number % 2 == 1
-
-
 SOURCES: dict[str, Callable[[Path], Loader | Flow]] = {
-    make.__name__: make
-    for make in (
-        *(loader, loader_with_workers, dropping_loader, numbers, slow_numbers, joined),
-        *(odd_ones, slow_odd_ones, large_ones, in_parts, slowly_in_parts, flows_in_parts),
-    )
+    "loader": loader,
+    "loader_with_workers": lambda path: loader(path, workers=1),
+    "dropping_loader": lambda path: loader(path, drop_last=True),  # leaves out 4 records
+    "numbers": numbers,
+    "slow_numbers": slow_numbers,
+    # 8 batches, of known number, one after the other
+    "joined": lambda path: (
+        Flow.from_iterable(range(20)).concat(Flow.from_iterable(range(100, 110))).map(row).batch(4)
+    ),
+    "odd_ones": lambda path: odd_ones().shuffle(5).map(row).batch(3),
+    "slow_odd_ones": lambda path: odd_ones().map(slow_row).batch(1),
+    # batches that take a while to unpickle
+    "large_ones": lambda path: Flow.from_iterable(range(30)).map(lambda number: np.full(LARGE, number)),
+    # 70 items of unknown number, in 8 parts of different lengths; one is empty
+    "in_parts": lambda path: Flow.from_parts(part_of, parts=8),
+    "slowly_in_parts": lambda path: Flow.from_parts(slow_part_of, parts=8),
+    # batches that are made at random from the flow of each part
+    "flows_in_parts": lambda path: Flow.from_parts(
+        lambda part: Flow.from_callable(lambda: range(40)).map(noisy, random=True).batch(4), parts=3
+    ),
 }
 
 
@@ -219,6 +181,21 @@ def programs(senders: int, *words: object) -> Iterator[list[subprocess.Popen[str
         yield [stack.enter_context(program(*words)) for _ in range(senders)]
 
 
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that calls ``answer`` with each connection; the endpoint."""
+    is_over = threading.Event()
+
+    class Connection(BaseRequestHandler):
+        def handle(self) -> None:
+            answer(self.request)
+            is_over.wait()
+
+    with listening(Connection) as port:
+        yield f"tcp://127.0.0.1:{port}"
+        is_over.set()
+
+
 class Tunnel:
     """A tunnel to an endpoint of this machine that passes on what ``treat(data, is_back)`` returns."""
 
@@ -226,6 +203,7 @@ class Tunnel:
         self.treat: Callable[[bytes, bool], bytes] = lambda data, is_back: data
         self._target = "127.0.0.1", int(endpoint.rpartition(":")[2])
         self._stop = threading.Event()
+        self._answering = answering(self._pass_on)
 
     def flip(self, *, back: bool) -> None:
         """Change the last bit of the next data in one direction."""
@@ -239,22 +217,15 @@ class Tunnel:
         self.treat = flipped
 
     def __enter__(self) -> Self:
-        pass_on = self._pass_on
-
-        class Connection(BaseRequestHandler):
-            def handle(self) -> None:
-                pass_on(self.request)
-
-        self._listening = listening(Connection)
-        self.endpoint = f"tcp://127.0.0.1:{self._listening.__enter__()}"
+        self.endpoint = self._answering.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._stop.set()
-        self._listening.__exit__(*raised)
+        self._answering.__exit__(*raised)
 
     def _pass_on(self, one: socket.socket) -> None:
-        with suppress(OSError), socket.create_connection(self._target) as other:
+        with suppress(OSError), one, socket.create_connection(self._target) as other:
             while not self._stop.is_set():
                 for ready in select.select([one, other], [], [], 0.05)[0]:
                     if not (data := ready.recv(100_000)):
