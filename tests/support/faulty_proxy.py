@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import BaseRequestHandler
 
-PIECE = 1 << 14
+PIECE, PAUSE_S = 1 << 14, 0.02
 MD5 = re.compile(r"\b[0-9a-f]{32}\b")
 HIDDEN = "AKIA0123456789"  # in the text of errors, where S3 has parts of the signature
 SENT_ON = ("If-None-Match", "If-Match", "Content-Type", "x-amz-copy-source")
@@ -27,8 +27,7 @@ class Proxy:
     body, then the end of the connection), short (half of the body as if it were all), long (a byte more),
     flip (a bit in the middle), altered (flip, with the right ETag), stall (half, then silence), slow (pieces
     with pauses), drip (bytes with pauses), whole (no parts of files), more (all, of which there is said to be
-    more), "first N" (N bytes, then the end of the connection; "bare N" without the ETag), "to URL" (a
-    redirect), "body TEXT" (another body).
+    more), "to URL" (a redirect), "body TEXT" (another body).
     ``asked`` are the paths and ranges.
     ``sending`` gives the faults of files that are sent, of which ``sent`` are the paths.
     ``opaque`` makes the ETags of another kind than MD5.
@@ -42,7 +41,6 @@ class Proxy:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     port: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
-    pause_s: float = 0.02
 
     @property
     def url(self) -> str:
@@ -154,7 +152,7 @@ class Spoiling(Quiet):
                 self.refuse(int(fault), "Broken")
                 return
             if fault == "slow":
-                time.sleep(10 * self.plan.pause_s)
+                time.sleep(10 * PAUSE_S)
             self.relay(body if fault != "flip" else bytes([body[0] ^ 1]) + body[1:])
 
     def refuse(self, status: int, code: str) -> None:
@@ -179,7 +177,7 @@ class Spoiling(Quiet):
         if answer.status not in (200, 206) or not fault or fault == "whole":
             return self.answer(answer.status, headers, body)
         self.close_connection = True
-        if not fault.startswith(("altered", "first")):
+        if fault != "altered":
             headers.pop("ETag", None)
         return self.spoil(fault, answer.status, headers, body)
 
@@ -203,11 +201,10 @@ class Spoiling(Quiet):
                 for start in range(0, len(body), size):
                     self.wfile.write(body[start : start + size])
                     self.wfile.flush()
-                    if self.plan.ended.wait(self.plan.pause_s):
+                    if self.plan.ended.wait(PAUSE_S):
                         return
             case _:
-                most = int(fault.removeprefix("first ").removeprefix("bare "))
-                self.answer(status, headers, body[:most], length=len(body))
+                raise ValueError(fault)
 
     def answer(self, status: int, headers: dict[str, str], body: bytes, *, length: int | None = None) -> None:
         self.send_response(status)
