@@ -22,7 +22,7 @@ from support.object_server import HIDDEN as SECRET_KEY
 from support.resealed import reseal
 from support.sampling import torture_except
 
-TRAIN = "s3://bucket/splits/train"
+TRAIN = "s3://bucket/shards/train"
 
 
 def said_by(dataset: Dataset) -> list[object]:
@@ -34,13 +34,13 @@ def said_by(dataset: Dataset) -> list[object]:
 @pytest.fixture
 def remote(proxy: Proxy, bucket: Path, tmp_path: Path) -> Iterator[CachedDataset]:
     """The dataset train, with a cache for about a fifth of it."""
-    size = sum(path.stat().st_size for path in (bucket / "splits/train").iterdir())
+    size = sum(path.stat().st_size for path in (bucket / "shards/train").iterdir())
     with open_dataset(TRAIN, cache=tmp_path / "cache", cache_limit=size // 5) as found:
         assert isinstance(found, CachedDataset)
         yield found
 
 
-@pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
+@pytest.mark.parametrize("name", torture_except(["shards/train", "columns"], "columns"))
 def test_every_record_and_column_is_that_of_the_published_dataset(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
             released.wait(20)
 
     proxy.fault = fault
-    with open_dataset(bucket / "splits/train") as local, ThreadPoolExecutor(2) as pool:
+    with open_dataset(bucket / "shards/train") as local, ThreadPoolExecutor(2) as pool:
         first = pool.submit(remote.__getitem__, 0)
         assert asked.wait(20)
         assert pool.submit(remote.__getitem__, len(remote) - 1).result(10) == local[len(local) - 1]
@@ -116,7 +116,7 @@ def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
 def test_threads_that_read_through_a_cache_for_one_shard_take_turns(
     bucket: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
-    local = open_dataset(bucket / "splits/train")
+    local = open_dataset(bucket / "shards/train")
     manifest, expected = local.manifest, [*local]
     least = max(shard.size for shard in manifest.shards) + sum(table.size for table in manifest.tables)
     numbers = [7 * read % len(expected) for read in range(60)]
@@ -148,7 +148,7 @@ def test_an_evicted_shard_that_is_open_is_closed_when_another_is_opened(remote: 
         (TRAIN, {"cache": "cache", "cache_limit": "200"}, "cache_limit"),
         (TRAIN, {"cache": "cache", "cache_limit": 0}, "cache_limit"),
         (TRAIN, {"cache": "cache", "cache_limit": True}, "cache_limit"),
-        ("s3://bucket/splits", {"cache": "cache"}, "give one of them, such as s3://bucket/splits/train"),
+        ("s3://bucket/shards", {"cache": "cache"}, "give one of them, such as s3://bucket/shards/train"),
         ("s3://key:hunter2@bucket/train", {"cache": "cache"}, "has a user"),
         ("s3://key:hunter2@bucket/train", {}, "has a user"),
     ],
@@ -205,7 +205,7 @@ def test_a_forked_copy_reads_what_is_there_and_gets_an_error_for_the_rest(remote
 
 
 @pytest.mark.parametrize("level", torture_except(["quick", "full", "decode"], "quick", "full"))
-@pytest.mark.parametrize("name", torture_except(["splits/train", "columns"], "columns"))
+@pytest.mark.parametrize("name", torture_except(["shards/train", "columns"], "columns"))
 def test_verify_passes_a_dataset_through_a_smaller_cache(
     bucket: Path, proxy: Proxy, tmp_path: Path, name: str, level: str
 ) -> None:
@@ -224,13 +224,14 @@ def test_verify_and_inspect_take_a_url_with_a_cache_and_say_what_to_do_without_o
     cache = ("--cache", tmp_path / "cache", "--cache-limit", "10MiB")
 
     one = prep_here("verify", TRAIN, *cache, "--quiet")
-    all_of_them = prep_here("verify", "s3://bucket/splits", *cache, "--json", "--quiet")
+    all_of_them = prep_here("verify", "s3://bucket/shards", *cache, "--json", "--quiet")
     inspected = prep_here("inspect", TRAIN, *cache, "--json")
-    local = prep_here("inspect", bucket / "splits/train", "--json")
+    local = prep_here("inspect", bucket / "shards/train", "--json")
 
     assert (one.returncode, all_of_them.returncode, inspected.returncode) == (0, 0, 0), one.stderr
     assert f"{TRAIN}: intact" in one.stdout
-    assert [split["dataset"] for split in json.loads(all_of_them.stdout)["splits"]] == [TRAIN]
+    names = [f"s3://bucket/shards/{split}" for split in ("train", "val", "test")]
+    assert [split["dataset"] for split in json.loads(all_of_them.stdout)["splits"]] == names
     assert json.loads(inspected.stdout) == json.loads(local.stdout) | {"path": TRAIN}
 
     proxy.fault = lambda path, count: "flip" if path.endswith("shard-00001.h5") else None

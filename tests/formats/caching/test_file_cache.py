@@ -39,7 +39,7 @@ from support.datasets import flip
 from support.faulty_proxy import HIDDEN, Proxy
 from support.waiting import until
 
-URL = "s3://bucket/splits/train"
+URL = "s3://bucket/shards/train"
 Shards = tuple[FileEntry, ...]
 PATIENT = RetryPolicy(retries=5, timeout_s=30.0)
 SOON = RetryPolicy(retries=5, timeout_s=0.5)
@@ -47,7 +47,7 @@ SOON = RetryPolicy(retries=5, timeout_s=0.5)
 
 @pytest.fixture
 def shards(bucket: Path) -> Shards:
-    return read_manifest(bucket / "splits/train").shards
+    return read_manifest(bucket / "shards/train").shards
 
 
 def opened(
@@ -123,7 +123,7 @@ def test_readers_of_sets_that_exclude_each_other_all_come_to_their_end(
     bucket: Path, tmp_path: Path, shards: Shards
 ) -> None:
     largest = max(shard.size for shard in shards)
-    place = Location.parse((bucket / "splits/train").as_uri())
+    place = Location.parse((bucket / "shards/train").as_uri())
 
     def read(seed: int) -> int:
         order, count = random.Random(seed), 0

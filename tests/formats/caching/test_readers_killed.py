@@ -20,7 +20,7 @@ from support.repository import ROOT
 
 PROGRAM = ROOT / "tests/support/cache_readers.py"
 BLOCK = 4096  # a file takes whole blocks of the disk
-URL = "s3://bucket/splits/train"
+URL = "s3://bucket/shards/train"
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ URL = "s3://bucket/splits/train"
 def test_readers_that_are_killed_leave_no_wrong_file_and_keep_the_limit(
     bucket: Path, proxy: Proxy, tmp_path: Path, kills: int
 ) -> None:
-    shards = read_manifest(bucket / "splits/train").shards
+    shards = read_manifest(bucket / "shards/train").shards
     cache, limit = tmp_path / "cache", int(0.45 * sum(shard.size for shard in shards))
     listed = [[shard.name, shard.size, shard.sha256, shard.records] for shard in shards]
     asked = {"url": URL, "cache": str(cache), "limit": limit, "kills": kills, "listed": listed}
