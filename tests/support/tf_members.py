@@ -125,14 +125,6 @@ def forever(step: Callable[[], Any]) -> Iterator[Any]:
         yield step()
 
 
-def by_iteration(each: Input) -> Callable[[], list[Any]]:
-    return lambda: [arrays(batch) for batch in each]
-
-
-def by_eager_dequeue(each: Input) -> Callable[[], list[Any]]:
-    return lambda: until_the_end(each.dequeue)
-
-
 def by_function(each: Input) -> Callable[[], list[Any]]:
     step = stepping(each)
     return lambda: until_the_end(step)
@@ -140,12 +132,12 @@ def by_function(each: Input) -> Callable[[], list[Any]]:
 
 def by_dataset(each: Input) -> Callable[[], list[Any]]:
     dataset = each.to_dataset()
-    return lambda: [arrays(batch) for batch in dataset]
+    return lambda: list(map(arrays, dataset))
 
 
 WAYS: dict[str, Callable[[Input], Callable[[], list[Any]]]] = {
-    "iteration": by_iteration,
-    "eager dequeue": by_eager_dequeue,
+    "iteration": lambda each: lambda: list(map(arrays, each)),
+    "eager dequeue": lambda each: lambda: until_the_end(each.dequeue),
     "tf.function": by_function,
     "dataset": by_dataset,
 }

@@ -29,25 +29,36 @@ from support.tf_devices import tf
 from support.tf_members import Stop, first, until_the_end, woken_by_closing
 
 
+def mirrored(replicas: int) -> Any:
+    return tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
+
+
+def parts_of(strategy: Any, value: Any) -> list[Any]:
+    return [np.array(part) for part in strategy.experimental_local_results(value)]
+
+
+def step_with_arguments(strategy: Any) -> Callable[[Any], Any]:
+    """A step that gets the batch as its arguments; returns the numbers of all replicas."""
+
+    @tf.function(reduce_retracing=True)
+    def step(values: Any, *rest: Any) -> Any:
+        def replica(values: Any, *rest: Any) -> Any:
+            return tf.reduce_sum(values), rest[-1]
+
+        return strategy.run(replica, args=(values, *rest))
+
+    return lambda batch: np.concatenate(parts_of(strategy, step(*batch)[1]))
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_strategy_distributes_it_exactly(replicas: int, lmdb_shards: Path) -> None:
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(replicas)])
+    strategy = mirrored(replicas)
     with loader_on(lmdb_shards, batch_size=20, workers=1) as loader:
         distributed = strategy.experimental_distribute_dataset(to_dataset(loader))
-
-        @tf.function(reduce_retracing=True)
-        def step(batch: Any) -> Any:
-            return strategy.run(lambda *parts: parts[-1] + 0, args=batch)
-
+        step = step_with_arguments(strategy)
         for _ in range(2):
-            got = [
-                int(number)
-                for batch in distributed
-                for part in strategy.experimental_local_results(step(batch))
-                for number in part
-            ]
-            assert sorted(got) == list(range(204))
+            assert sorted(np.concatenate([step(batch) for batch in distributed]).tolist()) == list(range(204))
             loader.receipt().check(204)
 
 
@@ -133,14 +144,6 @@ def test_the_parts_of_an_input_cannot_be_copied_and_it_goes_on(attempt: Callable
         assert sum(1 for _ in batches) == 4
 
 
-def mirrored(replicas: int) -> Any:
-    return tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
-
-
-def parts_of(strategy: Any, value: Any) -> list[Any]:
-    return [np.array(part) for part in strategy.experimental_local_results(value)]
-
-
 def taking(strategy: Any, each: StagingInput) -> Callable[[], Any]:
     """A step in which each replica dequeues its own part; returns the numbers of all replicas."""
 
@@ -153,19 +156,6 @@ def taking(strategy: Any, each: StagingInput) -> Callable[[], Any]:
         return strategy.run(replica)
 
     return lambda: tuple(np.concatenate(parts_of(strategy, step()[1])))
-
-
-def step_with_arguments(strategy: Any) -> Callable[[Any], Any]:
-    """A step that gets the batch as its arguments; returns the numbers of all replicas."""
-
-    @tf.function(reduce_retracing=True)
-    def step(values: Any, *rest: Any) -> Any:
-        def replica(values: Any, *rest: Any) -> Any:
-            return tf.reduce_sum(values), rest[-1]
-
-        return strategy.run(replica, args=(values, *rest))
-
-    return lambda batch: np.concatenate(parts_of(strategy, step(*batch)[1]))
 
 
 def test_a_loaders_records_come_exactly_once_over_replicas(lmdb_shards: Path) -> None:

@@ -11,28 +11,13 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform
-from shardprep.loaders.tf_inputs import (
-    DatasetInput,
-    FeedInput,
-    Input,
-    InputMonitor,
-    QueueInput,
-    StagingInput,
-    original_errors,
-    to_dataset,
-)
+from shardprep.loaders.tf_inputs import Input, InputMonitor, QueueInput, original_errors
 from support.loaded import loader_on
 from support.loader_workers import OwnError
-from support.sampling import torture_except
 from support.tf_devices import tf
-from support.tf_members import Numbered
+from support.tf_members import WHOLE, Made, Numbered, members
 
-MAKERS: dict[str, Callable[[Any], Input]] = {
-    "feed": FeedInput,
-    "queue": QueueInput,
-    "staging": lambda source: StagingInput(QueueInput(source), depth=2),
-    "dataset": lambda source: DatasetInput(to_dataset(source)),
-}
+MAKERS = {name: WHOLE[name] for name in ("feed", "queue", "staging-over-queue", "dataset")}
 
 
 def model(loss: str = "sparse_categorical_crossentropy") -> Any:
@@ -49,45 +34,40 @@ def train(lmdb_shards: Path) -> Iterator[Loader]:
         yield loader
 
 
-@pytest.mark.parametrize("make", torture_except(MAKERS.values(), MAKERS["queue"]), ids=MAKERS.keys())
-def test_an_error_within_fit_comes_as_itself(make: Callable[[Any], Input]) -> None:
+def fit(inputs: Input, callback: Any) -> Any:
+    """Train for three epochs of six batches."""
+    dataset = inputs.to_dataset().apply(tf.data.experimental.assert_cardinality(6))
+    return model("mse").fit(dataset, epochs=3, shuffle=False, verbose=0, callbacks=[callback])
+
+
+def with_targets(source: Numbered) -> Callable[[], Iterator[Any]]:
+    return lambda: ((x, np.zeros((len(x), 4), np.float32)) for x, _ in source())
+
+
+@members(MAKERS, quick=("queue",))
+def test_an_error_within_fit_comes_as_itself(make: Made) -> None:
     def fail(step: int) -> None:
         if step == 3 and source.passes == 2:
             raise OwnError("at 3 of the second epoch")
 
     source = Numbered(before=fail)
-    fitted = model("mse")
     steps: list[int] = []
     note = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: steps.append(step))
     with (
-        make(lambda: ((x, np.zeros((len(x), 4), np.float32)) for x, _ in source())) as inputs,
+        make(with_targets(source)) as inputs,
         pytest.raises(OwnError, match="second epoch") as caught,
         original_errors(),
     ):
-        fitted.fit(
-            inputs.to_dataset().apply(tf.data.experimental.assert_cardinality(6)),
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            callbacks=[note],
-        )
+        fit(inputs, note)
 
     assert isinstance(caught.value.__cause__, tf.errors.OpError)
     assert steps == [0, 1, 2, 3, 4, 5, 0, 1, 2]
 
 
 def test_occupancy_is_written_where_tensorboard_reads_it(tmp_path: Path) -> None:
-    source = Numbered(last=3)
-    fitted = model("mse")
     writer = tf.summary.create_file_writer(str(tmp_path))
-    with QueueInput(lambda: ((x, np.zeros((len(x), 4), np.float32)) for x, _ in source())) as inputs:
-        history = fitted.fit(
-            inputs.to_dataset().apply(tf.data.experimental.assert_cardinality(6)),
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            callbacks=[InputMonitor(writer=writer, queue=inputs)],
-        ).history
+    with QueueInput(with_targets(Numbered(last=3))) as inputs:
+        history = fit(inputs, InputMonitor(writer=writer, queue=inputs)).history
     writer.close()
 
     found = scalars_in(tmp_path)

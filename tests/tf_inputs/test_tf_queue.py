@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,36 +20,31 @@ from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed, send_
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
-    Input,
     QueueInput,
-    StagingInput,
     TensorInput,
     ZMQInput,
     original_errors,
     to_dataset,
 )
 from support.loaded import loader_on
+from support.loader_workers import OwnError
 from support.tf_devices import tf
 from support.tf_members import (
+    FED,
     TIMEOUT_S,
+    WHOLE,
     Made,
     Numbered,
     arrays,
     members,
     numbers_of,
-    staging,
     staging_over_queue,
     stepping,
     until_the_end,
 )
 from support.verdict_workers import Nothing
 
-STATEFUL: dict[str, Made] = {
-    "queue": QueueInput,
-    "staging": staging(3),
-    "staging over queue": staging_over_queue,
-}
-stateful = members(STATEFUL, quick=("staging over queue",))
+stateful = members({name: FED[name] for name in FED if name != "batch-queue"}, quick=("staging-over-queue",))
 
 
 @stateful
@@ -121,13 +116,6 @@ def test_inputs_that_hold_nothing_back_count_too() -> None:
             assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
 
 
-INPUTS: dict[str, Callable[[Any], Input]] = {
-    "feed": FeedInput,
-    "queue": QueueInput,
-    "staged queue": lambda source: StagingInput(QueueInput(source)),
-}
-
-
 def slow_batches(batches: int = 12) -> Iterator[Any]:
     for number in range(batches):
         time.sleep(0.005)
@@ -149,9 +137,9 @@ class Timed:
         return self
 
 
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", ["feed", "queue", "staging-over-queue"])
 def test_what_a_source_knows_of_its_limit_is_told(name: str) -> None:
-    with INPUTS[name](Timed()) as batches:
+    with WHOLE[name](Timed()) as batches:
         assert len(list(batches)) == 12
         stats = batches.stats()
 
@@ -165,7 +153,7 @@ def test_what_a_source_knows_of_its_limit_is_told(name: str) -> None:
 def test_a_slow_step_in_a_graph_is_named_and_stats_have_every_stage_as_json(lmdb_shards: Path) -> None:
     with (
         Loader(lmdb_shards, batch_size=4, transform=Nothing(), workers=2) as loader,
-        INPUTS["staged queue"](loader) as batches,
+        staging_over_queue(loader) as batches,
     ):
 
         @tf.function
@@ -198,9 +186,9 @@ def test_a_slow_make_is_the_source_and_not_the_step() -> None:
     assert UNKNOWN in str(batches.stats())
 
 
-@pytest.mark.parametrize("name", ["queue", "staged queue"])
+@pytest.mark.parametrize("name", ["queue", "staging-over-queue"])
 def test_a_v1_graph_is_told_that_its_own_time_is_unknown(name: str) -> None:
-    with tf.Graph().as_default(), INPUTS[name](lambda: slow_batches(100)) as batches:
+    with tf.Graph().as_default(), WHOLE[name](lambda: slow_batches(100)) as batches:
         step = batches.dequeue()
         with tf.compat.v1.Session() as session:
             batches.start(session)
@@ -267,10 +255,6 @@ def test_three_epochs_arrive_exactly_once(source: ZMQInput) -> None:
         assert sent.result(TIMEOUT_S) == [5, 5, 5]
     assert source.rejected == 0
     assert source.stats().epochs == 3
-
-
-class OwnError(Exception):
-    pass
 
 
 def failing() -> Iterator[Any]:
