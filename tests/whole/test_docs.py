@@ -5,7 +5,6 @@ import doctest
 import importlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -32,18 +31,14 @@ CONVERTING = ROOT / "docs" / "datasets" / "converting.md"
 WRITERS_SHOWN = ((0, 9, 36), "1.14.6")  # of LMDB and HDF5: the roots in the documents are theirs
 
 
-def modules_of(folder: Path, package: str) -> Iterator[tuple[str, Path]]:
-    """The names and files of a package's modules, at any depth."""
-    for path in sorted(folder.rglob("*.py")):
-        name = ".".join((package, *path.relative_to(folder).with_suffix("").parts))
-        if not name.endswith(".__main__"):
-            yield name.removesuffix(".__init__"), path
-
-
 MODULES = {
-    name: path
+    ".".join((package.__name__, *path.relative_to(folder).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
     for package in PACKAGES
-    for name, path in modules_of(Path(package.__path__[0]), package.__name__)
+    for folder in map(Path, package.__path__)
+    for path in sorted(folder.rglob("*.py"))
+    if path.stem != "__main__"
 }
 
 
@@ -116,17 +111,16 @@ def test_every_command_is_in_the_readme(name: str) -> None:
     assert f"prep {name}" in README.read_text()
 
 
-def commands_in(page: Path) -> list[str]:
-    """What follows ``prep`` on the command lines of a page."""
-    return [
-        words
-        for block in blocks_of(page)
-        if block.language in ("sh", "console")
-        for words in re.findall(r"^(?:\$ )?prep ([a-z-]+.*)$", block.text, re.M)
-    ]
+COMMANDS = {
+    words
+    for page in PAGES
+    for block in blocks_of(page)
+    if block.language in ("sh", "console")
+    for words in re.findall(r"^(?:\$ )?prep ([a-z-]+.*)$", block.text, re.M)
+}
 
 
-@pytest.mark.parametrize("words", sorted({words for page in PAGES for words in commands_in(page)}))
+@pytest.mark.parametrize("words", sorted(COMMANDS))
 def test_every_option_that_the_documents_use_exists(words: str) -> None:
     words = words.partition(" #")[0]
     command = cli.commands[words.split()[0]]

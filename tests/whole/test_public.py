@@ -45,14 +45,6 @@ NEEDS = {"shardprep.loaders.tf_inputs": "tensorflow", "shardprep.loaders.prometh
 INSTALLED = [name for name in DOCUMENTED if find_spec(NEEDS.get(name, "shardprep"))]
 
 
-def run(program: str) -> str:
-    """What a program prints in an interpreter of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
-    return done.stdout
-
-
 def test_the_package_has_the_names_of_its_parts_and_no_others() -> None:
     assert set(shardprep.__all__) == {"__version__", *formats.__all__, *loaders.__all__}
     assert shardprep.__version__ == importlib.metadata.version("shardprep")
@@ -93,7 +85,8 @@ def test_the_package_gives_the_names_that_training_programs_use() -> None:
 def test_importing_the_package_imports_next_to_nothing() -> None:
     heavy = "{'shardprep.formats', 'shardprep.loaders', 'cv2', 'h5py', 'lmdb', 'numpy', 'zmq', 'click'}"
 
-    assert run(f"import sys, shardprep\nprint({heavy} & {{*sys.modules}})") == "set()\n"
+    program = f"import sys, shardprep\nprint({heavy} & {{*sys.modules}})"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True, timeout=120) == "set()\n"
 
 
 def stated(call: Any) -> str:
