@@ -202,11 +202,6 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
 STRACE = shutil.which("strace")
 
 
-@pytest.fixture(params=torture_except(ALL_CONTAINERS, "lmdb"))
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 READING = """
 import errno, os, sys
 from pathlib import Path
@@ -254,6 +249,7 @@ def under_strace(kind: str, path: Path, *injections: str) -> tuple[list[str], li
 
 
 @pytest.mark.skipif(not STRACE, reason="strace is not installed")
+@pytest.mark.parametrize("kind", torture_except(ALL_CONTAINERS, "lmdb"))
 @pytest.mark.parametrize(
     ("of_open", "of_read"),
     [

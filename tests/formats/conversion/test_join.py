@@ -29,11 +29,6 @@ ROWS = rows_of(NAMES)
 SHARD_SIZE = 900
 
 
-@pytest.fixture(params=CONTAINERS)
-def container(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def made(output: Path, *, grey: bool = False, container: str = "lmdb", suffix: str = "png") -> Path:
     """A dataset of the pictures, of several shards."""
     source = output.parent / f"{output.name}-source"
@@ -120,6 +115,7 @@ def test_columns_of_all_origins_are_there_and_no_file_was_written_again(
     assert "sha256" in done.manifest.source["joined"][2]
 
 
+@pytest.mark.parametrize("container", CONTAINERS)
 def test_joining_is_converting_with_the_same_columns(tmp_path: Path, container: str) -> None:
     options = PlanOptions(container=container, shard_size=SHARD_SIZE)
     write_pictures(tmp_path / "with", NAMES)

@@ -123,14 +123,9 @@ def arguments(archives: Path, output: Path, container: str) -> list[object]:
 
 
 @pytest.fixture(scope="module", params=torture_except(["lmdb", "hdf5"], "lmdb"))
-def container(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def whole(archives: Path, tmp_path_factory: pytest.TempPathFactory, container: str) -> Path:
+def whole(request: pytest.FixtureRequest, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("whole") / "out"
-    prep(*arguments(archives, output, container), "--workers", 0, check=True)
+    prep(*arguments(archives, output, request.param), "--workers", 0, check=True)
     return output
 
 

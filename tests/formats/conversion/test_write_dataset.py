@@ -16,6 +16,7 @@ from shardprep.formats.conversion.save import BadItem
 from shardprep.formats.errors import PlanMismatch, UsageError
 from shardprep.formats.records.codecs import DTYPES
 from shardprep.loaders import Flow
+from support.datasets import tree
 from support.image_files import JPEG
 from support.saved_items import NUMBER, are_same, made
 
@@ -61,10 +62,6 @@ def items(draw: st.DrawFn) -> list[Any]:
             return [list(row.values()) for row in rows]
     first = names[0]
     return [row[first] for row in rows if not isinstance(row[first], list | dict)] or [0]
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
 
 
 def numbered() -> Flow:
@@ -132,8 +129,8 @@ def test_the_bytes_do_not_depend_on_the_workers_or_on_where_items_are_made(
     mapped.close()
     write_dataset(list(numbered().at_pass(0)), tmp_path / "held", workers=1, shard_size=8000)
 
-    assert bytes_of(tmp_path / "two") == bytes_of(tmp_path / "mapped") == bytes_of(whole)
-    assert bytes_of(tmp_path / "held") == bytes_of(whole)
+    assert tree(tmp_path / "two") == tree(tmp_path / "mapped") == tree(whole)
+    assert tree(tmp_path / "held") == tree(whole)
     assert len(read_manifest(whole).shards) > 3
     assert same(Flow.from_dataset(whole), numbered().at_pass(0))
     assert verify(whole).findings == []
@@ -210,7 +207,7 @@ def test_what_has_no_items_or_no_columns_is_refused(tmp_path: Path, samples: Any
 
 
 def test_a_finished_output_is_recognised_and_others_are_refused(whole: Path) -> None:
-    before = bytes_of(whole)
+    before = tree(whole)
 
     assert numbered().save(whole, workers=0, shard_size=8000) == read_manifest(whole)
     with pytest.raises(PlanMismatch):
@@ -218,7 +215,7 @@ def test_a_finished_output_is_recognised_and_others_are_refused(whole: Path) -> 
     other = Flow.from_iterable(range(NUMBER)).map(made, random=True, seed=4)
     with pytest.raises(PlanMismatch):
         other.save(whole, workers=0, shard_size=8000)
-    assert bytes_of(whole) == before
+    assert tree(whole) == before
 
 
 class Counted:
