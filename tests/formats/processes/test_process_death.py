@@ -38,7 +38,7 @@ from support.forking_work import (
 from support.process_table import text_of
 from support.repository import SUPPORT
 from support.sampling import torture_except
-from support.scripts import Start, scripts, session_of
+from support.scripts import Start, outcome, scripts, session_of
 from support.waiting import until
 
 TEST_TIMEOUT_S = 60  # seconds after which a test that hangs fails
@@ -145,17 +145,6 @@ def children():
 def start(tmp_path: Path) -> Iterator[Start]:
     with scripts(tmp_path, PRELUDE, PYTHONPATH=SUPPORT) as start_script:
         yield start_script
-
-
-def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return the exit code and stderr, not waiting for its end, as forked processes keep it open."""
-    assert process.stderr is not None
-    code = process.wait(TEST_TIMEOUT_S)
-    os.set_blocking(process.stderr.fileno(), False)
-    try:
-        return code, os.read(process.stderr.fileno(), 1 << 16).decode()
-    except BlockingIOError:
-        return code, ""
 
 
 @pytest.mark.torture

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.runtime.workers import Child, WorkerPool
 from support.repository import SUPPORT
-from support.scripts import Start, scripts
+from support.scripts import scripts
 
 TEST_TIMEOUT_S = 120  # seconds after which a test that hangs fails
 
@@ -70,12 +69,6 @@ def collect_while_all_locks_are_held_elsewhere():
 """
 
 
-@pytest.fixture
-def start(hdf5_shards: Path, tmp_path: Path) -> Iterator[Start]:
-    with scripts(tmp_path, PRELUDE, SHARDS=str(hdf5_shards), PYTHONPATH=SUPPORT) as start_script:
-        yield start_script
-
-
 MADE = {
     "loader": """
 from shardprep.loaders import Loader, LocalShuffle
@@ -120,7 +113,9 @@ cycle = [RemoteSource("tcp://127.0.0.1:*"), FrameReceiver("tcp://127.0.0.1:*")]
 
 @pytest.mark.torture
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
-def test_what_is_dropped_is_collected_while_another_thread_holds_all_locks(start: Start, made: str) -> None:
+def test_what_is_dropped_is_collected_while_another_thread_holds_all_locks(
+    made: str, hdf5_shards: Path, tmp_path: Path
+) -> None:
     script = f"""
 {made}
 gc.disable()
@@ -133,8 +128,9 @@ collect_while_all_locks_are_held_elsewhere()
 print("collected", flush=True)
 os._exit(0)
 """
-    process = start(script)
-    said, errors = process.communicate(timeout=TEST_TIMEOUT_S)
+    with scripts(tmp_path, PRELUDE, SHARDS=str(hdf5_shards), PYTHONPATH=SUPPORT) as start:
+        process = start(script)
+        said, errors = process.communicate(timeout=TEST_TIMEOUT_S)
 
     assert (said, process.returncode) == ("collected\n", 0), errors
 
