@@ -27,6 +27,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import ArraySpec, Flow
 from support import flow_oracle as lists
 from support.flow_oracle import KINDS, As, Begins, Refused, Sized, WithNoise
+from support.sampling import torture_except
 
 
 class Known(NamedTuple):
@@ -716,18 +717,17 @@ def sends(pipeline: Pipeline) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", range(len(groups)))
-@settings(max_examples=10, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_a_flow_is_what_lists_say_in_every_way_to_run_it(group: int, data: st.DataObject) -> None:
-    in_this_process(data.draw(pipelines(group)), data)
+@pytest.mark.parametrize(
+    ("group", "examples"),
+    [*((group, 10) for group in range(len(groups))), pytest.param(None, 400, marks=pytest.mark.torture)],
+)
+def test_a_flow_is_what_lists_say_in_every_way_to_run_it(group: int | None, examples: int) -> None:
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    @given(pipeline=pipelines(group), data=st.data())
+    def check(pipeline: Pipeline, data: st.DataObject) -> None:
+        in_this_process(pipeline, data)
 
-
-@pytest.mark.torture
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
-@given(pipeline=pipelines(), data=st.data())
-def test_more_flows_are_what_lists_say(pipeline: Pipeline, data: st.DataObject) -> None:
-    in_this_process(pipeline, data)
+    check()
 
 
 def in_this_process(pipeline: Pipeline, data: st.DataObject) -> None:
@@ -799,28 +799,18 @@ def with_a_map(draw: st.DrawFn) -> Pipeline:
     return Pipeline(source, (*pipeline.steps, *added))
 
 
-def in_processes(
-    pipeline: Pipeline, data: st.DataObject, way: Callable[[Pipeline, st.DataObject], None]
-) -> None:
-    whole = holds(pipeline)
-    if whole is not None and (whole.last_map >= 0 or way is in_one_other_process):
-        way(whole, data)
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("examples", torture_except([4, 8], 4))
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
-@given(pipeline=with_a_map(), data=st.data())
-def test_it_is_the_same_in_processes(way: Any, pipeline: Pipeline, data: st.DataObject) -> None:
-    in_processes(pipeline, data, way)
+def test_it_is_the_same_in_processes(way: Callable[[Pipeline, st.DataObject], None], examples: int) -> None:
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    @given(pipeline=with_a_map(), data=st.data())
+    def check(pipeline: Pipeline, data: st.DataObject) -> None:
+        whole = holds(pipeline)
+        if whole is not None and (whole.last_map >= 0 or way is in_one_other_process):
+            way(whole, data)
 
-
-@pytest.mark.torture
-@pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
-@given(pipeline=with_a_map(), data=st.data())
-def test_more_flows_are_the_same_in_processes(way: Any, pipeline: Pipeline, data: st.DataObject) -> None:
-    in_processes(pipeline, data, way)
+    check()
 
 
 # Batches that workers write
