@@ -34,13 +34,13 @@ def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def told_by(folder: Path, program: str, *arguments: tuple[object, ...], **environ: str) -> list[Told]:
+def told_by(folder: Path, program: str, *arguments: tuple[object, ...]) -> list[Told]:
     """Run a program with each of the arguments, all at once; return what they told."""
     (folder / "train.py").write_text(program)
     started = [
         subprocess.Popen(
             [sys.executable, str(folder / "train.py"), *map(str, each)],
-            env=os.environ | {"PYTHONPATH": SUPPORT} | environ,
+            env=os.environ | {"PYTHONPATH": SUPPORT},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

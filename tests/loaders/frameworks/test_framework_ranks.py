@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,11 @@ import pytest
 from shardprep.formats.errors import UsageError
 from support.loaded import epoch_of, loader_on
 from support.rank_programs import assert_shared, free_address, told_by
+from support.sampling import torture_except
 
 JAX = """
-import sys
+import os, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 from support.rank_programs import tell_epoch
 
@@ -61,43 +63,6 @@ for strategy in (tf.distribute.MirroredStrategy(), tf.distribute.MultiWorkerMirr
 """
 
 
-@pytest.mark.slow
-def test_processes_of_jax_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("jax")
-    each = [(lmdb_shards, free_address(), 0)]
-    each.append((*each[0][:2], 1))
-
-    assert_shared(told_by(tmp_path, JAX, *each, JAX_PLATFORMS="cpu"), ranks=2)
-
-
-@pytest.mark.torture
-def test_machines_of_a_current_strategy_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    addresses = free_address(), free_address()
-
-    told = told_by(tmp_path, UNDER_A_STRATEGY, *((lmdb_shards, *addresses, rank) for rank in range(2)))
-
-    assert_shared(told, ranks=2)
-
-
-@pytest.mark.torture
-def test_a_strategy_on_one_machine_reads_the_whole_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow")
-    told = told_by(tmp_path, ON_ONE_MACHINE, (lmdb_shards,))
-
-    assert len(told) == 2
-    for each in told:
-        assert_shared([each], ranks=1)
-
-
-@pytest.mark.slow
-def test_ranks_that_torch_spawns_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    told = told_by(tmp_path, SPAWNED_BY_TORCH, (lmdb_shards, tmp_path / "meeting"))
-
-    assert_shared(told, ranks=2)
-
-
 LIGHTNING = """
 import sys
 import lightning, torch
@@ -107,10 +72,9 @@ from support.rank_programs import tell
 from shardprep.loaders.torch_data import to_torch
 
 class Counting(lightning.LightningModule):
-    def __init__(self, path, wrap):
+    def __init__(self, path, wrap=lambda batches: batches):
         super().__init__()
-        self.path = path
-        self.wrap = wrap
+        self.path, self.wrap = path, wrap
         self.layer = torch.nn.Linear(1, 1)
 
     def train_dataloader(self):
@@ -142,13 +106,10 @@ if __name__ == "__main__":
 """
 
 FROM_A_CHECKPOINT = """
-def as_it_is(batches):
-    return batches
-
 def fit(**checkpoint):
     kept = ModelCheckpoint(sys.argv[2], filename="{step}", every_n_train_steps=25, save_top_k=-1)
     trainer = lightning.Trainer(max_epochs=2, devices=1, callbacks=[kept], **quiet)
-    trainer.fit(Counting(sys.argv[1], as_it_is), **checkpoint)
+    trainer.fit(Counting(sys.argv[1]), **checkpoint)
 
 if __name__ == "__main__":
     fit()
@@ -156,10 +117,40 @@ if __name__ == "__main__":
 """
 
 
+def two_of(*addresses: str) -> list[tuple[object, ...]]:
+    """The arguments of two processes, which meet at these addresses."""
+    return [(*addresses, rank) for rank in range(2)]
+
+
+SHARING: dict[str, tuple[str, Callable[[Path], list[tuple[object, ...]]]]] = {
+    "jax": (JAX, lambda folder: two_of(free_address())),
+    "torch": (SPAWNED_BY_TORCH, lambda folder: [(folder / "meeting",)]),
+    "lightning": (LIGHTNING + TWO_RANKS, lambda folder: [()]),
+    "tensorflow": (UNDER_A_STRATEGY, lambda folder: two_of(free_address(), free_address())),
+}
+
+
 @pytest.mark.slow
-def test_the_processes_of_lightning_share_the_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
-    assert_shared(told_by(tmp_path, LIGHTNING + TWO_RANKS, (lmdb_shards,)), ranks=2)
+@pytest.mark.parametrize("framework", torture_except(SHARING, "jax", "torch", "lightning"))
+def test_the_processes_of_a_framework_share_the_epoch(
+    framework: str, lmdb_shards: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(framework)
+    program, arguments = SHARING[framework]
+
+    told = told_by(tmp_path, program, *((lmdb_shards, *each) for each in arguments(tmp_path)))
+
+    assert_shared(told, ranks=2)
+
+
+@pytest.mark.torture
+def test_a_strategy_on_one_machine_reads_the_whole_epoch(lmdb_shards: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    told = told_by(tmp_path, ON_ONE_MACHINE, (lmdb_shards,))
+
+    assert len(told) == 2
+    for each in told:
+        assert_shared([each], ranks=1)
 
 
 @pytest.mark.slow
@@ -185,17 +176,13 @@ def alone() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def in_environment(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-
-
 def test_a_group_that_is_initialised_after_the_loader_is_an_error_where_it_has_another_rank(
     lmdb_shards: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("torch")
     with loader_on(lmdb_shards) as good, loader_on(lmdb_shards, rank=1, world_size=2) as given:
-        in_environment(monkeypatch, 1, 2)
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
         with loader_on(lmdb_shards) as other:
             request.getfixturevalue("alone")
             assert len(epoch_of(good)) == 21
