@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing.util import Finalize
-from time import perf_counter
+from multiprocessing.util import Finalize, is_exiting
+from threading import get_ident
+from time import perf_counter, sleep
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -81,6 +82,7 @@ def check(is_closed: bool, is_current: bool = True) -> None:
 
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source to return
+RETURN_S = 0.1  # the time that TensorFlow's own Python code takes after a call, and before the next one
 POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notification was lost
 NOT_BEGUN = object()  # the state of a pass that the thread has not yet begun
 
@@ -355,6 +357,8 @@ class PulledPasses(Owned):
         self._number = 0
         self._batches: Iterator[Any] = iter(())
         self._pulling = 0
+        self._called: list[int] = []  # the threads in which TensorFlow has called
+        self._returned = -RETURN_S  # when it had the last result
         self._closed = False
 
     def closed_with(self, owner: object) -> Finalize:
@@ -414,19 +418,34 @@ class PulledPasses(Owned):
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
+        self._called.append(get_ident())
         try:
             yield
         except BaseException as error:  # TensorFlow would keep its text only
             failure = SourceFailure(original_of(error) or error)
             self._failures.append(failure)
             raise failure.as_input_failed() from error
+        finally:
+            with self._changed:
+                self._called.remove(get_ident())
+                self._returned = perf_counter()
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse new calls, and wait some seconds for running ones. A garbage collection may call it."""
+        """Refuse new calls, and wait some seconds for running ones. A garbage collection may call it.
+
+        When the interpreter ends, it waits for ever for a thread of TensorFlow that is still in Python code.
+        So such a thread gets the time to return, and to be refused if it calls again.
+        """
         if not self.made_here:
             return
         with lock_for_closing(self._changed) as is_held:
             self._closed = True
-            if is_held and self._changed.wait_for(lambda: not self._pulling, CLOSE_TIMEOUT_S):
+            if is_held and self._changed.wait_for(self._is_left, CLOSE_TIMEOUT_S):
                 end(self._batches)
                 self._passes.close()
+        while is_exiting() and (left := self._returned + RETURN_S - perf_counter()) > 0:
+            sleep(left)
+
+    def _is_left(self) -> bool:
+        return not self._pulling and set(self._called) <= {get_ident()}

@@ -129,6 +129,20 @@ made.fit(each.to_dataset(), verbose=0, shuffle=False, callbacks=[Leave()])
     assert outcome(start(script)) == (5, "")
 
 
+def test_a_program_ends_with_the_error_of_a_dataset(start: Start) -> None:
+    script = """
+def failing():
+    yield tuple(np.zeros((4, 1), np.float32) for _ in range(300))
+    raise ValueError("damaged")
+
+for batch in to_dataset(failing):
+    pass
+"""
+    for status, said in map(outcome, [start(script) for _ in range(2)]):
+        assert status == 1
+        assert "ValueError: damaged" in said
+
+
 LOOPS = {
     "waiting": """
 for batch in StagingInput(QueueInput(lambda: endless(2), signature=tf.TensorSpec([4, 3]))):
