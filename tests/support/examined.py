@@ -15,6 +15,7 @@ from support.source_builders import write
 NOT_DECODED = png_head(40, 40, 2) + chunk(b"IDAT", b"no zlib") + chunk(b"IEND")
 DIFFERENT = [file for file in PHOTOGRAPHS if file.name != "cmyk.jpg"]  # which is another one, in CMYK
 Pair = frozenset[str]
+CLASSES = ("ant", "bee", "cat")
 
 
 @dataclass
@@ -53,7 +54,7 @@ def make_train(folder: Path) -> Made:
         return f"{label}/{name}"
 
     for number in range(30):
-        image, label = picture(number), ("ant", "bee", "cat")[number % 3]
+        image, label = picture(number), CLASSES[number % 3]
         original = put(label, f"p{number:02}.jpg", encoded(image))
         if number < 8:
             is_exact, is_wrong = number % 2 == 0, number >= 4
@@ -78,18 +79,14 @@ def make_train(folder: Path) -> Made:
     return made
 
 
-def make_val(folder: Path) -> set[str]:
-    """Ten pictures of three classes; return the keys in the train split of the four that are there, too."""
-    for number in range(10):
-        image = picture(number + 10 if number < 4 else number + 38)
-        data = encoded(image) if number % 2 else weaker(image, number // 2)
-        write(folder / ("ant", "bee", "cat")[(number + 10) % 3] / f"v{number}.jpg", data)
-    return {f"{('ant', 'bee', 'cat')[n % 3]}/p{n}.jpg" for n in range(10, 14)}
-
-
 def made_datasets(folder: Path) -> tuple[Path, Path, Made, set[str]]:
     """A train split in several shards, a val split, what is in the first, and the keys that both have."""
-    made, leaked = make_train(folder / "train-images"), make_val(folder / "val-images")
+    made = make_train(folder / "train-images")
+    for number in range(10):  # of which the first four are in the train split, too
+        image = picture(number + 10 if number < 4 else number + 38)
+        data = encoded(image) if number % 2 else weaker(image, number // 2)
+        write(folder / "val-images" / CLASSES[(number + 10) % 3] / f"v{number}.jpg", data)
+    leaked = {f"{CLASSES[n % 3]}/p{n}.jpg" for n in range(10, 14)}
     converted(folder / "train-images", folder / "train", shard_size=60_000)
     converted(folder / "val-images", folder / "val")
     return folder / "train", folder / "val", made, leaked

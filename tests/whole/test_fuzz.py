@@ -96,15 +96,9 @@ def findings(base: Path, log: Path, cases: list[str]) -> list[str]:
         assert begun, done.stderr
         name, seed = begun[-1].split(":")
         found.append(f"{name}:{seed} ended its process with {done.returncode}: {done.stderr[-300:]}")
-        left = after(left, name, int(seed))
+        at = next(at for at, case in enumerate(left) if case.startswith(f"{name}:"))
+        left = [f"{name}:{int(seed) + 1}:{left[at].split(':')[2]}", *left[at + 1 :]]
     return found
-
-
-def after(cases: list[str], name: str, seed: int) -> list[str]:
-    """The cases behind that one."""
-    at = next(at for at, case in enumerate(cases) if case.startswith(f"{name}:"))
-    rest = f"{name}:{seed + 1}:{cases[at].split(':')[2]}"
-    return [rest, *cases[at + 1 :]]
 
 
 SMALL_POOL = {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # its own reserves 1 GiB of the limited address space

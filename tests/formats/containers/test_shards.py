@@ -19,7 +19,6 @@ from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
 from shardprep.formats.shards.read import ALL_CONTAINERS, Memory, Shard, StoredRecord, container
 from shardprep.formats.verification.checks import FileCheck
-from shardprep.formats.verification.report import CheckResult
 from support.image_files import png
 from support.sampling import torture_except
 from support.shard_files import (
@@ -109,16 +108,13 @@ def test_no_flipped_bit_changes_a_record_unseen(shard: Path, kind: str, tmp_path
 PICTURES = [stored(f"n{n}", n, png(n + 3, 2, 2)) for n in range(3)]
 
 
-def checked_against(records: list[StoredRecord], path: Path, kind: str) -> CheckResult:
-    rows = index_rows(records)
-    entry = FileEntry(path.name, path.stat().st_size, hash_file(path), len(records))
-    return FileCheck(path, entry, False, kind, rows["key"], rows).found()
-
-
 def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "shard", kind, [PICTURES[1], PICTURES[0], PICTURES[2]])
 
-    assert [found.key for found in checked_against(PICTURES, path, kind).findings] == ["n0", "n1"]
+    rows = index_rows(PICTURES)
+    entry = FileEntry(path.name, path.stat().st_size, hash_file(path), len(PICTURES))
+    found = FileCheck(path, entry, False, kind, rows["key"], rows).found().findings
+    assert [finding.key for finding in found] == ["n0", "n1"]
 
 
 def fresh(size: int) -> Memory:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.datasets import converted, flip
+from support.datasets import converted, flip, prep
 from support.sampling import torture_except
-
-PREP = [sys.executable, "-m", "shardprep.cli"]
 
 needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
 
@@ -25,8 +23,7 @@ def intact(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verified(path: Path, fault: str, dataset: Path, level: str = "full") -> tuple[int, list[str], str]:
     """The exit code, the output and stderr when system calls on a path fail."""
     trace = ["strace", "-f", "-qqq", "-o/dev/null", f"-P{path}", f"-einject={fault}"]
-    command = [*trace, *PREP, "verify", str(dataset), "--level", level, "--workers", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = prep("verify", dataset, "--level", level, "--workers", 1, prefix=trace)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

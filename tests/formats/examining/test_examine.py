@@ -203,10 +203,10 @@ def test_images_that_were_left_out_and_classes_without_any_are_named(tmp_path: P
     assert "class9/cut.jpg" in found.to_html()
 
 
-def counts(made: Made, leaks: set[str]) -> dict[str, int]:
-    """What was planted, as a gate counts it."""
+def test_each_planted_fault_is_counted_and_just_exceeds_a_limit_of_one_less(built: Built) -> None:
+    train, val, made, leaks = built
     suspects = {key for pair in made.mislabelled for key in pair}
-    return {
+    planted = {
         "damaged": 1,
         "leaks": len(leaks),
         "mislabelled": len(suspects),
@@ -218,11 +218,6 @@ def counts(made: Made, leaks: set[str]) -> dict[str, int]:
         "exif-orientation": 1,
         "tiny": 1,
     }
-
-
-def test_each_planted_fault_is_counted_and_just_exceeds_a_limit_of_one_less(built: Built) -> None:
-    train, val, made, leaks = built
-    planted = counts(made, leaks)
 
     fitting = gate(train, planted, against=val, workers=2)
     strict = gate(train, {name: max(0, n - 1) for name, n in planted.items()}, against=val, workers=2)

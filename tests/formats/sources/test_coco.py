@@ -102,18 +102,14 @@ def test_splits_with_other_categories_are_a_conflict(tmp_path: Path) -> None:
         convert(tmp_path / "s", tmp_path / "out", workers=0)
 
 
-def roboflow(folder: Path) -> Path:
-    """A folder as Roboflow exports it: instances beside the images, and a category for all others."""
+def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
+    """As Roboflow exports them, with a category for all others."""
     for split in ("train", "valid", "test"):
-        write_pictures(folder / split, NAMES)
+        write_pictures(tmp_path / "s" / split, NAMES)
         instances = coco_instances(NAMES)
         instances["categories"].append({"id": 0, "name": "car", "supercategory": "none"})
-        write(folder / split / "_annotations.coco.json", json.dumps(instances).encode())
-    return folder
-
-
-def test_instances_beside_the_images_are_recognised(tmp_path: Path) -> None:
-    done = convert(roboflow(tmp_path / "s"), tmp_path / "out", workers=0)
+        write(tmp_path / "s" / split / "_annotations.coco.json", json.dumps(instances).encode())
+    done = convert(tmp_path / "s", tmp_path / "out", workers=0)
     (alone,) = convert(tmp_path / "s/valid", tmp_path / "alone", split="val", workers=0)
     (named,) = convert(
         tmp_path / "s", tmp_path / "named", split="val", workers=0,
