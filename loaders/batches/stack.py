@@ -73,14 +73,18 @@ def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any])
 
 
 def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    _same({row.shape for row in rows}, "shapes")
-    _same({row.dtype.str for row in rows}, "dtypes")
-    dtype = rows[0].dtype
-    if dtype.kind not in NUMBERS:
-        raise UsageError(
-            f"records of dtype {dtype} cannot be stacked; convert them to numbers, or keep lists of them (as_list=True)"
-        )
-    return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), dtype))
+    for dtype in {row.dtype for row in rows}:
+        if dtype.kind not in NUMBERS:
+            what = {"S": "bytes", "U": "text"}.get(dtype.kind, f"dtype {dtype}")
+            raise UsageError(
+                f"records of {what} cannot be stacked; decode or convert them to numbers first, or keep lists of "
+                "them (as_list=True)"
+            )
+    _same(
+        {row.shape for row in rows}, "shapes", "make them of one shape, or keep lists of them (as_list=True)"
+    )
+    _same({row.dtype.str for row in rows}, "dtypes", "make them of one dtype")
+    return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), rows[0].dtype))
 
 
 def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -170,9 +174,9 @@ class Padding:
         return made
 
 
-def _same(found: set[Any], what: str) -> None:
+def _same(found: set[Any], what: str, remedy: str = "make them alike") -> None:
     if len(found) > 1:
-        raise UsageError(f"records of one batch have different {what}: {sorted(map(_name, found))}")
+        raise UsageError(f"records of one batch have different {what}: {sorted(map(_name, found))}; {remedy}")
 
 
 def _name(found: Any) -> str:

@@ -211,7 +211,7 @@ class Flow(Pipeline):
         processes = checked_int(processes, "processes", least=0)
         if threads and processes:
             raise UsageError(f"threads={threads}, processes={processes}: give a number for one of them")
-        call = Function(function)
+        call = Function.of_item(function, random=random)
         options: dict[str, Any] = {"drop_none": drop_none, "random": random, "seed": seed_of(seed)}
         if processes:
             if deadline is not None:
@@ -258,7 +258,8 @@ class Flow(Pipeline):
         same kind. ``random`` and ``seed`` are as in :meth:`map`. Raises UsageError for items without the
         component.
         """
-        return Flow(MapComponent(self.node, Function(function), component, random=random, seed=seed))
+        call = Function.of_item(function, random=random)
+        return Flow(MapComponent(self.node, call, component, random=random, seed=seed))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Flow:
         """The items for which ``predicate(item)`` is true. The length becomes an upper bound."""

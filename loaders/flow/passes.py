@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import signature
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 from zlib import crc32
 
 import numpy as np
@@ -221,6 +222,17 @@ class Function:
     def __call__(self, *arguments: Any) -> Any:
         return self.call(*arguments)
 
+    @classmethod
+    def of_item(cls, call: Callable[..., Any], *, random: bool) -> Self:
+        """A function of an item, or of (item, rng). Raises UsageError if it takes the other form only."""
+        made = cls(call)
+        if not _takes(call, 2 if random else 1) and _takes(call, 1 if random else 2):
+            wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
+            raise UsageError(
+                f"{made.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters"
+            )
+        return made
+
     @property
     def name(self) -> str:
         return str(getattr(self.call, "__qualname__", type(self.call).__qualname__))
@@ -243,6 +255,15 @@ class Function:
             raise UsageError(
                 f"{self.name} cannot be sent to another process ({error}); what it refers to must be picklable"
             ) from error
+
+
+def _takes(call: Callable[..., Any], arguments: int) -> bool:
+    """Whether the call takes so many arguments, as far as it says."""
+    try:
+        signature(call, follow_wrapped=False).bind(*[None] * arguments)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # of some built-in functions nothing is known
+    return True
 
 
 def _unpacked(packed: bytes) -> Function:

@@ -116,8 +116,8 @@ class EncodedImage:
         self.key = key if is_bytes or key is not None else image.key  # type: ignore[union-attr]
         if not is_bytes and not self._image:
             raise UsageError(
-                "the record has no image: where columns= is given, it must also name 'image' for a transform "
-                "that decodes it",
+                "the record has no image to decode: name 'image' in columns=, too, or, if the dataset has no "
+                "images, give a transform that reads its columns",
                 key=self.key,
             )
         self._flags = cv2.IMREAD_COLOR_RGB

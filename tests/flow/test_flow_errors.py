@@ -255,3 +255,19 @@ def test_files_and_labels_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Flow.from_files(folder / below, **options)
+
+
+@pytest.mark.parametrize("component", [(), (0,)], ids=["map", "map_component"])
+def test_a_function_of_the_wrong_number_of_parameters_is_refused_with_the_option_it_needs(
+    component: tuple[int, ...],
+) -> None:
+    def step(function: Any, **options: Any) -> Flow:
+        return (FLOW.map_component if component else FLOW.map)(function, *component, **options)
+
+    with pytest.raises(UsageError, match=r"called with \(item\); add random=True"):
+        step(lambda item, rng: item)
+    with pytest.raises(UsageError, match=r"called with \(item, rng\); leave out random=True"):
+        step(lambda item: item, random=True)
+    for function in (int, max, lambda *given: given, lambda item, rng=None: item):
+        step(function)
+        step(function, random=True)

@@ -367,3 +367,10 @@ def test_it_is_not_used_where_it_is_missing_or_makes_other_pixels(
     monkeypatch.setitem(sys.modules, "simplejpeg", module)
 
     assert fast.jpeg_decoder.__wrapped__() is None
+
+
+def test_a_record_without_an_image_is_an_error_that_names_both_remedies() -> None:
+    with pytest.raises(
+        UsageError, match=r"^7: the record has no image .* in columns=, too, .* has no images"
+    ):
+        TrainTransform(8)(Record("7", 0, b""), rng(0))
