@@ -711,11 +711,6 @@ def assert_same_unordered(pipeline: Pipeline, flow: Flow) -> None:
     assert not flow.can_pick
 
 
-def sends(pipeline: Pipeline) -> bool:
-    """Whether the source can be sent to another process."""
-    return pipeline.source.how not in ("parts", "flows")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "examples"),
@@ -725,34 +720,30 @@ def test_a_flow_is_what_lists_say_in_every_way_to_run_it(group: int | None, exam
     @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     @given(pipeline=pipelines(group), data=st.data())
     def check(pipeline: Pipeline, data: st.DataObject) -> None:
-        in_this_process(pipeline, data)
+        whole = holds(pipeline)
+        if whole is None:
+            return
+        ways: list[Callable[[], Flow]] = [
+            whole.flow,
+            lambda: whole.flow(threads=2),
+            lambda: whole.flow().prefetch(2),
+        ]
+        if whole.source.how not in ("parts", "flows"):  # which cannot be sent
+            ways.append(lambda: pickle.loads(pickle.dumps(whole.flow(), protocol=5)))  # noqa: S301
+        for way in ways:
+            with way() as flow:
+                assert_each_pass(whole, flow)
+                assert_three_at_once(whole, flow)
+        with data.draw(st.sampled_from(ways))() as flow:
+            assert_picked(whole, flow, data)
+        assert_resumed(whole, lambda: data.draw(st.sampled_from([ways[0], ways[1]]))(), data)
+        with Flow.from_parts(lambda part: whole.flow(), parts=2) as flow:
+            assert_same_in_parts(whole, flow)
+        if whole.last_map == len(whole.steps) - 1 >= 0:
+            with whole.flow(threads=2, ordered=False) as flow:
+                assert_same_unordered(whole, flow)
 
     check()
-
-
-def in_this_process(pipeline: Pipeline, data: st.DataObject) -> None:
-    whole = holds(pipeline)
-    if whole is None:
-        return
-    ways: list[Callable[[], Flow]] = [
-        whole.flow,
-        lambda: whole.flow(threads=2),
-        lambda: whole.flow().prefetch(2),
-    ]
-    if sends(whole):
-        ways.append(lambda: pickle.loads(pickle.dumps(whole.flow(), protocol=5)))  # noqa: S301
-    for way in ways:
-        with way() as flow:
-            assert_each_pass(whole, flow)
-            assert_three_at_once(whole, flow)
-    with data.draw(st.sampled_from(ways))() as flow:
-        assert_picked(whole, flow, data)
-    assert_resumed(whole, lambda: data.draw(st.sampled_from([ways[0], ways[1]]))(), data)
-    with Flow.from_parts(lambda part: whole.flow(), parts=2) as flow:
-        assert_same_in_parts(whole, flow)
-    if whole.last_map == len(whole.steps) - 1 >= 0:
-        with whole.flow(threads=2, ordered=False) as flow:
-            assert_same_unordered(whole, flow)
 
 
 # In processes
