@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,22 +15,17 @@ from support.loader_workers import Tagging
 Kept = tuple[Any, ...]
 
 
-def loader_on(path: str | Path, **options: Any) -> Loader:
-    """A loader of all records in small batches, tagged in this thread and with numbers, by default."""
-    defaults = {
-        "batch_size": 10,
-        "transform": Tagging(),
-        "shuffle": LocalShuffle(60),
-        "workers": 0,
-        "with_numbers": True,
-        "drop_last": False,
-    }
-    return Loader(path, **(defaults | options))
-
-
-def crops_on(path: Path, **options: Any) -> Loader:
-    """A loader of small crops, made by one worker."""
-    return loader_on(path, **({"transform": TrainTransform(24), "workers": 1} | options))
+# of all records in small batches, tagged in this thread and with numbers, by default
+loader_on = partial(
+    Loader,
+    batch_size=10,
+    transform=Tagging(),
+    shuffle=LocalShuffle(60),
+    workers=0,
+    with_numbers=True,
+    drop_last=False,
+)
+crops_on = partial(loader_on, transform=TrainTransform(24), workers=1)
 
 
 def kept(batch: Sequence[Any]) -> Kept:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from socketserver import BaseRequestHandler
 from typing import Any, Self
@@ -23,11 +24,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.loaders import Loader, LocalShuffle
+from shardprep.loaders import Loader
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.remote import RemoteSource, SenderStats, serve
 from support.faulty_proxy import listening
-from support.loader_workers import Tagging
+from support.loaded import loader_on
 from support.repository import SUPPORT
 
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -40,11 +41,8 @@ Batch = npt.NDArray[Any] | tuple[Any, ...]
 # Sources, each a function of the dataset's path, so that a process can be given its name
 
 
-def loader(path: Path, **options: Any) -> Loader:
-    """21 batches of 204 records."""
-    defaults = {"transform": Tagging(), "shuffle": LocalShuffle(60), "with_numbers": True, "drop_last": False}
-    given = {"batch_size": 10, "workers": 0, "rank": 0, "world_size": 1} | defaults | options
-    return Loader(path, **given)
+loader = partial(loader_on, rank=0, world_size=1)
+"""21 batches of 204 records."""
 
 
 def numbers(path: Path) -> Flow:

@@ -194,23 +194,19 @@ FORMS: dict[str, Any] = {
 
 @members(WHOLE, quick=("staging-over-queue",))
 def test_batches_keep_their_form(make: Made) -> None:
-    for form in FORMS:
-        keeps_its_form(make, form)
-
-
-def keeps_its_form(make: Made, form: str) -> None:
-    batches = [FORMS[form](n) for n in range(3)]
-    with make(batches) as each:
-        for way in ("iteration", "tf.function", "dataset"):
-            got = WAYS[way](each)()
-            assert len(got) == 3
-            for one, batch in zip(got, batches, strict=True):
-                expected = tuple(batch) if isinstance(batch, list) else batch
-                if form == "strings":
-                    assert one[0].tolist() == expected[0]
-                    expected = (one[0], expected[1])
-                assert type(one) is type(expected) or form == "scalars"
-                assert_same_form(one, expected)
+    for form, batch_of in FORMS.items():
+        batches = [batch_of(n) for n in range(3)]
+        with make(batches) as each:
+            for way in ("iteration", "tf.function", "dataset"):
+                got = WAYS[way](each)()
+                assert len(got) == 3
+                for one, batch in zip(got, batches, strict=True):
+                    expected = tuple(batch) if isinstance(batch, list) else batch
+                    if form == "strings":
+                        assert one[0].tolist() == expected[0]
+                        expected = (one[0], expected[1])
+                    assert type(one) is type(expected) or form == "scalars"
+                    assert_same_form(one, expected)
 
 
 @members()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -84,24 +85,19 @@ def test_an_epoch_may_be_left(make: Made) -> None:
 
 @members(MEMBERS, quick=("staging-over-queue",))
 def test_session_and_input_may_be_closed_in_any_order(make: Made) -> None:
-    for steps in (0, 1, 6):
-        for first in ("session", "input"):
-            closed_in_order(make, steps, first)
-
-
-def closed_in_order(make: Made, steps: int, first: str) -> None:
-    each = make(Numbered(batches=20, last=3))
-    batch = each.dequeue()
-    session = v1.Session()
-    each.start(session)
-    for _ in range(steps):
-        session.run(batch)
-    time.sleep(0.05)  # its thread waits for room
-    for close in (session.close, each.close) if first == "session" else (each.close, session.close):
-        closing = Aside(close)
-        closing.join()
-        assert closing.error is None
-    each.close()
+    for steps, first in product((0, 1, 6), ("session", "input")):
+        each = make(Numbered(batches=20, last=3))
+        batch = each.dequeue()
+        session = v1.Session()
+        each.start(session)
+        for _ in range(steps):
+            session.run(batch)
+        time.sleep(0.05)  # its thread waits for room
+        for close in (session.close, each.close) if first == "session" else (each.close, session.close):
+            closing = Aside(close)
+            closing.join()
+            assert closing.error is None
+        each.close()
 
 
 @members(MEMBERS)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,15 +56,8 @@ from support.loader_workers import (
 )
 from support.sampling import torture_except
 
-
-def loader_on(path: Path, **options: Any) -> Loader:
-    """A loader of small batches, in this thread and with numbers by default."""
-    return Loader(path, **({"batch_size": 10, "workers": 0, "with_numbers": True} | options))
-
-
-def two_workers_on(path: Path, **options: Any) -> Loader:
-    """A loader of all records in small batches, by two workers by default."""
-    return loader_on(path, **({"workers": 2, "drop_last": False} | options))
+loader_on = partial(Loader, batch_size=10, workers=0, with_numbers=True)
+two_workers_on = partial(loader_on, workers=2, drop_last=False)
 
 
 def test_unlabelled_images_have_the_label_minus_one(archives: Path, tmp_path: Path) -> None:
@@ -417,11 +411,7 @@ class Vanishing(Tagging):
     """A transform that unpickles as a name that workers cannot import."""
 
     def __reduce__(self) -> Any:
-        return _import, ("no_such_module",)
-
-
-def _import(name: str) -> Any:
-    return __import__(name)
+        return __import__, ("no_such_module",)
 
 
 @pytest.mark.parametrize(

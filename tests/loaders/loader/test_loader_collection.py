@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from shardprep.formats.storage import collection as collections
 from shardprep.loaders import (
     EvalTransform,
     Flow,
-    GlobalShuffle,
     Loader,
     LocalShuffle,
     SortedByClass,
@@ -109,8 +109,7 @@ def in_place(archives_of_20: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return output
 
 
-def not_decoded(path: Path, **options: Any) -> Loader:
-    return loader_on(path, **({"transform": None, "shuffle": GlobalShuffle(), "batch_size": 16} | options))
+not_decoded = partial(loader_on, transform=None, batch_size=16)
 
 
 def test_a_local_shuffle_reads_blocks_in_random_order_and_resumes_anywhere(in_place: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -188,16 +187,6 @@ def test_sizes_in_bytes_are_of_the_chosen_records(lmdb_shards: Path) -> None:
         assert loader.stats().image_bytes == loader.dataset.index["length"][5]
 
 
-def made(path: Path, **options: object) -> None:
-    Loader(path, **({"batch_size": 8, "workers": 0} | options)).close()  # type: ignore[arg-type]
-
-
-def written(path: Path, labels: list[int]) -> Path:
-    """A dataset of these labels, stored as they are given."""
-    write_dataset([{"key": f"{n:05}", "label": label, "n": n} for n, label in enumerate(labels)], path)
-    return path
-
-
 @pytest.mark.parametrize(
     "options",
     torture_except(
@@ -205,11 +194,15 @@ def written(path: Path, labels: list[int]) -> Path:
     ),
 )
 def test_the_sample_fits_any_plan(tmp_path: Path, options: dict[str, int]) -> None:
-    twice = written(tmp_path / "twice", [label for _ in range(2) for label in range(20) for _ in range(25)])
+    labels = [label for _ in range(2) for label in range(20) for _ in range(25)]
+    items = [{"key": f"{n:05}", "label": label, "n": n} for n, label in enumerate(labels)]
+    write_dataset(items, tmp_path / "twice")
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        made(twice, shuffle=LocalShuffle(10), **options)
+        Loader(
+            tmp_path / "twice", workers=0, shuffle=LocalShuffle(10), **({"batch_size": 8} | options)
+        ).close()
 
     assert [one.category for one in told] == ([SortedByClass] if "rank" in options else [])
 
@@ -258,13 +251,6 @@ def test_a_flow_has_the_records_of_all_partitions_in_turn(lmdb_shards: Path) -> 
 
 
 MB = 1 << 20
-HERE = Path("shards")
-
-
-def stream(sizes: Sequence[tuple[int, int]], order: Sequence[int], folder: Path = HERE) -> ShardStream:
-    """Shards of so many bytes and records, read in this order."""
-    shards = [Block(f"{n}", 0, size, records) for n, (size, records) in enumerate(sizes)]
-    return ShardStream(folder, shards, np.array(order))
 
 
 @pytest.fixture
@@ -273,7 +259,7 @@ def files(tmp_path: Path) -> ShardStream:
     for name in "012":
         with (tmp_path / name).open("wb") as file:
             file.truncate(10 * MB)
-    return stream([(10 * MB, 10)] * 3, [2, 0, 1], tmp_path)
+    return ShardStream(tmp_path, [Block(name, 0, 10 * MB, 10) for name in "012"], np.array([2, 0, 1]))
 
 
 def test_without_fadvise_the_bytes_are_read(monkeypatch: pytest.MonkeyPatch, files: ShardStream) -> None:

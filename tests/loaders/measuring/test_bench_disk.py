@@ -64,14 +64,10 @@ def files(tmp_path: Path, stack: ExitStack) -> OpenFiles:
     return OpenFiles.of([tmp_path / f"{number}.bin" for number in range(len(SIZES))], stack)
 
 
-def needs_dropping(files: OpenFiles, folder: Path) -> None:
-    if cold_way(files, filesystem_type(folder)).method != FADVISE:
-        pytest.skip("the page cache of this file system cannot be emptied")
-
-
 @pytest.mark.slow
 def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> None:
-    needs_dropping(files, tmp_path)
+    if cold_way(files, filesystem_type(tmp_path)).method != FADVISE:
+        pytest.skip("the page cache of this file system cannot be emptied")
     reading = ColdAndWarm(files, ColdWay(FADVISE), Pattern(65536))
     with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[:: mmap.PAGESIZE]) > 0

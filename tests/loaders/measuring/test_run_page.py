@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats.errors import DataError
-from shardprep.loaders import EvalTransform, FakeData, Flow, Loader
+from shardprep.loaders import EvalTransform, FakeData, Loader
 from shardprep.loaders.loader.run_page import RunValues, run_page
 from shardprep.loaders.measuring import tracing
 from support.datasets import prep_here
@@ -93,17 +93,12 @@ def test_a_report_is_of_a_dataset_or_of_a_run_and_names_a_damaged_file(
     assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
 
 
-def drawn(source: FakeData | Flow) -> str:
-    for _ in source:
-        pass
-    page = source.stats()._repr_html_()
-    assert RunValues.of(json.loads(json.dumps(source.stats().to_dict()))).stages
-    return page
-
-
 def test_a_loaders_chart_marks_the_stage_that_limits_by_a_word() -> None:
     with FakeData(20, batch_size=10, size=(8, 8), seconds=0.0005) as data:
-        page = drawn(data)
+        for _ in data:
+            pass
+        page = data.stats()._repr_html_()
+        assert RunValues.of(json.loads(json.dumps(data.stats().to_dict()))).stages
 
     (limit,) = re.findall(r"<tr>(?:(?!</tr>).)*<b [^>]*>limits</b>(?:(?!</tr>).)*</tr>", page)
     assert ">delay<" in limit
