@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +81,16 @@ class Browser:
         return [" ".join(rest) for impact, *rest in found if impact in ("serious", "critical")]
 
 
-@contextmanager
-def browser(profile: Path) -> Iterator[Browser]:
-    """Start a browser with a new profile. Skips the test where Chromium or selenium is missing."""
+@pytest.fixture
+def chromium(tmp_path: Path) -> Iterator[Browser]:
+    """A browser with a new profile. Skips the test where Chromium or selenium is missing."""
     webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (program and driver):
         pytest.skip("there is no chromium with chromedriver: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+    options.binary_location = program
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
@@ -152,12 +151,6 @@ def hostile(value: Any, numbers: Iterator[int], name: str = "") -> Any:
         return [hostile(part, numbers, name) for part in value]
     is_name = isinstance(value, str) and (name in NAMED or name == "names")
     return HOSTILE[next(numbers) % len(HOSTILE)] if is_name else value
-
-
-@pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[Browser]:
-    with browser(tmp_path / "profile") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(
