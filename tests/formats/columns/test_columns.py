@@ -183,8 +183,6 @@ def test_a_value_of_another_record_and_a_cut_table_are_errors(tmp_path: Path) ->
 
 
 OFFICIAL = LabelSpace.of(official_words())
-
-
 DEVKIT = LabelSpace.of(["a", "b", "c"], ids={"a": 3, "b": 1, "c": 2})
 MAPPINGS = {"sorted_wnid0": [0, 1, 2, -1], "ilsvrc2012_id": [3, 1, 2, -1], "sorted_wnid1_bg": [1, 2, 3, -1]}
 

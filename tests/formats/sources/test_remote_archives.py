@@ -31,8 +31,6 @@ URL = "s3://bucket/archives"
 TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"
 
-SLOW = pytest.mark.slow
-TORTURE = pytest.mark.torture
 ALWAYS = {
     "cut": AnswerBroken,
     "short": AnswerBroken,
@@ -66,7 +64,11 @@ def asked_of(proxy: Proxy, name: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("scheme", "container"),
-    [("s3", "lmdb"), pytest.param("http", "hdf5", marks=TORTURE), pytest.param("file", "lmdb", marks=SLOW)],
+    [
+        ("s3", "lmdb"),
+        pytest.param("http", "hdf5", marks=pytest.mark.torture),
+        pytest.param("file", "lmdb", marks=pytest.mark.slow),
+    ],
 )
 def test_the_result_is_that_of_a_local_conversion_and_only_its_bytes_are_read(
     archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path, scheme: str, container: str
@@ -86,7 +88,6 @@ def test_the_result_is_that_of_a_local_conversion_and_only_its_bytes_are_read(
 
 
 @pytest.mark.torture
-@SLOW
 def test_workers_convert_from_a_bucket_into_a_bucket(
     archives: Path, buckets: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -102,7 +103,7 @@ def test_workers_convert_from_a_bucket_into_a_bucket(
     ("fault", "after"),
     [(fault, 0) for fault in ALWAYS]
     + [
-        pytest.param(fault, 50, marks=SLOW if fault == "503" else TORTURE)
+        pytest.param(fault, 50, marks=pytest.mark.slow if fault == "503" else pytest.mark.torture)
         for fault in ALWAYS
         if fault != "altered"
     ],  # of an image: not known
