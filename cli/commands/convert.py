@@ -34,7 +34,7 @@ from shardprep.formats.conversion.convert import (
     convert as convert_source,
     convert_part,
 )
-from shardprep.formats.conversion.dry_run import DryRun, plan_conversion
+from shardprep.formats.conversion.dry_run import DryRun, PlannedSplit, plan_conversion
 from shardprep.formats.conversion.join import join as join_columns
 from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, PlanOptions
 from shardprep.formats.conversion.prepare import ConvertOptions
@@ -42,6 +42,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.info import DEFAULT_QUALITY
 from shardprep.formats.records.record import ARCHIVE_ORDER, ORDERS
 from shardprep.formats.runtime.sizes import count_of, records_of, size
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
 from shardprep.formats.transfer.to_url import ConvertedTo, convert_to_url
@@ -302,14 +303,20 @@ def _converted_json(done: Converted | ConvertedTo) -> dict[str, Any]:
     }
 
 
+def _held(of: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
+    """Return what a split holds, without what it has none of."""
+    said = [records_of(records, has_images=of.has_images, has_labels=has_labels)]
+    said += [count_of(classes, "class")] * bool(classes)
+    return ", ".join(said + [size(of.image_bytes)] * of.has_images)
+
+
 def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
     manifest = done.manifest
     kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
     shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
     state = " (was complete, and is intact)" if done.already_complete else ""
-    records = records_of(manifest.records, has_images=manifest.has_images, has_labels=done.has_labels)
-    classes = count_of(len(manifest.labels), "class")
-    yield f"{_place_of(done)}: {records}, {classes}, {size(manifest.image_bytes)} in {shards}{state}"
+    held = _held(manifest, manifest.records, len(manifest.labels), has_labels=done.has_labels)
+    yield f"{_place_of(done)}: {held} in {shards}{state}"
     yield from fields(
         {
             "source": manifest.source["layout"],
@@ -370,9 +377,8 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""
-        records = records_of(split.images, has_images=split.has_images, has_labels=split.has_labels)
-        classes = count_of(split.classes, "class")
-        yield f"{split.path}: {records}, {classes}, {size(split.image_bytes)} in {shards}{state}"
+        held = _held(split, split.images, split.classes, has_labels=split.has_labels)
+        yield f"{split.path}: {held} in {shards}{state}"
         bad = count_of(split.skipped, "bad image")
         yield from fields(
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,15 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[
 
 def summary_of_inspected(results: Mapping[str, Summary]) -> str:
     """Return one line about the splits of a folder."""
-    images = count_of(sum(summary.records for summary in results.values()), "image")
+    images = _together(results.values())
     total = size(sum(summary.disk_bytes for summary in results.values()))
     return f"{', '.join(results)}: {images}, {total} on disk"
+
+
+def _together(splits: Collection[Summary | Manifest]) -> str:
+    """Return the number of records of splits; they are images if each has one."""
+    noun = "image" if all(each.has_images for each in splits) else "record"
+    return count_of(sum(each.records for each in splits), noun)
 
 
 def _range_of(ends: tuple[int, int], noun: str) -> str:
@@ -109,13 +115,13 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
     is_labelled = summary.classes_present > 0
     records = records_of(summary.records, has_images=summary.has_images, has_labels=is_labelled)
     yield f"{summary.path}: {summary.split} split, {records}"
-    least_and_most = _range_of(summary.per_class, "image")
+    least_and_most = _range_of(summary.per_class, "image" if summary.has_images else "record")
     present = f"{summary.classes_present:,} of {summary.classes:,}, {least_and_most} each"
     checked = (f"{md5} of {name}" for name, md5 in summary.archive_md5.items())
     yield from fields(
         {
             "classes": present if is_labelled else "none: the split has no labels",
-            "bytes": f"{size(summary.image_bytes)} of images, {_on_disk(summary)}",
+            "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + _on_disk(summary),
             **(_images(summary) if summary.has_images else {"images": "none"}),
             **{f"column {column.name}": _column(column) for column in summary.columns},
             "order": _order(summary),
@@ -248,7 +254,7 @@ def summary_of(reports: Mapping[str, Report]) -> str:
     if damaged:
         return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
-    images = count_of(sum(manifest.records for manifest in manifests), "image")
+    images = _together(manifests)
     total = size(sum(manifest.size for manifest in manifests))
     return f"{', '.join(reports)}: {images}, {total}, all intact"
 
@@ -266,7 +272,7 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
         return
     word = "complete" if report.level == "quick" else "intact"
-    images, files = count_of(manifest.records, "image"), count_of(len(manifest.shards), "shard")
+    images, files = _together([manifest]), count_of(len(manifest.shards), "shard")
     yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 

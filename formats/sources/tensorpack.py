@@ -401,7 +401,10 @@ class ItemReader(TarReader):
     def read(self, entry: np.void) -> bytes:
         image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.form.own else b""
         if not isinstance(image, bytes):
-            raise BadValue("has an image that is neither bytes nor a one-dimensional uint8 array")
+            raise BadValue(
+                "its image is not encoded, as bytes or a one-dimensional uint8 array; without --image-column, "
+                "pixels become a column"
+            )
         return image
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:

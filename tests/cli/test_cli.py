@@ -199,3 +199,24 @@ COMP_WORDS="prep verify sh" COMP_CWORD=2 _PREP_COMPLETE=bash_complete prep
     assert command == "repair", done.stderr
     assert "_prep_completion" in function
     assert folder.strip() == "dir,sh"
+
+
+def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
+    Flow.from_iterable([{"key": str(number), "age": number} for number in range(4)]).save(
+        tmp_path / "items/train"
+    )
+
+    def first_line(*words: str) -> str:
+        return prep_here(*words, cwd=tmp_path).stdout.splitlines()[0]
+
+    assert first_line("verify", "items/train").startswith("items/train: intact: 4 records in 1 shard")
+    assert "  bytes         0 B" not in prep_here("inspect", "items/train", cwd=tmp_path).stdout
+    assert (
+        prep_here("inspect", "items", cwd=tmp_path)
+        .stdout.splitlines()[-1]
+        .startswith("items: train: 4 records, ")
+    )
+    for option in ("--dry-run", "--workers=0"):
+        assert first_line("convert", "items", "again", option).startswith(
+            "again/train: 4 records without images or labels in 1 LMDB shard"
+        )
