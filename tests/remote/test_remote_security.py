@@ -73,12 +73,12 @@ def test_without_an_authenticator_every_peer_is_refused(
 # Other processes in place of the receiver
 
 
-def http(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-
 def test_a_process_that_is_not_a_receiver_is_reported(keys: KeyFolder) -> None:
-    with answering(http) as endpoint, pytest.raises(WrongReceiver, match="not a receiver"):
+    http = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+    with (
+        answering(lambda connection: connection.sendall(http)) as endpoint,
+        pytest.raises(WrongReceiver, match="not a receiver"),
+    ):
         serve(one_item(), endpoint, keys=keys.sender())
 
 

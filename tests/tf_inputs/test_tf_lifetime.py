@@ -55,27 +55,12 @@ it = iter(each)
 """,
     "dataset of a queue": "each = QueueInput(loader()); it = iter(each.to_dataset()); next(it)",
     "dataset of a loader": "each = DatasetInput(to_dataset(loader(), prefetch=3)); it = iter(each); next(it)",
-    "graph": """
-each = StagingInput(QueueInput(loader()), depth=2)
-@tf.function
-def step():
-    return each.dequeue()
-step()
-""",
-    "graph over a dataset": """
-each = DatasetInput(to_dataset(loader()))
-@tf.function
-def step():
-    return each.dequeue()
-step()
-""",
+    "graph": "each = StagingInput(QueueInput(loader()), depth=2); tf.function(lambda: each.dequeue())()",
+    "graph over a dataset": "each = DatasetInput(to_dataset(loader())); tf.function(lambda: each.dequeue())()",
     "replicas": """
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 each = StagingInput(QueueInput(loader()), strategy=strategy, depth=2)
-@tf.function
-def step():
-    return strategy.run(each.dequeue)
-step()
+tf.function(lambda: strategy.run(each.dequeue))()
 """,
     "session": """
 tf.compat.v1.disable_eager_execution()
@@ -143,15 +128,13 @@ for batch in to_dataset(failing):
         assert "ValueError: damaged" in said
 
 
+WAITING = """
+for batch in StagingInput(QueueInput(lambda: endless({}), signature=tf.TensorSpec([4, 3]))):
+    pass
+"""
 LOOPS = {
-    "waiting": """
-for batch in StagingInput(QueueInput(lambda: endless(2), signature=tf.TensorSpec([4, 3]))):
-    pass
-""",
-    "waiting for ever": """
-for batch in StagingInput(QueueInput(lambda: endless(3600), signature=tf.TensorSpec([4, 3]))):
-    pass
-""",
+    "waiting": WAITING.format(2),
+    "waiting for ever": WAITING.format(3600),
     "dequeuing": """
 each = QueueInput(lambda: endless(0.001))
 while True:

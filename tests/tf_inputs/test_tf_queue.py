@@ -28,6 +28,7 @@ from shardprep.loaders.tf_inputs import (
 )
 from support.loaded import loader_on
 from support.loader_workers import OwnError
+from support.remote_ends import ANY_PORT
 from support.tf_devices import tf
 from support.tf_members import (
     FED,
@@ -209,7 +210,6 @@ def test_nothing_is_said_before_the_second_batch() -> None:
         assert "QueueInput" in str(batches.stats())
 
 
-ANY_PORT = "tcp://127.0.0.1:*"
 BATCHES = [
     {
         "image": np.full((rows, 4, 4), 10 * number, np.float32),

@@ -28,7 +28,7 @@ from shardprep.loaders import Loader
 from shardprep.loaders.engine import dispatcher, engine as module, messages
 from shardprep.loaders.engine.dispatcher import CrashPolicy, SlowRecord
 from shardprep.loaders.engine.engine import FIRST_WIDTH_S, MOST_BINS, Course, Engine
-from shardprep.loaders.engine.messages import CpuClock, EngineBatch, Items, WorkFailed
+from shardprep.loaders.engine.messages import CpuClock, Items, WorkFailed
 from shardprep.loaders.measuring.progress_bar import tracing
 from support import engine_workers
 from support.engine_workers import Once, Uneven, Writing, layout
@@ -46,17 +46,13 @@ def plans_of(total: int, batch: int) -> list[Items]:
     return [np.arange(first, min(first + batch, total)) for first in range(0, total, batch)]
 
 
-def assert_holds(batch: EngineBatch, plan: Items) -> None:
-    assert (batch.items == plan).all()
-    assert (batch.arrays["number"] == plan).all()
-    assert (batch.arrays["pixels"] == plan[:, None]).all()
-
-
 def check_all(engine: Engine, plans: Sequence[Items]) -> None:
     """Run through without keeping any batch."""
     numbers = []
     for batch, plan in zip(engine.run(plans), plans, strict=True):
-        assert_holds(batch, plan)
+        assert (batch.items == plan).all()
+        assert (batch.arrays["number"] == plan).all()
+        assert (batch.arrays["pixels"] == plan[:, None]).all()
         numbers.append(batch.number)
         del batch
     assert numbers == list(range(len(plans)))

@@ -25,10 +25,6 @@ from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
 
 
-def order_of(some: EpochPlan, epoch: int = 2) -> list[int]:
-    return some.order(epoch)[:].tolist()
-
-
 @st.composite
 def omissions(draw: st.DrawFn) -> tuple[EpochPlan, EpochPlan, list[int]]:
     """A plan of all records, one that closes the gaps of some, and these."""
@@ -45,7 +41,7 @@ def omissions(draw: st.DrawFn) -> tuple[EpochPlan, EpochPlan, list[int]]:
 @settings(deadline=None)
 def test_a_closed_order_is_that_of_all_without_the_records(found: Any, data: st.DataObject) -> None:
     whole, without, records = found
-    expected = [number for number in order_of(whole) if number not in records]
+    expected = [number for number in whole.order(2)[:].tolist() if number not in records]
     order = without.order(2)
 
     assert len(order) == without.places == len(expected)
