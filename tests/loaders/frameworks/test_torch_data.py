@@ -114,16 +114,10 @@ def test_a_source_without_a_state_makes_a_dataset_without_one() -> None:
     assert not hasattr(to_torch([1]), "state_dict")
 
 
-def read_only() -> np.ndarray[Any, Any]:
-    array = np.arange(6)
-    array.flags.writeable = False
-    return array
-
-
 @pytest.mark.parametrize(
     "array",
     [
-        read_only(),
+        np.frombuffer(np.arange(6).tobytes(), np.int64),
         np.arange(6, dtype=">i4"),
         np.arange(6)[::-1],
         np.zeros(3, [("a", "u1"), ("b", "<i4")])["b"],

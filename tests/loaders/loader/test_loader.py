@@ -360,17 +360,13 @@ def test_a_shard_that_is_replaced_by_an_equal_one_changes_nothing(copy: Path) ->
         assert_exactly_once(loader, delivered + epoch_of(batches))
 
 
-def deaths(dataset: Dataset, folder: Path, kills: int) -> Tagging:
-    """A transform that kills its process at so many records, once at each."""
-    keys = random.Random(0).sample([dataset[n].key for n in range(204)], kills)
-    return Tagging({key: Once(folder / key.replace("/", "-"), kill) for key in keys})
-
-
 @pytest.mark.parametrize(("workers", "kills"), torture_except([(2, 2), (1, 10), (4, 20)], (2, 2)))
 def test_killed_workers_lose_and_repeat_nothing(
     dataset: Dataset, whole: list[Kept], tmp_path: Path, workers: int, kills: int
 ) -> None:
-    with two_workers_on(dataset.path, transform=deaths(dataset, tmp_path, kills), workers=workers) as loader:
+    keys = random.Random(0).sample([dataset[n].key for n in range(204)], kills)
+    deaths = {key: Once(tmp_path / key.replace("/", "-"), kill) for key in keys}
+    with two_workers_on(dataset.path, transform=Tagging(deaths), workers=workers) as loader:
         batches = epoch_of(loader)
         assert_exactly_once(loader, batches)
         assert loader.stats().restarts == kills

@@ -25,7 +25,7 @@ from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.storage.cache import CacheTooSmall
 from shardprep.formats.storage.store import RemoteMissing
-from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle
+from shardprep.loaders import Flow, GlobalShuffle, LocalShuffle
 from shardprep.loaders.loader.ahead import AT_ONCE
 from support.cached_shards import bytes_in, cached, limit_of
 from support.column_datasets import write_columns
@@ -179,15 +179,10 @@ def test_workers_do_not_import_the_client_and_may_die(
             assert not imported.any()
             numbers += batch.tolist()
             if len(numbers) == 20:
-                os.kill(worker_of(loader), signal.SIGKILL)
+                worker, *_ = loader.engine._dispatcher._workers.values()  # type: ignore[union-attr]
+                os.kill(worker.process.pid, signal.SIGKILL)
         assert sorted(numbers) == list(range(len(loader.dataset)))
         until(lambda: loader.stats().restarts == 1)
-
-
-def worker_of(loader: Loader) -> int:
-    dispatcher = loader.engine._dispatcher
-    assert dispatcher is not None
-    return next(iter(dispatcher._workers.values())).process.pid
 
 
 def test_shards_come_ahead_of_the_records_that_are_drawn(
