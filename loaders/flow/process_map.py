@@ -35,7 +35,7 @@ from shardprep.loaders.engine.messages import (
 )
 from shardprep.loaders.flow.map import Mapped
 from shardprep.loaders.flow.node import Fetch, Node, PendingNumbers, Step, numbered
-from shardprep.loaders.flow.passes import Function, Kept, PassContext, PassResources, StepRandom
+from shardprep.loaders.flow.passes import ErrorNote, Function, Kept, PassContext, PassResources, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -333,7 +333,7 @@ class ProcessMap(Mapped):
         known = now.kept.kept(now.place(self))
         with ending(self._received(now, None, size, size, known)) as received:
             enough = filter(partial(self._is_enough, least), received)
-            yield from map(partial(self._batch, known), enough)
+            yield from map(partial(self._batch, known, partial(ErrorNote, now), size), enough)
 
     def _is_enough(self, least: int, batch: EngineBatch) -> bool:
         """Whether the batch has ``least`` items. Raises an item's exception, also where it has fewer."""
@@ -341,7 +341,9 @@ class ProcessMap(Mapped):
             restored(payload, partial(self._described, batch.items[row]))
         return len(batch.items) >= least
 
-    def _batch(self, known: Kept, batch: EngineBatch) -> Any:
+    def _batch(
+        self, known: Kept, note: Callable[[int, str], ErrorNote], size: int, batch: EngineBatch
+    ) -> Any:
         """The batch that the workers have written, or the results stacked here, whose form is then known."""
         if self.outputs is not None:
             return self._in_form(list(batch.arrays.values()))
@@ -352,7 +354,8 @@ class ProcessMap(Mapped):
             for row, item in enumerate(batch.items)
         ]
         known.value = RowForm.of(rows[0])
-        return stack(rows)
+        with note(int(batch.items[0]["number"]) // size, f"batch({size})"):
+            return stack(rows)
 
     def _received(
         self,

@@ -96,6 +96,15 @@ def test_whatever_a_function_does_comes_after_the_results_before_it_and_names_it
             assert "at map(" in told
 
 
+def test_results_of_processes_that_do_not_stack_are_an_error_with_the_number_of_the_batch() -> None:
+    with numbers(12).map(lambda n: np.zeros(1 + n // 11), processes=1).batch(4) as flow:
+        batches = iter(flow)
+        assert [len(next(batches)) for _ in range(2)] == [4, 4]
+        with pytest.raises(UsageError, match="different shapes") as caught:
+            next(batches)
+    assert caught.value.__notes__ == ["In item 2 of pass 0, at batch(4)"]
+
+
 def test_an_output_of_another_form_than_declared_says_both() -> None:
     with (
         numbers(3).map(lambda x: np.zeros(3), processes=1, outputs=IMAGE) as flow,
