@@ -91,6 +91,7 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+MOST_NAMED = 5
 MOST_NEIGHBOURS = 10_000  # names that are compared with one that is missing
 TRACEBACK = "\nOriginal Traceback (most recent call last):\n"  # in what torch's ExceptionWrapper makes
 
@@ -208,7 +209,7 @@ class DatasetNotFound(OperationError, FileNotFoundError):
         if folder.exists():
             return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
         close = _close_path(folder)
-        hint = f"; did you mean {os.fspath(close)!r}?" if close else ""
+        hint = f"; did you mean {os.fspath(close)!r}?" if close else _beside(folder)
         return cls(f"there is no such folder{hint}", path=folder)
 
 
@@ -227,6 +228,16 @@ def _close_path(path: Path) -> Path | None:
             name = close[0]
         found /= name
     return found
+
+
+def _beside(folder: Path) -> str:
+    """Say which folders are beside one that is missing, if they are few."""
+    try:
+        with os.scandir(folder.parent) as entries:
+            names = sorted(e.name for e in islice(entries, MOST_NEIGHBOURS) if e.is_dir() and e.name[0] != ".")
+    except OSError:
+        return ""
+    return f"; its parent folder has {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""
 
 
 class MissingExtra(OperationError, ImportError):
