@@ -234,7 +234,9 @@ def _beside(folder: Path) -> str:
     """Say which folders are beside one that is missing, if they are few."""
     try:
         with os.scandir(folder.parent) as entries:
-            names = sorted(e.name for e in islice(entries, MOST_NEIGHBOURS) if e.is_dir() and e.name[0] != ".")
+            names = sorted(
+                e.name for e in islice(entries, MOST_NEIGHBOURS) if e.is_dir() and e.name[0] != "."
+            )
     except OSError:
         return ""
     return f"; its parent folder has {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""

@@ -98,7 +98,7 @@ def test_a_missing_dataset_is_an_error_of_its_own_and_one_of_python(opens: Any, 
 
     assert isinstance(caught.value, FileNotFoundError)
     assert (caught.value.errno, caught.value.filename) == (2, str(tmp_path / "train"))
-    with pytest.raises(DatasetNotFound, match="its parent folder has Train$"):
+    with pytest.raises(DatasetNotFound, match=r"its parent folder has Train$"):
         opens(tmp_path / "another", **arguments)
     (tmp_path / "train").touch()
     with pytest.raises(DatasetNotFound, match="is not a folder"):
