@@ -213,19 +213,24 @@ def translated(
     """
     from obstore import exceptions  # start-up time, and the package is an extra
 
-    failure: ShardprepError
     try:
         yield
         return
-    except (FileNotFoundError, exceptions.NotFoundError) as error:
-        failure = _missing(_answer(str(error)), place, name)
-    except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        failure = _denied(_answer(str(error)), place, name)
-    except exceptions.NotSupportedError:
-        failure = RangeRefused("does not support range requests", path=place.url, shard=name)
-    except exceptions.BaseError as error:
-        failure = _failed(str(error), place, name, failed)
-    raise failure  # outside of the handlers: what obstore says can hold parts of a signature
+    except (FileNotFoundError, PermissionError, exceptions.BaseError) as error:
+        # obstore keeps an error until it is called again, and its traceback would keep the callers' frames
+        error.__traceback__ = None
+        text = str(error)
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            failure = _missing(_answer(text), place, name)
+        elif isinstance(
+            error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+        ):
+            failure = _denied(_answer(text), place, name)
+        elif isinstance(error, exceptions.NotSupportedError):
+            failure = RangeRefused("does not support range requests", path=place.url, shard=name)
+        else:
+            failure = _failed(text, place, name, failed)
+    raise failure from None  # what obstore says can hold parts of a signature
 
 
 def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
