@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from inspect import signature
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
@@ -26,6 +25,7 @@ from shardprep.loaders.batches.pickling import (
 )
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
+from shardprep.loaders.transforms.contract import takes
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.node import Node
@@ -226,7 +226,7 @@ class Function:
     def of_item(cls, call: Callable[..., Any], *, random: bool) -> Self:
         """A function of an item, or of (item, rng). Raises UsageError if it takes the other form only."""
         made = cls(call)
-        if not _takes(call, 2 if random else 1) and _takes(call, 1 if random else 2):
+        if not takes(call, 2 if random else 1) and takes(call, 1 if random else 2):
             wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
             raise UsageError(
                 f"{made.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters"
@@ -255,15 +255,6 @@ class Function:
             raise UsageError(
                 f"{self.name} cannot be sent to another process ({error}); what it refers to must be picklable"
             ) from error
-
-
-def _takes(call: Callable[..., Any], arguments: int) -> bool:
-    """Whether the call takes so many arguments, as far as it says."""
-    try:
-        signature(call, follow_wrapped=False).bind(*[None] * arguments)
-    except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # of some built-in functions nothing is known
-    return True
 
 
 def _unpacked(packed: bytes) -> Function:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard
 
@@ -120,6 +121,15 @@ def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
             f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
         )
     return checked_outputs(getattr(transform, "outputs", None))
+
+
+def takes(call: Callable[..., Any], arguments: int) -> bool:
+    """Whether the call takes so many arguments, as far as it says."""
+    try:
+        signature(call, follow_wrapped=False).bind(*[None] * arguments)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # of some built-in functions nothing is known
+    return True
 
 
 def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:

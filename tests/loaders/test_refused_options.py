@@ -65,7 +65,10 @@ LOADER = [
     ({"labels": "wordnet"}, "unknown label space"),
     ({"rank": 1}, "set both or neither"),
     ({"rank": 2, "world_size": 2}, "rank"),
-    *(({"transform": wrong}, "callable") for wrong in (TrainTransform, 5, "train")),
+    *(
+        ({"transform": wrong}, "callable")
+        for wrong in (TrainTransform, 5, "train", lambda record: record.image)
+    ),
     ({"records": [3, 5, 3]}, "has 3 more than once"),
     ({"records": [0, 204]}, "has 204; record numbers of this dataset are 0 to 203"),
     ({"records": [-1]}, "has -1; record numbers"),

@@ -28,7 +28,7 @@ def scaled(factor: float) -> Callable[[float], float]:
     return lambda x: x * factor
 
 
-def with_default(x: float, factor: float = 2.0) -> float:
+def with_default(x: float, y: object = None, *, factor: float = 2.0) -> float:
     return x * factor
 
 
@@ -123,7 +123,7 @@ OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
     (None, lengths, "none where this one has lengths"),
     (lengths, doubled, "lengths where this one has doubled"),
     (Tagging(), Tagging({"a key": fail}), "Tagging of other values"),
-    (partial(lengths, rng=1), partial(lengths, rng=2), "partial of other values"),
+    (partial(with_default, factor=1), partial(with_default, factor=2), "partial of other values"),
     (same_name("1"), same_name("2"), "<lambda> of other code"),
 ]
 
@@ -185,7 +185,7 @@ def test_the_identity_does_not_name_workers_nor_where_the_data_lie(
 
 
 def test_a_transform_that_cannot_be_compared_has_no_identity(lmdb_shards: Path) -> None:
-    transform = partial(lengths, rng=threading.Lock())
+    transform = partial(with_default, factor=threading.Lock())
     with loader_on(lmdb_shards, transform=transform) as loader, pytest.raises(UsageError, match="identity="):
         loader.identity  # noqa: B018
 
