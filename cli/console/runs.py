@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -218,9 +219,21 @@ def _ray(address: str) -> Iterator[Executor]:
     handler = signal.getsignal(signal.SIGTERM)
     try:
         _knock(address)
-        ray.init(address, log_to_driver=False)
+        for pause_s in (1, 3, 0):
+            try:
+                ray.init(address, log_to_driver=False)
+                break
+            except (
+                ConnectionAbortedError
+            ):  # the cluster could not start what serves a client: it may be young
+                if not pause_s:
+                    raise
+                time.sleep(pause_s)
     except OSError as error:
-        raise OperationError(f"no Ray cluster answers at {address}; check that it is running") from error
+        reason = str(error).partition("\n")[0]
+        raise OperationError(
+            f"no Ray cluster answers at {address} ({reason}); check that it is running"
+        ) from error
     except RuntimeError as error:  # another version of Ray or of Python
         raise OperationError(f"the Ray cluster at {address} cannot be used: {error}") from error
     finally:

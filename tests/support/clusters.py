@@ -99,6 +99,12 @@ class RayCluster:
         ]
         self._head = started(self._folder, self.environment, "-m", "ray.scripts.scripts", *words)
         until(lambda: answers(client_port), timeout_s=RAY_START_TIMEOUT_S)
+        # its port answers before it can start the process that serves a client
+        begin = [sys.executable, "-c", f"import ray; ray.init({self.address!r})"]
+        until(
+            lambda: not subprocess.run(begin, env=self.environment, capture_output=True).returncode,
+            timeout_s=RAY_START_TIMEOUT_S,
+        )
 
     @property
     def environment(self) -> Mapping[str, str]:
