@@ -191,11 +191,12 @@ class TrainTransform(ImageTransform):
     Deterministic in (seed, epoch, record). Thread-safe and picklable.
 
     With ``interpolation="auto"``, crops of at least four times the pixels of the result are averaged by area,
-    others resized bilinearly. Where both sides are large enough, such a crop begins and ends at multiples of
-    2, 4 or 8 pixels, and a JPEG is decoded at that fraction of its size before it is averaged. Compared with
-    antialiased bilinear resizing of photographs, bilinear reaches 58 dB (median) enlarging, 47 shrinking by
-    up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging 53 and 46 in 376 to 606 µs; beyond 2, in 4 %
-    of the crops, it is 42 against 33 dB, and 41 to 44 dB if decoded at half size.
+    others resized bilinearly, as is a side that grows while the other is averaged. Where both sides are large
+    enough, such a crop begins and ends at multiples of 2, 4 or 8 pixels, and a JPEG is decoded at that
+    fraction of its size before it is averaged. Compared with antialiased bilinear resizing of photographs,
+    bilinear reaches 58 dB (median) enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs;
+    area averaging 53 and 46 in 376 to 606 µs; beyond 2, in 4 % of the crops, it is 42 against 33 dB, and 41
+    to 44 dB if decoded at half size.
 
     Args:
         size: Pixels per side of the result, or (height, width).
@@ -265,12 +266,15 @@ class TrainTransform(ImageTransform):
         )
 
     def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
-        pixels = cv2.resize(
-            image.pixels(choice.part, reduction=choice.reduction),
-            self._sides[::-1],
-            dst=out if self._format.is_plain else None,
-            interpolation=choice.method,
-        )
+        pixels: Array = image.pixels(choice.part, reduction=choice.reduction)
+        method = choice.method
+        (rows, columns), (high, wide) = self._sides, pixels.shape[:2]
+        if method == cv2.INTER_AREA and (wide - columns) * (high - rows) < 0:
+            # where one side grows, OpenCV reads only two pixels of the other, however many become one
+            pixels = cv2.resize(pixels, (min(wide, columns), min(high, rows)), interpolation=method)
+            method = cv2.INTER_LINEAR
+        plain = out if self._format.is_plain else None
+        pixels = cv2.resize(pixels, (columns, rows), dst=plain, interpolation=method)
         if choice.across.is_mirrored:
             cv2.flip(pixels, 1, dst=pixels)
         if self.color_jitter or self.lighting:

@@ -20,6 +20,7 @@ from PIL import Image as Pillow
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images import fast
+from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.opencv import require_opencv
 from shardprep.formats.records.record import Record
 from shardprep.loaders.order.rng import record_rng
@@ -268,6 +269,40 @@ def test_auto_is_nearer_to_antialiased_resizing_than_averages_are(resize: int) -
     auto, area = np.median(found, axis=0)
     assert len(found) > 5
     assert auto > max(38, area)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])  # decoded at a fraction of the size, and whole
+@pytest.mark.parametrize(
+    ("size", "crop"),
+    [
+        ((48, 144), (10, 33, 280, 667)),
+        ((97, 61), (35, 514, 618, 187)),
+        ((64, 64), (238, 124, 250, 577)),
+        ((96, 96), (438, 421, 215, 280)),
+        ((64, 96), (0, 0, 653, 701)),
+    ],
+)
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_a_train_image_lies_where_antialiased_resizing_of_its_crop_has_it(
+    suffix: str, size: tuple[int, int], crop: tuple[int, int, int, int], is_mirrored: bool
+) -> None:
+    noise = np.random.default_rng(0).normal(size=(701, 653, 3)).astype(np.float32)
+    coarse = cv2.GaussianBlur(noise, (0, 0), 8)
+    image = np.clip(128 + 45 * coarse / coarse.std(), 0, 255).astype(np.uint8)
+    record = Record("key", 0, encoded(image, suffix))
+    transform = TrainTransform(size)
+    choice = transform.choice_of(transform.encoded(record), Crop(*crop), is_mirrored)
+    shown, made = choice.shown, np.empty((*size, 3), np.uint8)
+
+    transform.draw(transform.encoded(record), choice, rng(0), made)
+
+    box = (shown.x, shown.y, shown.x + shown.width, shown.y + shown.height)
+    whole = Pillow.fromarray(decode_rgb(record))
+    smooth = np.asarray(whole.resize(size[::-1], Pillow.Resampling.BILINEAR, box=box), float)
+    down, across = (change[2:-2, 2:-2].ravel() for change in np.gradient(smooth, axis=(0, 1)))
+    apart = (made[:, :: -1 if is_mirrored else 1] - smooth)[2:-2, 2:-2].ravel()
+    moved = np.linalg.lstsq(np.stack([across, down], axis=1), apart)[0]  # in pixels of the result
+    assert np.abs(moved).max() < 0.03
 
 
 @pytest.mark.slow
