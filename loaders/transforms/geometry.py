@@ -133,7 +133,8 @@ def _written(image: bytes) -> int:
 
 # OpenCV interpolates in steps of 1/2048 pixel: of so many starts, usually one is that near to a pixel.
 _STARTS = 8192
-NEAR_STARTS = 16  # the best of so many is on average 1/34 pixel from a pixel
+NEAR_STARTS = 16  # the best of so many is on average 1/34 pixel from a pixel, but for some sizes nearly 1/2
+NEAR = 16  # parts of a pixel: more starts are searched until one is that near
 _REACH = 3  # pixels on each side that cubic interpolation, the widest, reads, and one for rounding
 
 
@@ -165,8 +166,9 @@ def window_of(
     that is more; where no such place is near enough for that, the nearest to such a place is taken.
 
     ``is_whole`` asks for the whole side if it becomes no more than that: other interpolations round
-    differently beside a cut. Only the ``starts`` nearest places are searched, if that is given: the pixels
-    then differ a little from those of the whole side, and fewer are decoded.
+    differently beside a cut. Only the ``starts`` nearest places are searched, if that is given, and further
+    ones until one is near enough: the pixels then differ a little from those of the whole side, and fewer are
+    decoded.
     """
     most = max(most, _STARTS)
     decoded = -(-side // reduction)
@@ -175,11 +177,13 @@ def window_of(
     resized *= reduction  # so that side / resized is in decoded pixels
     reach = -(-_REACH * resized // side)  # in pixels of the result
     last, least = max(0, first - reach), max(0, first + size + reach - most)
-    if starts is not None:
-        least = max(least, last - starts + 1)
     found = np.arange(last, least - 1, -1, dtype=np.int64)
     beside = found * side % resized
-    at = int(found[np.argmin(np.minimum(beside, resized - beside))])
+    apart = np.minimum(beside, resized - beside)  # in pixels / resized
+    if starts is not None:
+        near = np.flatnonzero(apart * NEAR <= resized)[:1]
+        apart = apart[: max([starts, *(near + 1).tolist()])]
+    at = int(found[np.argmin(apart)])
     stop = -(-(first + size + reach) * side // resized)
     return Window(round(at * side / resized), min(decoded, stop), at)
 

@@ -34,6 +34,7 @@ from shardprep.loaders.transforms.contract import (
     fill_rows,
 )
 from shardprep.loaders.transforms.decode import decode_rgb
+from shardprep.loaders.transforms.geometry import ShownPart
 from shardprep.loaders.transforms.transforms import EvalTransform, ImageTransform, TrainTransform
 from support.image_files import PHOTOGRAPHS, encoded
 from support.mutations import mutated
@@ -271,6 +272,23 @@ def test_auto_is_nearer_to_antialiased_resizing_than_averages_are(resize: int) -
     assert auto > max(38, area)
 
 
+def coarse(width: int, height: int) -> Image:
+    """An image without edges, so that a fraction of a pixel shows where it lies."""
+    noise = np.random.default_rng(0).normal(size=(height, width, 3)).astype(np.float32)
+    blurred = cv2.GaussianBlur(noise, (0, 0), 8)
+    return np.asarray(np.clip(128 + 45 * blurred / blurred.std(), 0, 255), np.uint8)
+
+
+def moved(image: Image, record: Record, shown: ShownPart) -> float:
+    """How many of its pixels an image lies beside Pillow's antialiased resizing of the part that it shows."""
+    box = (shown.x, shown.y, shown.x + shown.width, shown.y + shown.height)
+    whole, (height, width) = Pillow.fromarray(decode_rgb(record)), image.shape[:2]
+    smooth = np.asarray(whole.resize((width, height), Pillow.Resampling.BILINEAR, box=box), float)
+    down, across = (change[2:-2, 2:-2].ravel() for change in np.gradient(smooth, axis=(0, 1)))
+    apart = (image[:, :: -1 if shown.is_mirrored else 1] - smooth)[2:-2, 2:-2].ravel()
+    return float(np.abs(np.linalg.lstsq(np.stack([across, down], axis=1), apart)[0]).max())
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])  # decoded at a fraction of the size, and whole
 @pytest.mark.parametrize(
     ("size", "crop"),
@@ -286,23 +304,27 @@ def test_auto_is_nearer_to_antialiased_resizing_than_averages_are(resize: int) -
 def test_a_train_image_lies_where_antialiased_resizing_of_its_crop_has_it(
     suffix: str, size: tuple[int, int], crop: tuple[int, int, int, int], is_mirrored: bool
 ) -> None:
-    noise = np.random.default_rng(0).normal(size=(701, 653, 3)).astype(np.float32)
-    coarse = cv2.GaussianBlur(noise, (0, 0), 8)
-    image = np.clip(128 + 45 * coarse / coarse.std(), 0, 255).astype(np.uint8)
-    record = Record("key", 0, encoded(image, suffix))
+    record = Record("key", 0, encoded(coarse(653, 701), suffix))
     transform = TrainTransform(size)
     choice = transform.choice_of(transform.encoded(record), Crop(*crop), is_mirrored)
-    shown, made = choice.shown, np.empty((*size, 3), np.uint8)
+    made = np.empty((*size, 3), np.uint8)
 
     transform.draw(transform.encoded(record), choice, rng(0), made)
 
-    box = (shown.x, shown.y, shown.x + shown.width, shown.y + shown.height)
-    whole = Pillow.fromarray(decode_rgb(record))
-    smooth = np.asarray(whole.resize(size[::-1], Pillow.Resampling.BILINEAR, box=box), float)
-    down, across = (change[2:-2, 2:-2].ravel() for change in np.gradient(smooth, axis=(0, 1)))
-    apart = (made[:, :: -1 if is_mirrored else 1] - smooth)[2:-2, 2:-2].ravel()
-    moved = np.linalg.lstsq(np.stack([across, down], axis=1), apart)[0]  # in pixels of the result
-    assert np.abs(moved).max() < 0.03
+    assert moved(made, record, choice.shown) < 0.03
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize(
+    ("width", "height"), [(453, 255), (382, 255), (340, 191), (192, 340), (250, 188), (681, 383), (906, 510)]
+)
+def test_an_eval_image_lies_where_antialiased_resizing_of_the_centre_has_it(
+    suffix: str, width: int, height: int
+) -> None:
+    record = Record("key", 0, encoded(coarse(width, height), suffix))
+    transform = EvalTransform(112, resize=128)
+
+    assert moved(transform(record, rng(0)), record, transform.shown(record, rng(0))) < 0.06
 
 
 @pytest.mark.slow
