@@ -21,14 +21,9 @@ from shardprep.formats.shards.read import CONTAINERS
 from support.column_datasets import EVERY_KIND, every_kind, write_columns
 from support.datasets import open_files
 from support.image_files import JPEG
-from support.saved_items import are_same
+from support.saved_items import JSON, are_same
 
 CLASSES = ("cat", "dog", "eel")
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
 VALUES = {
     "bytes": st.binary(),
     "image": st.just(JPEG),

@@ -18,13 +18,8 @@ from shardprep.formats.records.codecs import DTYPES
 from shardprep.loaders import Flow
 from support.datasets import tree
 from support.image_files import JPEG
-from support.saved_items import NUMBER, are_same, made
+from support.saved_items import JSON, NUMBER, are_same, made
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
 SHAPES = arrays.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=3)
 OF_ARRAYS = st.sampled_from(DTYPES).map(np.dtype)
 COLUMNS: st.SearchStrategy[st.SearchStrategy[Any]] = st.one_of(

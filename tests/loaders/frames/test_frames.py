@@ -25,23 +25,19 @@ from shardprep.loaders.machines.codec import (
 )
 from support.frame_changes import Parts, damage_the_parts, flip_a_bit
 from support.memory import memory_below
+from support.saved_items import JSON
 
 DTYPES = sorted(KNOWN_DTYPES)
 
 arrays = st.sampled_from(DTYPES).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
 )
-json_items = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=5), parts, max_size=3),
-    max_leaves=6,
-)
 leaves = (
     arrays
     | st.lists(st.binary(max_size=20), max_size=5)
     | st.lists(st.text(max_size=20), max_size=5)
     | st.lists(arrays, max_size=4)
-    | st.lists(json_items, max_size=4).map(JsonValues)
+    | st.lists(JSON, max_size=4).map(JsonValues)
 )
 batches = st.recursive(
     leaves,

@@ -256,30 +256,24 @@ def test_the_eval_image_is_the_centre_of_the_resized_one(shape: tuple[int, int],
     np.testing.assert_array_equal(made, defined)
 
 
-def decibels(image: Image, reference: Image) -> float:
-    return float(20 * np.log10(255 / np.sqrt(np.mean((image.astype(float) - reference) ** 2))))
+def antialiased(record: Record, shown: ShownPart, height: int, width: int) -> npt.NDArray[np.float64]:
+    """The part of an image by Pillow's antialiased bilinear resizing."""
+    box = (shown.x, shown.y, shown.x + shown.width, shown.y + shown.height)
+    whole = Pillow.fromarray(decode_rgb(record))
+    return np.asarray(whole.resize((width, height), Pillow.Resampling.BILINEAR, box=box), float)
 
 
 @pytest.mark.parametrize("resize", [45, 128, 160, 200])
 def test_auto_is_nearer_to_antialiased_resizing_than_averages_are(resize: int) -> None:
     size, found = resize * 7 // 8, []
+    ways = [EvalTransform(size, resize=resize, interpolation=name) for name in ("auto", "area")]
     for photograph in PHOTOGRAPHS:
-        pixels = decode_rgb(photograph.read_bytes())
-        height, width = pixels.shape[:2]
-        shorter = min(height, width)
-        if shorter < 1.4 * resize:
-            continue
-        w, h = resize * width // shorter, resize * height // shorter
-        x, y = round((w - size) / 2), round((h - size) / 2)
-        smooth = np.asarray(Pillow.fromarray(pixels).resize((w, h), Pillow.Resampling.BILINEAR))
         record = Record("key", 0, photograph.read_bytes())  # of twice the size, it is decoded at a fraction
-        made = [
-            EvalTransform(size, resize=resize, interpolation=name)(record, rng(0))
-            for name in ("auto", "area")
-        ]
-        found.append([decibels(image, smooth[y : y + size, x : x + size]) for image in made])
+        if min(decode_rgb(record).shape[:2]) >= 1.4 * resize:
+            reference = antialiased(record, ways[0].shown(record, rng(0)), size, size)
+            found.append([np.sqrt(np.mean((way(record, rng(0)) - reference) ** 2)) for way in ways])
 
-    auto, area = np.median(found, axis=0)
+    auto, area = 20 * np.log10(255 / np.median(found, axis=0))
     assert len(found) > 5
     assert auto > max(38, area)
 
@@ -293,9 +287,7 @@ def coarse(width: int, height: int) -> Image:
 
 def moved(image: Image, record: Record, shown: ShownPart) -> float:
     """How many of its pixels an image lies beside Pillow's antialiased resizing of the part that it shows."""
-    box = (shown.x, shown.y, shown.x + shown.width, shown.y + shown.height)
-    whole, (height, width) = Pillow.fromarray(decode_rgb(record)), image.shape[:2]
-    smooth = np.asarray(whole.resize((width, height), Pillow.Resampling.BILINEAR, box=box), float)
+    smooth = antialiased(record, shown, *image.shape[:2])
     down, across = (change[2:-2, 2:-2].ravel() for change in np.gradient(smooth, axis=(0, 1)))
     apart = (image[:, :: -1 if shown.is_mirrored else 1] - smooth)[2:-2, 2:-2].ravel()
     return float(np.abs(np.linalg.lstsq(np.stack([across, down], axis=1), apart)[0]).max())
