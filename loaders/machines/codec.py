@@ -1,8 +1,7 @@
-"""A batch as the buffers of a message: a header, then the raw bytes; see docs/reference/frames.md.
+"""Serialization of a batch as a header and raw buffers; see docs/reference/frames.md.
 
-A list is one buffer if its items are bytes, text, JSON values, or arrays that differ in shape only. The
-buffer begins with a table of numbers, 8 bytes each: the length in bytes of each item, or the shape of each
-array. The items follow, without gaps.
+A list of bytes, text, JSON values, or arrays that differ in shape only is packed into one buffer: a table of
+8-byte numbers (the byte length of each item, or the shape of each array), then the items without gaps.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import google_crc32c
@@ -33,13 +32,13 @@ DTYPES = frozenset(
 )
 LENGTH = np.dtype("<u8")
 MAX_DIMENSIONS = 32
-MAX_SIZE = (1 << 63) - 1  # what numpy can address
+MAX_SIZE = (1 << 63) - 1  # bytes that numpy can address
 
 MAGIC = b"SPBF"
 VERSION = 1
 HEAD = struct.Struct("<4sBBHQII")
 CRC = struct.Struct("<I")
-PIECE = 1 << 20  # bytes of a buffer; libzmq allocates larger ones each time, at a quarter of the speed
+PIECE = 1 << 20  # bytes per buffer; libzmq allocates memory for each larger one, at a quarter of the speed
 MAX_PARTS = 4096  # buffers after the header
 MAX_DEPTH = 8
 MAX_DESCRIPTION = 1 << 16
@@ -47,11 +46,11 @@ DEFAULT_LIMIT = 256 << 20  # bytes of a batch
 
 
 class FrameDamaged(DataError):
-    """A frame that :func:`.codec.pack_batch` and :func:`.codec.pack_note` do not make. It is not used."""
+    """The frame is malformed or corrupt, and is not used."""
 
 
 class FrameKind(IntEnum):
-    """The kind of a frame. docs/reference has which end sends which kind, and when: frames.md, wire.md."""
+    """The kind of a frame. For who sends which kind, and when, see docs/reference: frames.md, wire.md."""
 
     DATA = 0
     END = 1
@@ -66,10 +65,10 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True)
 class Head:
-    """The fields of a header.
+    """A frame header, followed by ``parts`` buffers.
 
-    ``number`` is the number of the batch, or another count of the kind; ``parts`` buffers follow the header.
-    ``description`` is the form of a DATA frame's batch; for other kinds it maps names to short values.
+    ``number`` is the batch number, or a count whose meaning depends on the kind. ``description`` is the
+    structure of a DATA frame's batch; in other kinds it maps names to short values.
     """
 
     kind: FrameKind
@@ -82,8 +81,8 @@ def pack_batch(batch: Any, number: int = 0) -> list[Buffer]:
     """Return a DATA frame: a header, and the bytes of each part. Contiguous arrays are not copied.
 
     A batch is an array, a list of bytes, a list of text, JsonValues, or a tuple, dict or other list of these,
-    nested at most MAX_DEPTH deep. Arrays are of booleans, integers, floats or complex numbers. The buffers
-    alias the batch, which must not change until they are sent. Raises UsageError for anything else.
+    nested at most MAX_DEPTH deep. Arrays hold booleans, integers, floats or complex numbers. The buffers
+    alias the batch, so it must not change until they are sent. Raises UsageError for any other batch.
     """
     buffers: list[Buffer] = []
     description = _described(batch, buffers, 0)
@@ -91,12 +90,12 @@ def pack_batch(batch: Any, number: int = 0) -> list[Buffer]:
 
 
 def pack_note(kind: FrameKind, number: int = 0, **notes: str | int) -> list[Buffer]:
-    """Return a frame without arrays."""
+    """Return a frame that has only a header."""
     return [_head(kind, number, notes, 0)]
 
 
 def read_head(part: Any) -> Head:
-    """Return the header in ``part``, the first buffer of a message (bytes-like). Raises FrameDamaged."""
+    """Parse the header in ``part``, the first buffer of a message (bytes-like). Raises FrameDamaged."""
     data = bytes(memoryview(part)[: HEAD.size + CRC.size + MAX_DESCRIPTION + 1])
     if len(data) < HEAD.size + CRC.size:
         raise FrameDamaged(f"a frame's header of {len(data)} bytes is too short")
@@ -122,14 +121,13 @@ def unpack_batch(
 ) -> Any:
     """Return the batch of a DATA frame. Its arrays are copied once, into memory aligned to 64 bytes.
 
-    Lengths, shapes and dtypes are checked before anything is allocated for them, checksums as the bytes are
-    copied.
+    Lengths, shapes and dtypes are checked before memory is allocated, checksums during the copy.
 
     Args:
-        head: What :func:`read_head` returned.
+        head: The header, from :func:`read_head`.
         parts: The buffers after the header.
-        limit_bytes: Bound of the sum of their sizes.
-        memory: Allocates: maps a size in bytes to a uint8 array [size].
+        limit_bytes: Maximum total size of the buffers.
+        memory: Allocator: maps a size in bytes to a uint8 array [size].
 
     Returns:
         The batch; named tuples become tuples.
@@ -166,7 +164,7 @@ def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: i
 
 
 def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
-    """Add a part's buffers, and return its description."""
+    """Append a part's buffers to ``buffers``, and return its description."""
     if depth > MAX_DEPTH:
         raise UsageError(f"a batch is nested more than {MAX_DEPTH} deep; flatten it")
     if isinstance(part, Mapping):
@@ -187,13 +185,16 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
 
 
 def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
-    """Return the description and the bytes of a list that is one buffer; None for any other one."""
+    """Return the description and bytes of a list that fits in one buffer, else None."""
     of: dict[str, Any] = {}
     items = part
     if isinstance(part, JsonValues):
         of, items = {"of": "json"}, list(map(_json_bytes, part))
     elif part and all(isinstance(item, str) for item in part):
-        of, items = {"of": "text"}, list(map(_text_bytes, part))
+        try:
+            of, items = {"of": "text"}, [text.encode() for text in part]
+        except UnicodeEncodeError as error:
+            raise UsageError(f"text with surrogates cannot be sent: {error.object[:80]!r}") from error
     elif part and all(type(item) is np.ndarray for item in part):
         if len({(item.dtype.str, item.ndim) for item in part}) > 1:
             return None
@@ -206,18 +207,11 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
 
 
-def _text_bytes(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"text with surrogates cannot be sent: {text[:80]!r}") from error
-
-
 def _json_bytes(value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"a list of JSON values has one that is none: {error}") from error
+        raise UsageError(f"an item of a list of JSON values is not JSON: {error}") from error
 
 
 def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -238,12 +232,11 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a value of a description is a number of bytes, items or rows."""
     return type(value) is int and 0 <= value <= MAX_SIZE
 
 
 def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> Any:
-    """Return the part that a description is of, from the next buffers. Raises FrameDamaged."""
+    """Return the part that ``node`` describes, from the next buffers. Raises FrameDamaged."""
     match node:
         case {"dict": dict(parts), **rest} if not rest and depth <= MAX_DEPTH:
             return {name: _unpacked(part, buffers, memory, depth + 1) for name, part in parts.items()}
@@ -272,9 +265,9 @@ def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> 
 
 
 def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory) -> Raw:
-    """Return a copy of the buffers of one array or list, several above PIECE.
+    """Join the buffers of one array or list, which has several if it is larger than PIECE.
 
-    In one pass: a piece stays in the processor's cache between checksum and copy.
+    Each piece is checksummed and copied at once, while it is in the processor's cache.
     """
     if not _is_count(size) or not _is_count(expected_crc):
         raise FrameDamaged("a frame describes a buffer without a size or a checksum")
@@ -293,41 +286,36 @@ def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory
 
 
 def _items(raw: Raw, count: int, of: str) -> list[Any]:
-    """Return the bytes, texts or JSON values of a list's buffer."""
+    """Return the bytes, texts or JSON values in a list's buffer."""
     table = _table(raw, count, 1)
     lengths = table.tolist()
     if sum(lengths) != raw.size - table.nbytes:
         raise FrameDamaged("the lengths of a list's items do not add up to its size")
-    ends = (np.cumsum(lengths, dtype=np.int64) + table.nbytes).tolist()
-    starts = [table.nbytes, *ends]
-    items = [raw[a:b].tobytes() for a, b in zip(starts, ends, strict=False)]
+    items = [raw[a:b].tobytes() for a, b in pairwise(accumulate(lengths, initial=table.nbytes))]
+    if of == "bytes":
+        return items
     try:
-        texts = items if of == "bytes" else [item.decode() for item in items]
-        return (
-            JsonValues(json.loads(text, parse_constant=_no_constant) for text in texts)
-            if of == "json"
-            else texts
-        )
+        texts = [item.decode() for item in items]
+        if of == "text":
+            return texts
+        return JsonValues(json.loads(text, parse_constant=_no_constant) for text in texts)
     except (ValueError, RecursionError) as error:
-        raise FrameDamaged(f"a frame has a list of {of} with an item that is none: {error}") from None
+        raise FrameDamaged(f"an item of a frame's list of {of} is not {of}: {error}") from None
 
 
 def _arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a list's buffer, as views of it."""
+    """Return the arrays in a list's buffer, as views of it."""
     table = _table(raw, count, axes)
     shapes = table.reshape(count, axes).tolist()
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     if sum(sizes) != raw.size - table.nbytes or any(_is_too_large(shape, dtype) for shape in shapes):
         raise FrameDamaged("the shapes of a list's arrays do not add up to its size")
-    arrays, start = [], table.nbytes
-    for shape, size in zip(shapes, sizes, strict=True):
-        arrays.append(raw[start : start + size].view(dtype).reshape(shape))
-        start += size
-    return arrays
+    bounds = pairwise(accumulate(sizes, initial=table.nbytes))
+    return [raw[a:b].view(dtype).reshape(shape) for shape, (a, b) in zip(shapes, bounds, strict=True)]
 
 
 def _is_too_large(shape: list[int], dtype: np.dtype[Any]) -> bool:
-    """Whether numpy cannot address such an array, even if it has no elements."""
+    """Return whether numpy cannot address an array of this shape, even one without elements."""
     return math.prod(max(side, 1) for side in shape) * dtype.itemsize > MAX_SIZE
 
 
@@ -337,6 +325,6 @@ def _no_constant(name: str) -> None:
 
 def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:
     size = count * numbers * LENGTH.itemsize
-    if max(size, count) > raw.size:  # arrays without axes have elements all the same
+    if max(size, count) > raw.size:  # a 0-d array has no shape in the table, but at least one byte
         raise FrameDamaged(f"a frame describes more items than fit into {raw.size} bytes")
     return raw[:size].view(LENGTH)

@@ -1,4 +1,4 @@
-"""The sender and the receiver of batches from other processes or machines, without leases."""
+"""Sender and receiver of batches between processes or machines, without leases."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ from shardprep.loaders.machines.wire import UNKNOWN
 from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_PEERS = 1000
-MAX_DISMISSED = 1000  # addresses of dismissed peers; their last batches may still arrive
+MAX_DISMISSED = 1000  # dismissed peers whose last batches may still arrive
 
 
 class Role(Enum):
-    """The state of a peer: it waits for an epoch, sends its batches, or has sent them all."""
+    """Whether a peer waits for an epoch, sends its batches, or has sent them all."""
 
     WAITING = 0
     SENDING = 1
@@ -67,7 +67,7 @@ class Role(Enum):
 
 @dataclass
 class Peer:
-    """A sender's connection: its address, and the number of batches that were received in order."""
+    """A connected sender, and the number of batches received from it."""
 
     address: bytes
     name: str
@@ -82,15 +82,15 @@ class SenderFailed(OperationError):
 class FrameReceiver(Receiver):
     """Iterable over the batches that :func:`send_batches` sends to ``endpoint``; each iteration is one epoch.
 
-    It admits ``senders`` senders, each name once, and ends when each has sent its batches; further senders
-    wait for the next epoch. The batches of one sender arrive in its order, exactly once. Where a sender
-    reports an error, dies within its epoch or loses a batch, SenderFailed is raised; the next iteration
+    An epoch admits ``senders`` senders, each name once, and ends when each has sent its batches; further
+    senders wait for the next epoch. The batches of one sender arrive in its order, exactly once. If a sender
+    reports an error, dies during its epoch or loses a batch, SenderFailed is raised; the next iteration
     admits senders again. Leaving an iteration early stops its senders.
 
-    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. Frames
-    that are damaged, or from a peer that was not admitted, are dropped and counted in ``rejected``. There is
-    no authentication and no encryption: any program that reaches an endpoint can send batches. Use loopback
-    or a trusted network.
+    A batch is an array, a list of bytes, or a tuple or dict of these; arrays are aligned to 64 bytes. Damaged
+    frames, and frames from peers that were not admitted, are dropped and counted in ``rejected``. There is no
+    authentication and no encryption: any program that reaches an endpoint can send batches. Use loopback or a
+    trusted network.
 
     A context manager. ``close()`` is idempotent and may be called from any thread; a thread that waits for a
     batch then raises UsageError. One thread at a time may draw. Neither copyable nor picklable.
@@ -99,10 +99,10 @@ class FrameReceiver(Receiver):
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
             attribute ``endpoint``. Given a list, the receiver listens at all of them; they are in
             ``endpoints``.
-        senders: Number of senders of an epoch.
+        senders: Number of senders per epoch.
         bind: Whether the receiver listens; False connects to one sender that listens.
-        limit_bytes: Largest size of a batch, in bytes or as "256MiB".
-        high_water_mark: Number of batches of a sender in flight.
+        limit_bytes: Maximum size of a batch, in bytes or as "256MiB".
+        high_water_mark: Number of batches in flight per sender.
 
     Raises:
         UsageError: An argument is not valid.
@@ -147,11 +147,11 @@ class FrameReceiver(Receiver):
 
     @property
     def rejected(self) -> int:
-        """The number of messages that were dropped."""
+        """Number of dropped messages."""
         return self._rejected + self._socket.dropped
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch. Raises UsageError once this is closed, or another iteration has begun."""
+        """Begin an epoch. Raises UsageError once this is closed."""
         with self._exclusive.use():
             self._leave()
             self._iteration += 1
@@ -164,11 +164,11 @@ class FrameReceiver(Receiver):
             yield from self._batches(number)
         finally:
             if number == self._iteration:
-                with suppress(UsageError), self._exclusive.use():  # closed: there is nothing to leave
+                with suppress(UsageError), self._exclusive.use():  # closed: nothing to leave
                     self._leave()
 
     def _leave(self) -> None:
-        """Dismiss the senders of the epoch under way, and stop those that have not finished."""
+        """Dismiss the senders of the current epoch, and stop those that have not finished."""
         if self._is_running:
             self._is_running = False
             for peer in [peer for peer in self._peers.values() if peer.role is not Role.WAITING]:
@@ -178,7 +178,7 @@ class FrameReceiver(Receiver):
                     self._send_note(peer, FrameKind.STOP)
 
     def _wait(self, woken: socket.socket) -> None:
-        deque(self._socket.events(), maxlen=0)  # senders that are gone are those that cannot be sent to
+        deque(self._socket.events(), maxlen=0)  # unused: a sender is gone when it cannot be sent to
         if not self._socket.wait(POLL_INTERVAL_S, other=woken):
             for peer in list(self._peers.values()):
                 if peer.role is Role.SENDING and not self._send_note(peer, FrameKind.CREDIT):
@@ -187,7 +187,7 @@ class FrameReceiver(Receiver):
             self._admit_waiting()
 
     def _check_lost(self, peer: Peer) -> None:
-        """Raise SenderFailed where a batch of a peer that is gone was taken in this epoch."""
+        """Raise SenderFailed if a disconnected peer has contributed to this epoch."""
         if peer.role is Role.SENDING and peer.received:
             raise SenderFailed(
                 f"sender {peer.name} disconnected after {peer.received} batches, before the end of its epoch; "
@@ -195,11 +195,11 @@ class FrameReceiver(Receiver):
             )
 
     def _send_note(self, peer: Peer, kind: FrameKind, number: int = 0, **notes: int) -> bool:
-        """Return False where the peer is disconnected."""
+        """Send a frame to a peer; return False if it is disconnected."""
         return self._socket.send(pack_note(kind, number, **notes), peer=peer.address)
 
     def _admit_waiting(self) -> None:
-        """Admit senders to the epoch as long as there is room, each name once."""
+        """Admit waiting senders to the epoch while there is room, each name once."""
         for peer in list(self._peers.values()):
             names = {peer.name for peer in self._peers.values() if peer.role is not Role.WAITING}
             if peer.role is Role.WAITING and peer.name not in names and len(names) < self._senders:
@@ -225,14 +225,14 @@ class FrameReceiver(Receiver):
                 self._handle_hello(message.peer, head)
             elif peer is not None and peer.role is Role.SENDING:
                 return self._handle_admitted(peer, head, message.parts[1:])
-            elif message.peer not in self._dismissed:  # whose late frames are not counted as damaged
+            elif message.peer not in self._dismissed:  # their late frames are not damaged
                 raise FrameDamaged("a frame is from a peer that was not admitted")
         except FrameDamaged:
             self._rejected += 1
         return None
 
     def _handle_hello(self, address: bytes, head: Head) -> None:
-        """Add a sender; a second HELLO changes nothing, unless it is of the next one at the same place."""
+        """Add a sender. A second HELLO has no effect, unless a new sender has replaced the connected one."""
         before = None if self._socket.binds else self._peers.pop(address, None)
         name = head.description.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or len(self._peers) >= MAX_PEERS:
@@ -266,7 +266,7 @@ class FrameReceiver(Receiver):
         return None
 
 
-TOKEN = secrets.token_hex(4)  # of this process, among those that had its number before
+TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
 
 
 def send_batches(
@@ -280,27 +280,26 @@ def send_batches(
     """Send one epoch to the FrameReceiver at ``endpoint``.
 
     A batch is an array, a list of bytes, or a tuple or dict of these. The iteration begins when the receiver
-    admits this sender; the next batch is drawn when the receiver has room for it, and the last one is sent
-    and its memory is free again.
-    Large arrays are not copied. There is no authentication and no encryption: use it on loopback or on a
-    trusted network. Ctrl-C ends it.
+    admits this sender. A batch is drawn when the receiver has room for it and the memory of the batch before
+    is free again. Large arrays are not copied. There is no authentication and no encryption: use it on
+    loopback or on a trusted network. Ctrl-C ends it.
 
     Args:
         batches: A Loader, an iterable, or a function that returns one.
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``.
         bind: Whether the sender listens and one receiver connects; by default the receiver listens.
-        name: 1 to 256 characters; None is made of host and process. A receiver admits each name once per
-            epoch, so threads of one process need different names.
-        timeout: Seconds to wait for admission; None waits for ever.
+        name: 1 to 256 characters; by default made from host and process. A receiver admits each name once
+            per epoch, so threads of one process need different names.
+        timeout: Seconds to wait for admission; None waits forever.
 
     Returns:
-        Number of batches that the receiver acknowledged: fewer than all where it left the epoch early.
+        Number of batches that the receiver acknowledged: fewer than all if it left the epoch early.
 
     Raises:
         OperationError: No receiver admitted this sender within ``timeout``.
         ReceiverGone: The receiver was closed or died.
-        UsageError: A batch cannot be sent or is above the receiver's limit. The receiver gets a report of
-            this, and of what ``batches`` raises.
+        UsageError: A batch cannot be sent or exceeds the receiver's limit. This, and any error of
+            ``batches``, is also reported to the receiver.
     """
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
@@ -322,14 +321,14 @@ def send_batches(
 
 
 class EpochLink(Link):
-    """The connection to a FrameReceiver for one epoch, of which each credit leases the next batches."""
+    """The connection to a FrameReceiver for one epoch. Each credit leases the next batches."""
 
     def __init__(self, endpoint: str, make: Make, *, bind: bool, name: str) -> None:
         super().__init__(endpoint, pack_note(FrameKind.HELLO, name=name), make, bind=bind)
         self._credited = 0  # batches
 
     def _handle(self, message: Message, head: Head) -> None:
-        if not self.is_admitted:  # what comes before a WELCOME was meant for an earlier sender here
+        if not self.is_admitted:  # frames before the WELCOME were meant for an earlier sender here
             if head.kind == FrameKind.WELCOME:
                 self._admit(message, head)
                 self._add_credit(head.number)
@@ -346,7 +345,7 @@ class EpochLink(Link):
 
     def _end(self, total: int) -> None:
         super()._end(total)
-        self._total = total  # further credit is not used
+        self._total = total  # ignores further credit
 
     def report(self, error: BaseException) -> None:
         with suppress(*FAILED, OperationError):

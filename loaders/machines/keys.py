@@ -1,4 +1,4 @@
-"""Key files in the format of ZeroMQ's tools, and the handshake of machines with and without them."""
+"""Key files in the format of ZeroMQ's tools, and authentication with and without keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AnyPath = str | os.PathLike[str]
 
 PRIVATE_SUFFIX = ".key_secret"
 PUBLIC_SUFFIX = ".key"
-MAX_BYTES = 1 << 14  # of a key file, which has 300
+MAX_BYTES = 1 << 14  # of a key file, which has about 300
 KEY_BYTES = 32
 OTHERS_READ = stat.S_IRWXG | stat.S_IRWXO
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -42,7 +42,7 @@ PUBLIC_NOTE = (
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The two files of a key pair, and the fingerprint of the public key, for comparing it by eye."""
+    """The two files of a key pair, and the public key's fingerprint, for comparing it by eye."""
 
     secret: Path
     public: Path
@@ -51,7 +51,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret key and its public key, of 40 characters each. Neither is in the repr."""
+    """A key pair of 40 characters each. Neither key is in the repr."""
 
     secret: bytes = field(repr=False)
     public: bytes = field(repr=False)
@@ -63,11 +63,11 @@ def fingerprint(public: bytes) -> str:
 
 
 def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
-    """Make a key pair on disk: ``PATH.key_secret``, readable for this user only, and ``PATH.key``.
+    """Make a key pair on disk: ``PATH.key_secret``, readable by this user only, and ``PATH.key``.
 
-    ``zmq.auth.load_certificate`` reads both. Where a file exists, raises UsageError, or, with ``overwrite``,
-    replaces it atomically; the other machines then need the new public key. Raises OperationError where
-    something else than a file is there, OSError.
+    ``zmq.auth.load_certificate`` reads both. With ``overwrite``, replaces existing files atomically; the
+    other machines then need the new public key. Raises UsageError if a file exists and may not be replaced,
+    OperationError if something other than a file is there, OSError.
     """
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
     for file in (secret_file, public_file):
@@ -83,8 +83,8 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
 def load_secret(path: AnyPath) -> Secret:
     """Return the secret key in a file that only this user may read.
 
-    Raises UsageError where the file belongs to another user, where group or others may read or write it, or
-    where it has no matching pair of keys; OperationError where it cannot be read.
+    Raises UsageError if the file belongs to another user, if group or others may read or write it, or if it
+    has no matching pair of keys; OperationError if it cannot be read.
     """
     file = user_path(path)
     remedy = "chmod 600"
@@ -101,8 +101,8 @@ def load_secret(path: AnyPath) -> Secret:
 def load_public(path: AnyPath) -> bytes:
     """Return the public key in a file that only this user, or root, may write.
 
-    Raises UsageError where others may write it, where it has no public key, or where it has a secret key,
-    which must stay on its machine; OperationError where it cannot be read.
+    Raises UsageError if others may write it, if it has no public key, or if it has a secret key, which must
+    stay on its machine; OperationError if it cannot be read.
     """
     file = user_path(path)
     keys = _keys_in(file, forbidden=OTHERS_WRITE, remedy="chmod go-w", root_may_own=True)
@@ -120,7 +120,7 @@ def load_public(path: AnyPath) -> bytes:
 def load_allowed(folder: AnyPath) -> dict[bytes, str]:
     """Return the public keys in the ``*.key`` files of a folder, each with its file's name without ``.key``.
 
-    Raises UsageError where there is none, where one cannot be used, or where others may write to the folder.
+    Raises UsageError if there is none, if one cannot be used, or if others may write to the folder.
     """
     place = user_path(folder)
     try:
@@ -151,7 +151,7 @@ def _lines_of(note: str, halves: list[str]) -> bytes:
 
 
 def _keys_in(path: Path, *, forbidden: int, remedy: str, root_may_own: bool) -> dict[str, bytes]:
-    """Check and read one open file, so that it cannot be replaced between the two."""
+    """Check and read the same open file, so that it cannot be replaced in between."""
     try:
         descriptor = os.open(path, OPEN_FLAGS)
     except OSError as error:
@@ -161,12 +161,9 @@ def _keys_in(path: Path, *, forbidden: int, remedy: str, root_may_own: bool) -> 
         if not stat.S_ISREG(status.st_mode):
             raise UsageError("is not a regular file; name the key file itself", path=path)
         _check_owner(path, status, forbidden, remedy, root_may_own=root_may_own)
-        return _parsed(os.read(descriptor, MAX_BYTES + 1), path)
+        data = os.read(descriptor, MAX_BYTES + 1)
     finally:
         os.close(descriptor)
-
-
-def _parsed(data: bytes, path: Path) -> dict[str, bytes]:
     if len(data) > MAX_BYTES:
         raise UsageError(f"has more than {MAX_BYTES} bytes, so it is not a key file", path=path)
     found = [(name.decode(), key) for name, key in KEY.findall(data)]
@@ -196,10 +193,10 @@ def _check_owner(
 
 @dataclass(frozen=True)
 class ReceiverKeys:
-    """The key files of a receiver: paths, read when a socket is opened. Picklable.
+    """Paths of a receiver's key files, which are read when a socket is opened. Picklable.
 
     ``secret`` is the receiver's own ``NAME.key_secret``, ``allowed`` a folder with the ``*.key`` files of the
-    senders that are admitted.
+    admitted senders.
     """
 
     secret: str | os.PathLike[str]
@@ -208,7 +205,7 @@ class ReceiverKeys:
 
 @dataclass(frozen=True)
 class SenderKeys:
-    """The key files of a sender: paths, read when a socket is opened. Picklable.
+    """Paths of a sender's key files, which are read when a socket is opened. Picklable.
 
     ``secret`` is the sender's own ``NAME.key_secret``, ``receiver`` the ``NAME.key`` of the receiver.
     """
@@ -218,15 +215,15 @@ class SenderKeys:
 
 
 class PlaintextWire(UserWarning):
-    """An endpoint that others reach has no keys: they can read and change everything."""
+    """An endpoint without keys is reachable by others, who can read and change everything."""
 
 
 def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, insecure: bool = False) -> None:
-    """Check that other machines, and where possible other users, do not reach an endpoint without keys.
+    """Check that an endpoint without keys is out of reach of other machines and, if possible, other users.
 
     Without keys, ``tcp://`` must be on loopback, and ``ipc://`` in a folder that only this user can write to.
-    Raises UsageError for others, or warns with PlaintextWire where ``insecure``; ``ipc://@NAME``, which has
-    no permissions, is always refused.
+    Raises UsageError for other endpoints, or warns with PlaintextWire if ``insecure``. ``ipc://@NAME``, which
+    has no permissions, is always refused.
     """
     check_form(endpoint)
     kind, _, place = endpoint.partition("://")
@@ -246,7 +243,7 @@ def check_endpoint(endpoint: str, keys: ReceiverKeys | SenderKeys | None, *, ins
 
 
 def host_of(endpoint: str) -> str:
-    """Return the address or name in ``tcp://HOST:PORT``, without the brackets of IPv6."""
+    """Return the host in ``tcp://HOST:PORT``, without the brackets of IPv6."""
     return endpoint.partition("://")[2].rpartition(":")[0].strip("[]")
 
 
@@ -262,7 +259,7 @@ def _tcp_problem(endpoint: str) -> str:
 
 
 def _ipc_problem(path: Path) -> str:
-    """Check every folder above the socket: a user that may rename one of them can replace the socket."""
+    """Check every folder above the socket: whoever may rename one of them can replace the socket."""
     own = Path(os.path.realpath(path.parent))
     try:
         above = (_others_write(folder.stat(), sticky_is_safe=True) for folder in own.parents)
@@ -287,9 +284,9 @@ ZAP_VERSION = b"1.0"
 class ReceiverAuth(Owned):
     """Authenticates the peers of a receiver's socket. Thread-safe.
 
-    With ``keys``, only peers that prove to have an allowed key are admitted, over an encrypted connection; no
-    data of other peers reaches the process. Without, every peer with ZeroMQ's current protocol is admitted.
-    Raises UsageError and OperationError where the key files cannot be used.
+    With ``keys``, only peers that prove possession of an allowed key are admitted, over an encrypted
+    connection; no data of other peers reaches the process. Without, every peer that speaks ZeroMQ's current
+    protocol is admitted. Raises UsageError or OperationError if the key files cannot be used.
     """
 
     def __init__(self, keys: ReceiverKeys | None) -> None:
@@ -297,18 +294,18 @@ class ReceiverAuth(Owned):
         self._secret = load_secret(keys.secret) if keys else None
         self._names: dict[str, str] = {}
         self._allowed: frozenset[bytes] = frozenset()
-        self._refused = [0, 0]  # peers: by their handshake, and by the thread that authenticates
+        self._refused = [0, 0]  # peers refused during the handshake, and by the authenticating thread
         self._is_counted = False
         self._connected = 0
         self.reload()
 
     @property
     def refused(self) -> int:
-        """The number of refused peers. Some are counted only when the connected ones have left."""
+        """Number of refused peers. Some are counted only after the connected ones have left."""
         return sum(self._refused)
 
     def reload(self) -> None:
-        """Read the allow-list again. Raises where it cannot be used; the old one stays then.
+        """Read the allow-list again. If it cannot be used, raises and keeps the old one.
 
         A peer with a removed key stays connected, so check each message with :meth:`admits`.
         """
@@ -323,22 +320,22 @@ class ReceiverAuth(Owned):
             self._allowed = frozenset(allowed)  # last, so that every admitted peer has a name
 
     def admits(self, user: str) -> bool:
-        """Return whether the allow-list now has the key of this :attr:`.Message.user`."""
+        """Return whether the current allow-list has the key of a :attr:`.Message.user`."""
         return self._keys is None or user in self._names
 
     def name_of(self, user: str) -> str:
-        """Return the name of the key's file without ``.key``, "" where it is not in the list."""
+        """Return the name of the user's key file without ``.key``, "" if it is not in the list."""
         return self._names.get(user, "")
 
     def note_event(self, event: int, value: int) -> None:
-        """Count refused peers. One thread calls it with every event of the socket, in order."""
+        """Count refused peers. One thread must pass every event of the socket, in order."""
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected += 1
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._connected += 1  # until it is disconnected; _user_of() has counted it
+            self._connected += 1  # until it is disconnected; _user_of() has counted the refusal
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
             self._refused[0] += 1
-            self._is_counted = True  # the next event is that it disconnects
+            self._is_counted = True  # the next event is its disconnection
         elif event == zmq.EVENT_DISCONNECTED:
             if not self._is_counted and not self._connected:
                 self._refused[0] += 1  # another protocol, for which libzmq reports no other event
@@ -347,7 +344,7 @@ class ReceiverAuth(Owned):
             self._is_counted = False
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set up the socket. The FrameSocket calls it before it binds."""
+        """Set up the socket before it binds."""
         handler = context.socket(zmq.REP)
         try:
             handler.setsockopt(zmq.LINGER, 0)
@@ -365,7 +362,7 @@ class ReceiverAuth(Owned):
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _answer(self, handler: zmq.Socket[bytes]) -> None:
-        """Authenticate peers until the context is terminated. Without it libzmq refuses all of them."""
+        """Authenticate peers until the context is terminated. libzmq refuses peers without an answer."""
         try:
             while True:
                 _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()
@@ -378,7 +375,7 @@ class ReceiverAuth(Owned):
             handler.close()
 
     def _user_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
-        """Return the user of a peer, None to refuse it."""
+        """Return a peer's user, None to refuse the peer."""
         if self._keys is None:
             return ""
         if mechanism == b"CURVE" and len(credentials) == 1:
@@ -389,17 +386,17 @@ class ReceiverAuth(Owned):
         return None
 
 
-SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # of ZeroMQ's greeting, which continues with version and mechanism
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before version and mechanism
 MECHANISM = slice(12, 32)
 HANDSHAKE_TIMEOUT_S = 2.0
-MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is determined; a closing receiver may cause one
+MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is sought; a closing receiver may cause one
 CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
 def mechanism_of(endpoint: str) -> str:
-    """Return the mechanism of the receiver: "CURVE" with keys, "NULL" without, "" where no greeting arrives.
+    """Return the receiver's mechanism: "CURVE" with keys, "NULL" without, "" if no greeting arrives.
 
-    Sends none: a receiver with another one would close the connection, perhaps before its own greeting.
+    Sends no mechanism: a receiver with another one would close the connection, perhaps before its greeting.
     """
     greeting, (kind, _, place) = b"", endpoint.partition("://")
     with suppress(OSError):
@@ -420,11 +417,11 @@ def mechanism_of(endpoint: str) -> str:
 
 
 class NotAdmitted(OperationError):
-    """The receiver does not admit this sender: its key is not in the allow-list, or it has none."""
+    """The receiver does not admit this sender: its key is missing, or not in the allow-list."""
 
 
 class WrongReceiver(OperationError):
-    """The process at the endpoint does not prove to have the receiver's key, or is not a receiver."""
+    """The process at the endpoint does not prove possession of the receiver's key, or is not a receiver."""
 
 
 class ConnectionDamaged(OperationError):
@@ -432,10 +429,10 @@ class ConnectionDamaged(OperationError):
 
 
 class SenderAuth:
-    """Authenticates a sender's socket, and raises where connecting cannot succeed. Not thread-safe.
+    """Authenticates a sender's socket, and raises if connecting cannot succeed. Not thread-safe.
 
-    libzmq alone reconnects for ever, or, after a plain refusal, never. A receiver that is not there yet, or
-    not any more, is not an error. Raises UsageError and OperationError where the key files cannot be used.
+    libzmq alone reconnects forever, or, after a plain refusal, never. A receiver that is absent is not an
+    error. Raises UsageError or OperationError if the key files cannot be used.
     """
 
     def __init__(self, endpoint: str, keys: SenderKeys | None) -> None:
@@ -448,10 +445,10 @@ class SenderAuth:
         self._refusals = 0
 
     def note_event(self, event: int, value: int) -> None:
-        """Handle an event of the socket. Called with every event, in order.
+        """Handle an event of the socket. The caller must pass every event, in order.
 
-        Raises NotAdmitted, WrongReceiver or ConnectionDamaged, after which the socket cannot be used. Some
-        refusals make it open another connection, for at most some seconds, to read the receiver's mechanism.
+        Raises NotAdmitted, WrongReceiver or ConnectionDamaged, after which the socket cannot be used. After
+        some refusals, it opens another connection for a few seconds to read the receiver's mechanism.
         """
         if event == zmq.EVENT_CONNECTED:
             self._is_explained = False
@@ -464,7 +461,9 @@ class SenderAuth:
                 raise ConnectionDamaged(f"{self._endpoint}: the data that arrived is damaged; connect again")
             if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
                 raise self._other_mechanism()
-            raise self._wrong_receiver("the handshake there is not that of a receiver of this release")
+            raise self._wrong_receiver(
+                "the peer there does not complete the handshake of a receiver of this release"
+            )
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._is_explained = True
             self._count_refusal(value)
@@ -474,20 +473,20 @@ class SenderAuth:
             self.is_made = False
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
-        """Set up the socket. The FrameSocket calls it before it connects."""
+        """Set up the socket before it connects."""
         if self._secret:
             socket.setsockopt(zmq.CURVE_SERVERKEY, self._receiver)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _count_refusal(self, error: int) -> None:
-        """Count a connection that the peer closed. A tunnel without a receiver behind it does so, too."""
+        """Count a connection that the peer closed, which a tunnel without a receiver does, too."""
         self._refusals = self._refusals + 1 if error in CLOSED_BY_PEER else 0
         if self._refusals % MAX_CONNECTION_REFUSALS == 0 < self._refusals:
             mechanism = mechanism_of(self._endpoint)
             if self._keys and mechanism == "CURVE":
                 raise self._wrong_receiver(
-                    f"the receiver there has another key than {Path(self._keys.receiver).name}; copy its present "
+                    f"the receiver there has another key than {Path(self._keys.receiver).name}; copy its current "
                     f"{PUBLIC_SUFFIX} file here"
                 )
             if mechanism == ("NULL" if self._keys else "CURVE"):
@@ -504,8 +503,9 @@ class SenderAuth:
 
     def _other_mechanism(self) -> OperationError:
         if self._keys:
-            problem = "the receiver there has no keys, so it cannot prove its identity; give it keys"
-            return self._wrong_receiver(problem)
+            return self._wrong_receiver(
+                "the receiver there has no keys, so it cannot prove its identity; give it keys"
+            )
         return NotAdmitted(
             f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the receiver's "
             "allow-list and give it here as keys= (--key and --receiver)"

@@ -1,4 +1,4 @@
-"""The leases of a pass's steps: which sender makes which, each exactly once. Pure."""
+"""Leases of the steps of a pass: which sender makes which step, each exactly once. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shardprep.loaders.machines.codec import FrameDamaged
 
-FIRST_SIZE = 4  # steps; small, so that a slow sender does not begin with many
-SLOW_GROWTH = 16  # steps that arrive in time for each one that a window grows, once it was shrunk
+FIRST_SIZE = 4  # steps; few, as the sender may be slow
+SLOW_GROWTH = 16  # steps that must arrive for a window to grow by one, once it has shrunk
 
 
 class SenderWindow:
-    """The ``steps`` that are leased to a sender, in its order, each with the number of its lease.
+    """The ``steps`` leased to a sender, in its order, each with the number of its lease.
 
-    A window has a size, at most ``wants``, as in TCP's congestion control: it grows by one for each step that
-    arrives, is halved where other senders wait because of this one, and then grows by one for every
-    SLOW_GROWTH steps. This needs no clock, and where all senders wait for the consumer, no window is halved.
+    The window's size, at most ``wants``, changes as in TCP's congestion control: it grows by one for each
+    step that arrives, is halved when other senders wait for this one, and then grows by one for every
+    SLOW_GROWTH steps. This needs no clock, and halves no window while all senders wait for the consumer.
     """
 
     def __init__(self, wants: int, last_arrival: float) -> None:
@@ -32,14 +32,14 @@ class SenderWindow:
         self._steps_per_growth, self._in_time = 1, 0
 
     def shrink(self) -> None:
-        """Halve the window, as others wait for it. Does nothing before the first step has arrived."""
-        if not self.has_begun:  # it still starts its workers
+        """Halve the window. Does nothing before the first step: the workers may still be starting."""
+        if not self.has_begun:
             return
         self.size = max(1, self.size // 2)
         self._steps_per_growth, self._in_time = SLOW_GROWTH, 0
 
     def grow(self, steps: int) -> None:
-        """Enlarge the window for ``steps`` steps that have arrived, or are lost."""
+        """Enlarge the window after ``steps`` steps have arrived or were lost."""
         self.has_begun = self.has_begun or steps > 0
         more, self._in_time = divmod(self._in_time + steps, self._steps_per_growth)
         self.size = min(self._wants, self.size + more)
@@ -50,22 +50,21 @@ T = TypeVar("T")
 
 @dataclass
 class Part:
-    """A part of a pass: its first step that was never assigned, and a heap of others to assign ``again``."""
+    """A part of a pass: its first step never assigned, and a heap of earlier steps to assign ``again``."""
 
     first: int
     owner: bytes | None = None
     again: list[int] = field(default_factory=list)
-    end: int | None = None  # the step after its last one, where known
+    end: int | None = None  # the step after its last one, if known
 
 
 class Steps(Generic[T]):
-    """The steps ``start`` to ``total`` - 1 of a pass, without those ``taken``; the total may be unknown,
-    None.
+    """The steps ``start`` to ``total`` - 1 of a pass, except those ``taken``; an unknown total is None.
 
-    Items are taken in the order of the steps or, unless ``ordered``, of arrival; each once, however often it
-    arrives. Step n is of part n % ``parts``. A single part is of all peers; of several, which end one by one,
-    each has one peer: a peer gets steps of its own parts, then of one without a peer, then of one that it
-    takes from the peer with the most, if that has two more than itself. Not thread-safe.
+    Items are taken in step order or, unless ``ordered``, in order of arrival; each once, however often it
+    arrives. Step n belongs to part n % ``parts``. All peers share a single part. Several parts end one by
+    one, and each has one owner: a peer gets steps of its own parts, then of a part without an owner, then of
+    one taken from the peer that owns the most, if that is at least two more than its own. Not thread-safe.
     """
 
     def __init__(
@@ -80,25 +79,25 @@ class Steps(Generic[T]):
         self.due = start
         self.total = total
         self.ordered = ordered
-        self._taken = set(taken)  # beyond ``due``
+        self._taken = set(taken)  # after ``due``
         self._arrived: dict[int, T] = {}
         self._parts = [Part(start + (part - start) % parts) for part in range(parts)]
         self._pass_over_taken()
 
     def in_parts(self, parts: int) -> Steps[T]:
-        """Return the steps that are to be taken, in so many parts; none is assigned."""
+        """Return the steps still to be taken, divided into ``parts`` parts and unassigned."""
         if parts == len(self._parts):
             return self
         return Steps(start=self.due, total=None, taken=self._taken, ordered=self.ordered, parts=parts)
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps were taken."""
+        """Whether all steps have been taken."""
         return self.total is not None and self.due >= self.total
 
     @property
     def taken(self) -> list[int]:
-        """The steps after ``due`` that were already taken."""
+        """The steps after ``due`` that have been taken."""
         return sorted(self._taken)
 
     @property
@@ -107,12 +106,12 @@ class Steps(Generic[T]):
         return self.due in self._arrived if self.ordered else bool(self._arrived)
 
     def is_missing(self, step: int) -> bool:
-        """Return whether a step has not arrived, and is one of the pass as far as known."""
-        is_there = step in self._arrived or step in self._taken
-        return self.due <= step and not is_there and not self._is_beyond(step)
+        """Return whether a step has not arrived, and belongs to the pass as far as known."""
+        has_arrived = step in self._arrived or step in self._taken
+        return self.due <= step and not has_arrived and not self._is_beyond(step)
 
     def assign(self, most: int, *, below: int, peer: bytes) -> range:
-        """Assign the first consecutive missing steps that are not assigned to ``peer``; perhaps none."""
+        """Assign to ``peer`` the first consecutive steps that are missing and unassigned; perhaps none."""
         part = self._part_for(peer, below) if most > 0 else None
         if part is None:
             return range(0)
@@ -127,22 +126,22 @@ class Steps(Generic[T]):
         return range(first, stop)
 
     def goes_beyond(self, step: int) -> bool:
-        """Return whether there are steps to assign, all at or after ``step``."""
+        """Return whether there are steps to assign, all from ``step`` on."""
         return min((self._next_of(part) for part in self._open_parts()), default=-1) >= step
 
     def unassign(self, steps: Iterable[int]) -> None:
-        """Mark steps as not assigned; those that are missing are assigned next."""
+        """Unassign steps; the missing ones are assigned next."""
         for step in filter(self.is_missing, steps):
             heapq.heappush(self._parts[step % len(self._parts)].again, step)
 
     def release(self, peer: bytes, *, one: bool = False) -> None:
-        """Leave the parts of this peer to others, or ``one`` of several."""
+        """Give up the peer's ownership of its parts, or of ``one`` if it has several."""
         own = self._open_parts(peer)
         for part in own[1:2] if one else own:
             part.owner = None
 
     def arrive(self, step: int, item: T) -> bool:
-        """Add an item. Return False where its step is not missing; the item is dropped then."""
+        """Add an item. If its step is not missing, drop it and return False."""
         if not self.is_missing(step):
             return False
         self._arrived[step] = item
@@ -157,13 +156,13 @@ class Steps(Generic[T]):
         return item
 
     def end_at(self, total: int) -> bool:
-        """Set the end of the part that step ``total`` would be of; return False where it cannot be right."""
+        """Set the end of the part that ``total`` would belong to. Return False if it cannot be right."""
         part, parts = self._parts[total % len(self._parts)], len(self._parts)
         if (known_end := self.total if parts == 1 else part.end) is not None:
             return known_end == total
         known = [step for step in (*self._arrived, *self._taken) if (step - total) % parts == 0]
         if parts == 1:
-            known.append(self.due - 1)  # of several, one may have ended before, where a pass is continued
+            known.append(self.due - 1)  # one of several parts may have ended earlier, if a pass is continued
         if total <= max(known, default=-1):
             return False
         part.end = total
@@ -174,7 +173,7 @@ class Steps(Generic[T]):
         return True
 
     def _part_for(self, peer: bytes, below: int) -> Part | None:
-        """The part that the peer's next step is from."""
+        """Choose the part for the peer's next step."""
         ready = [part for part in self._open_parts() if self._next_of(part) < below]
         choice = [part for part in ready if part.owner == peer] or [p for p in ready if p.owner is None]
         if not choice and ready:
@@ -185,12 +184,12 @@ class Steps(Generic[T]):
         return min(choice, key=self._next_of, default=None)
 
     def _open_parts(self, *owners: bytes) -> list[Part]:
-        """The parts, all or those of a peer, that have steps to assign."""
+        """Return the parts that have steps to assign: all, or those with one of these owners."""
         owned = [part for part in self._parts if not owners or part.owner in owners]
         return [part for part in owned if not self._is_beyond(self._next_of(part))]
 
     def _next_of(self, part: Part) -> int:
-        """The first step of the part that is missing and not assigned; perhaps beyond its end."""
+        """Return the part's first step that is missing and unassigned; perhaps beyond its end."""
         while part.again and not self.is_missing(part.again[0]):
             heapq.heappop(part.again)
         while part.first < self.due or part.first in self._arrived or part.first in self._taken:
@@ -207,14 +206,14 @@ class Steps(Generic[T]):
             self.due += 1
 
 
-AHEAD = 12  # steps of one sender; a Loader draws up to its slots ahead, and must not run out of steps
-LEASE_STEPS = 4  # at most; few, so that the batches of one sender do not wait for those of a slow one
-MAX_FAILURES = 3  # of senders at one step
+AHEAD = 12  # steps per sender; a Loader draws as many steps ahead as it has slots, and must not run out
+LEASE_STEPS = 4  # at most; few, so that batches of a fast sender do not wait for those of a slow one
+MAX_FAILURES = 3  # per step
 
 
 @dataclass(frozen=True)
 class StepLease:
-    """The steps ``start`` to ``stop`` - 1 of a pass, for one sender to make."""
+    """The lease of steps ``start`` to ``stop`` - 1 of a pass to one sender."""
 
     id: int
     pass_number: int
@@ -223,7 +222,7 @@ class StepLease:
 
 
 class StepRef(NamedTuple):
-    """A step that a sender refers to: the receiver's session, the lease, the pass and the step."""
+    """A sender's reference to a step, with the receiver's session and the lease."""
 
     session: int
     lease: int
@@ -234,16 +233,16 @@ class StepRef(NamedTuple):
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
-    No step is leased that is further from the one due than ``ahead`` times the number of peers. A peer makes
-    the steps of its leases in order; one that it skips is leased again. So are those of a peer that leaves,
-    and of one that sends nothing for ``lease_seconds``: it is suspended until it does, and a step that still
-    arrives is used where it is missing. A peer that others wait for gets fewer at a time
-    (:class:`.SenderWindow`). Unless steps can be made ``in_any_order``, one peer has all leases. Times are in
-    seconds, given as ``now``. Not thread-safe.
+    No leased step is further from the one due than ``ahead`` times the number of peers. A peer makes its
+    leased steps in order. Steps are leased again if the peer skips them, leaves, or sends nothing for
+    ``lease_seconds``. In the last case it is suspended until it sends something; its late steps are used if
+    they are still missing. A peer that others wait for gets fewer steps at a time (:class:`.SenderWindow`).
+    Unless steps can be made ``in_any_order``, one peer gets all leases. ``now`` is the time in seconds. Not
+    thread-safe.
     """
 
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:
-        self.leases_given_again = self.repeated = self.stale = 0  # the others of steps that arrived
+        self.leases_given_again = self.repeated = self.stale = 0  # the last two count arrived steps
         self.steps: Steps[T] = Steps(total=0)
         self._ahead = ahead
         self._lease_seconds = lease_seconds
@@ -251,11 +250,10 @@ class Ledger(Generic[T]):
         self.in_any_order = True
         self._next_id = 1
         self._windows: dict[bytes, SenderWindow] = {}
-        # of this pass, except those with all steps before ``due``
-        self._leases: dict[int, tuple[bytes, StepLease]] = {}
+        self._leases: dict[int, tuple[bytes, StepLease]] = {}  # of this pass, with steps from ``due`` on
         self._first_id = 1  # of the leases since the last ``begin``
         self._failures: dict[int, list[str]] = {}
-        self._delaying_step = -1  # the last step that others were found to wait for
+        self._delaying_step = -1  # the last step that made others wait
 
     def begin(self, pass_number: int, steps: Steps[T]) -> None:
         """Lease the steps of this pass. Leases of another pass become stale."""
@@ -270,21 +268,19 @@ class Ledger(Generic[T]):
 
     def held(self, peer: bytes) -> int:
         """Return the number of steps that are leased to a peer and have not arrived."""
-        window = self._windows.get(peer)
-        return len(window.steps) if window else 0
+        return len(self._windows[peer].steps) if peer in self._windows else 0
 
     def join(self, peer: bytes, *, wants: int, now: float) -> None:
-        """Add a peer, which takes leases of at most ``wants`` steps together."""
+        """Add a peer that takes at most ``wants`` steps at a time."""
         self._windows[peer] = SenderWindow(max(1, min(wants, self._ahead)), now)
 
     def leave(self, peer: bytes) -> None:
         """Remove a peer, and lease its steps again."""
         if window := self._windows.pop(peer, None):
-            self.steps.release(peer)
-            self._return_steps(window)
+            self._return_steps(peer, window)
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
-        """Yield new leases for all peers with room, a few steps to each in turn."""
+        """Yield new leases for all peers with room, a few steps for each in turn."""
         for lease_id, (_, old) in list(self._leases.items()):
             if old.stop > self.steps.due:
                 break
@@ -305,16 +301,16 @@ class Ledger(Generic[T]):
                 window.steps.extend((lease.id, step) for step in steps)
                 granted = True
                 if self.in_any_order:
-                    self._windows[peer] = self._windows.pop(peer)  # the last in turn
+                    self._windows[peer] = self._windows.pop(peer)  # last in turn
                 yield peer, lease
 
     def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
-        """Add a step that arrived; return whether it was missing.
+        """Add an arrived step; return whether it was missing.
 
-        Otherwise it is counted as ``repeated``, or as ``stale`` where its pass is over. Raises FrameDamaged
-        where it was never leased to this peer.
+        Otherwise it counts as ``repeated``, or as ``stale`` if its pass is over. Raises FrameDamaged if the
+        step was never leased to this peer.
         """
-        if self._is_of_before(lease_id, pass_number):
+        if self._is_stale(lease_id, pass_number):
             self.stale += 1
             return False
         self._check(peer, lease_id, pass_number, step)
@@ -325,21 +321,21 @@ class Ledger(Generic[T]):
         return is_fresh
 
     def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
-        """Note that a peer has nothing more to send of its leases up to this one. Raises FrameDamaged."""
+        """Record that a peer has sent all it can of its leases up to this one. Raises FrameDamaged."""
         if not 0 <= lease_id < self._next_id:
             raise FrameDamaged("a sender refers to a lease that does not exist")
         self._mark_sent(peer, now, until=(lease_id, sys.maxsize))
 
     def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> None:
-        """Note that the pass, or the part of step ``total``, ends before it, as a peer found.
+        """Record a peer's report that the pass, or the part of step ``total``, ends before that step.
 
         Raises FrameDamaged.
         """
-        if self._is_of_before(lease_id, pass_number):
+        if self._is_stale(lease_id, pass_number):
             return
         owner, lease = self._leases.get(lease_id, (b"", None))
         if lease is None and 0 < lease_id < self._next_id:
-            return  # forgotten: all its steps are before ``due``
+            return  # a forgotten lease: all its steps are before ``due``
         is_leased = lease is not None and owner == peer and pass_number == self._pass_number
         if not is_leased or not self.steps.end_at(total):
             raise FrameDamaged(f"a sender ends pass {pass_number} after {total} steps, which is not valid")
@@ -347,15 +343,15 @@ class Ledger(Generic[T]):
             window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
 
     def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
-        """Note that a peer failed at a step, and remove it."""
-        if not self._is_of_before(lease_id, pass_number):
+        """Record that a peer failed at a step, and remove the peer."""
+        if not self._is_stale(lease_id, pass_number):
             self._check(peer, lease_id, pass_number, step)
             self._failures.setdefault(step, []).append(text)
         self.leave(peer)
 
     @property
     def failure(self) -> str | None:
-        """The error of the step due, if MAX_FAILURES peers or all peers failed at it; else None."""
+        """The error of the step due, if MAX_FAILURES peers or all of them failed at it, else None."""
         step = min(self._failures, default=None)
         if step is None or self.steps.has_next:
             return None
@@ -364,7 +360,7 @@ class Ledger(Generic[T]):
         return texts[0] if is_final else None
 
     def expire(self, now: float) -> None:
-        """Suspend peers with expired leases where another peer can take these."""
+        """Suspend peers with expired leases if another peer can take over."""
         for peer, window in list(self._windows.items()):
             is_late = window.steps and now - window.last_arrival > self._lease_seconds
             if is_late and any(not w.is_suspended for w in self._windows.values() if w is not window):
@@ -381,7 +377,7 @@ class Ledger(Generic[T]):
     def _throttle(self) -> None:
         """Shrink the window of the peer that holds the step due, once per step, if others wait for it.
 
-        A peer that still delays them with a window of one step is suspended.
+        If its window already has only one step, suspend the peer.
         """
         due = self.steps.due
         is_known = due == self._delaying_step or self.steps.has_next
@@ -390,7 +386,7 @@ class Ledger(Generic[T]):
         for peer, window in self._active_windows():
             if any(step == due for _, step in window.steps):
                 others = (other for _, other in self._active_windows() if other is not window)
-                if any(len(other.steps) <= other.size // 4 for other in others):  # soon without work
+                if any(len(other.steps) <= other.size // 4 for other in others):  # soon idle
                     self._delaying_step = due
                     if window.has_begun and window.size == 1:
                         self._suspend(peer, window)
@@ -399,29 +395,29 @@ class Ledger(Generic[T]):
                 return
 
     def _suspend(self, peer: bytes, window: SenderWindow) -> None:
-        """Lease the steps of a peer to others, and nothing to it until it sends something."""
-        self.steps.release(peer)
-        self._return_steps(window)
+        """Lease the steps of a peer to others, and none to it until it sends something."""
+        self._return_steps(peer, window)
         window.is_suspended = True
-        self._windows[peer] = self._windows.pop(peer)  # the last in turn
+        self._windows[peer] = self._windows.pop(peer)  # last in turn
 
-    def _is_of_before(self, lease_id: int, pass_number: int) -> bool:
-        """Return whether a lease is from before the pass was begun, perhaps again, and cannot be used now."""
+    def _is_stale(self, lease_id: int, pass_number: int) -> bool:
+        """Return whether a lease is from before the last ``begin``, and is not usable in this pass."""
         is_known = lease_id in self._leases and pass_number == self._pass_number
         return pass_number < self._pass_number or (0 < lease_id < self._first_id and not is_known)
 
     def _check(self, peer: bytes, lease_id: int, pass_number: int, step: int) -> None:
         owner, lease = self._leases.get(lease_id, (peer, None))
-        if lease is None:  # forgotten: all its steps are before ``due``
+        if lease is None:  # forgotten, with all steps before ``due``
             known = 0 < lease_id < self._next_id and 0 <= step < self.steps.due
         else:
             known = owner == peer and lease.start <= step < lease.stop
         if not known or pass_number != self._pass_number:
-            what = f"step {step} of pass {pass_number}"
-            raise FrameDamaged(f"a sender sends {what}, which was not leased to it")
+            raise FrameDamaged(
+                f"a sender sends step {step} of pass {pass_number}, which was not leased to it"
+            )
 
     def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
-        """Remove the steps up to ``until`` from a window. Those that have not arrived are leased again."""
+        """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
         window = self._windows[peer]
         window.last_arrival, window.is_suspended = now, False
         done = [held for held in window.steps if held <= until]
@@ -429,9 +425,10 @@ class Ledger(Generic[T]):
         window.grow(len(done))
         self._lease_again(done)
 
-    def _return_steps(self, window: SenderWindow) -> None:
-        held, window.steps = window.steps, deque()
-        self._lease_again(held)
+    def _return_steps(self, peer: bytes, window: SenderWindow) -> None:
+        self.steps.release(peer)
+        self._lease_again(window.steps)
+        window.steps.clear()
 
     def _lease_again(self, held: Iterable[tuple[int, int]]) -> None:
         missing = [(lease, step) for lease, step in held if self.steps.is_missing(step)]

@@ -1,4 +1,4 @@
-"""The connection of a sender: it makes and sends the steps that a receiver asks for."""
+"""A sender's connection, which makes and sends the steps that a receiver requests."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ from shardprep.loaders.machines.socket import (
 from shardprep.loaders.order.epoch import LoadedStep
 
 RECONNECT_INTERVAL_MS = 100
-MAX_NOTES = 20_000  # that a receiver sends while a batch is made: one each half second that it waits for it
+MAX_NOTES = 20_000  # per batch; while it waits for one, a receiver sends two per second
 MAX_NOTE_BYTES = 1 << 20
-ERROR_REPORT_TIMEOUT_S = 2.0  # for which the sender waits until the receiver has acknowledged an error
+ERROR_REPORT_TIMEOUT_S = 2.0  # the longest wait for the receiver to acknowledge an error
 
 
 def process_name() -> str:
-    """The name of a sender that was given none."""
+    """Return the default name of a sender."""
     return f"{socket.gethostname()[:64]}:{os.getpid()}"
 
 
 def error_text(error: BaseException) -> str:
-    """The end of the traceback, short enough for an ERROR frame."""
+    """Return the end of the traceback, short enough for an ERROR frame."""
     return "".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:]
 
 
 @dataclass(frozen=True)
 class PassEnd:
-    """The pass has no more than ``total`` steps."""
+    """Reports that the pass has only ``total`` steps."""
 
     total: int
 
 
-PASSED_OVER = None  # an item before the step that is asked for: the sender looks for messages, and draws on
+PASSED_OVER = None  # an item before the requested step: the sender handles messages, then draws the next one
 
 Made = LoadedStep | PassEnd | None
 Make = Callable[[int, Iterable[int]], Iterator[Made]]
-"""A function of a pass and its steps that yields their batches; closing the iterator ends the work.
+"""Yields the batches of the given steps of a pass, in order; closing the iterator ends the work.
 
-They come in the order of the steps, which may be drawn some steps ahead. PASSED_OVER stands for each item
-that is made only to reach a later one, and PassEnd is the last where the pass has no such step.
+It may draw steps ahead. It yields PASSED_OVER for each item that is made only to reach a later one, and
+PassEnd last if the pass has no such step.
 """
 
 
 def made_of(item: Any, step: int) -> LoadedStep:
-    """Return an item as a step that is its only record."""
+    """Wrap an item as a step whose only record has the number of the step."""
     return LoadedStep(step, item, np.array([step], np.int64))
 
 
 @dataclass
 class OpenPart:
-    """The items of a part from item ``due`` on."""
+    """The items of a part, starting at item ``due``."""
 
     items: Iterator[Any]
     due: int = 0
 
 
 class OpenParts:
-    """The parts of a pass, which ``begin(pass, part)`` begins and which stay open during it; often one.
+    """The parts of a pass, often one. ``begin(pass, part)`` opens a part, which stays open during the pass.
 
     Item i of part p is step i * parts + p.
     """
@@ -93,7 +93,7 @@ class OpenParts:
         self._parts: dict[int, OpenPart] = {}
 
     def items(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-        """Yield the items of these steps: it is a Make."""
+        """Yield the items of these steps, as a :data:`Make` does."""
         if pass_number != self._pass_number:
             self.close()
             self._pass_number = pass_number
@@ -111,7 +111,7 @@ class OpenParts:
             yield made_of(held.pop(), step)
 
     def _opened(self, part: int, number: int) -> OpenPart:
-        """Return the part at or before this item; one that is beyond it begins anew."""
+        """Return the part, reopened if it is already past item ``number``."""
         found = self._parts.get(part)
         if found is not None and number < found.due:
             end(self._parts.pop(part).items)
@@ -121,21 +121,21 @@ class OpenParts:
         return found
 
     def close(self) -> None:
-        """End the work under way."""
+        """Close all parts."""
         while self._parts:
             end(self._parts.popitem()[1].items)
         self._pass_number = -1
 
 
 class ReceiverGone(OperationError):
-    """The receiver was closed or disconnected before it acknowledged the end of the epoch."""
+    """The receiver closed or disconnected before it acknowledged the end of the epoch."""
 
 
 class Refused(UsageError):
-    """The receiver refuses this sender's batches; the message has its reason."""
+    """The receiver refuses this sender; the message has its reason."""
 
 
-FAILED = (ReceiverGone, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)  # links, not their sources
+FAILED = (ReceiverGone, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
 
 WAITING = "waiting for the receiver"
 STANDING_BY = "standing by"
@@ -143,12 +143,11 @@ SENDING = "sending"
 
 
 class Link(Owned):
-    """One connection to a receiver, and the steps that are leased over it. Not thread-safe.
+    """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
-    It handles messages of the receiver while it waits. ``max_in_flight`` batches may still be being sent
-    while the next one is made. No step from ``steps`` on is one of the source; ``most`` may be leased.
-    ``on_change`` is called after each batch, and before each wait for the receiver. With ``bind`` the sender
-    listens, and one receiver connects.
+    The next batch is made while at most ``max_in_flight`` are being sent. The source has ``steps`` steps, and
+    at most ``most`` are leased at a time. ``on_change`` is called after each batch, and before each wait for
+    the receiver. With ``bind`` the sender listens, and one receiver connects.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class Link(Owned):
         on_change: Callable[[Link], None] = lambda link: None,
     ) -> None:
         self.state = WAITING
-        self.batches = self.bytes = 0  # that were sent
+        self.batches = self.bytes = 0  # sent
         self.is_admitted = self.has_sent_hello = self.is_done = False
         self._is_lost = self._must_send_hello = self._is_probed = False
         self._endpoint = endpoint
@@ -178,13 +177,13 @@ class Link(Owned):
         self._auth = auth
         self._on_change = on_change
         self._refusal = ""
-        self._connection = -1  # over which the WELCOME came
-        self._session = self._limit = self._last_lease = 0  # the limit is in bytes of a batch
-        self._leased: deque[StepRef] = deque()  # the leased steps, all of one pass
-        self._drawn: deque[StepRef] = deque()  # the steps that are being made
+        self._connection = -1  # the one that the WELCOME came over
+        self._session = self._limit = self._last_lease = 0  # the limit is in bytes per batch
+        self._leased: deque[StepRef] = deque()  # not yet drawn, all of one pass
+        self._drawn: deque[StepRef] = deque()  # being made
         self._sending: deque[zmq.MessageTracker] = deque()
         options: dict[int, int] = {
-            zmq.SNDHWM: 0,  # the receiver's leases bound it
+            zmq.SNDHWM: 0,  # the receiver's leases bound the queue
             zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
             zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
             zmq.RECONNECT_IVL_MAX: max_reconnect_ms,
@@ -196,15 +195,15 @@ class Link(Owned):
 
     @property
     def lag(self) -> int:
-        """The number of leased steps that have not been sent."""
+        """Number of leased steps that have not been sent."""
         return len(self._drawn) + len(self._leased)
 
     # Steps
 
     def make_leased_steps(self) -> None:
-        """Make the steps that are leased, until the receiver is done.
+        """Make the leased steps until the receiver is done.
 
-        Raises ReceiverGone, Refused, what the handshake raises, and what the source raises.
+        Raises ReceiverGone, Refused, and the errors of the handshake and of the source.
         """
         self.wait_for(lambda: self.is_admitted or self.is_done)
         while not self.is_done:
@@ -215,27 +214,27 @@ class Link(Owned):
                 self._run_pass(self._leased[0].pass_number)
 
     def _run_pass(self, pass_number: int) -> None:
-        """Make the leased steps of a pass until none is left, or the pass is not wanted any more."""
+        """Make the leased steps of a pass until none is left, or the pass is no longer wanted."""
         self.state = SENDING
         with closing(self._make(pass_number, self._steps(pass_number))) as batches:  # type: ignore[type-var]
             while self._wants(pass_number) and self._send_next(batches):
                 pass
 
     def _steps(self, pass_number: int) -> Iterator[int]:
-        """Yield the steps of this pass that are leased at present."""
+        """Yield the steps of this pass as long as some are leased."""
         while self._leased and self._leased[0].pass_number == pass_number and not self._is_lost:
             self._drawn.append(self._leased.popleft())
             yield self._drawn[-1].step
             self._receive_all()
 
     def _wants(self, pass_number: int) -> bool:
-        """Return whether steps of this pass are still wanted. Raises ReceiverGone, Refused."""
+        """Return whether the receiver still wants steps of this pass. Raises ReceiverGone, Refused."""
         self._receive_all()
         self._check()
         return not self.is_done and (not self._leased or self._leased[0].pass_number == pass_number)
 
     def _send_next(self, batches: Iterator[Made]) -> bool:
-        """Make an item, and send it if it was asked for; return whether there was one. Reports what fails."""
+        """Make an item, and send it if it was requested; return whether there was one. Reports errors."""
         try:
             for made in islice(batches, 1):
                 if isinstance(made, PassEnd):
@@ -252,7 +251,7 @@ class Link(Owned):
         return False
 
     def _send(self, made: LoadedStep) -> None:
-        """Send the batch of the next drawn step; its memory may still be in use. Raises UsageError."""
+        """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
         parts = self._delivery(self._drawn[0], made)
         size = sum(len(part) for part in parts[1:])
         if size > self._limit:
@@ -265,20 +264,24 @@ class Link(Owned):
         self._drawn.popleft()
         del parts, made
         while len(self._sending) > self._max_in_flight:
-            self._wait_until_sent(self._sending[0])
-            self._sending.popleft()
+            try:
+                self._sending[0].wait(POLL_INTERVAL_S)
+                self._sending.popleft()
+            except zmq.NotDone:
+                self._receive_all()
+                self._check()
         self.batches, self.bytes = self.batches + 1, self.bytes + size
         self._on_change(self)
 
     def _end(self, total: int) -> None:
-        """Report that the pass, or the part of step ``total``, ends before that step."""
+        """Report that the pass, or the part that contains step ``total``, ends before that step."""
         work = self._drawn[0]._replace(step=total)
         self._socket.send(self._note(FrameKind.END, work))
         if self._leased and self._leased[0].pass_number == work.pass_number:
             self._leased = deque(held for held in self._leased if (held.step - total) % self._parts)
 
     def report(self, error: BaseException) -> None:
-        """Report that the next step cannot be made, and wait shortly for the acknowledgement."""
+        """Report that the next step cannot be made, and wait briefly for the acknowledgement."""
         steps = [*self._drawn, *self._leased]
         if not steps:
             self.leave()
@@ -288,7 +291,7 @@ class Link(Owned):
             self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
 
     def leave(self) -> None:
-        """Send STOP: the steps that are leased to this sender are leased to others at once."""
+        """Send STOP, so that the receiver leases this sender's steps to others at once."""
         if not self.is_done:
             self._socket.send(pack_note(FrameKind.STOP))
 
@@ -307,29 +310,17 @@ class Link(Owned):
             self._on_change(self)
             self._socket.wait(min(POLL_INTERVAL_S, remaining))
 
-    def _wait_until_sent(self, tracker: zmq.MessageTracker) -> None:
-        """Handle messages until the memory of a message may be used again."""
-        while True:
-            try:
-                return tracker.wait(POLL_INTERVAL_S)
-            except zmq.NotDone:
-                self._receive_all()
-                self._check()
-
     def _check(self) -> None:
         if self._refusal:
             raise Refused(f"{self._endpoint}: the receiver refuses this sender: {self._refusal}")
         if self._is_lost and not self.is_done:
             raise ReceiverGone(
-                f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; the "
-                "batches that it had taken may be used, the rest is lost"
+                f"{self._endpoint}: the receiver was closed or disconnected before the end of this epoch; it may use "
+                "the batches that it has taken, the rest are lost"
             )
 
     def _receive_all(self) -> None:
-        """Handle all events and messages that have arrived.
-
-        Raises OperationError where the receiver's messages have no end.
-        """
+        """Handle all events and messages that have arrived. Raises OperationError if messages never end."""
         for event, value in self._socket.events():
             if self._is_lost:
                 continue
@@ -341,16 +332,15 @@ class Link(Owned):
                 self._send_hello()
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = value == self._connection if self._socket.binds else self.has_sent_hello
-        self._send_hello()  # a socket that binds may not have been ready
-        for _ in range(MAX_NOTES):  # also those that a receiver sent before it disconnected
+        self._send_hello()  # again: a socket that binds may not have been ready
+        for _ in range(MAX_NOTES):  # also of a receiver that has disconnected
             if (message := self._socket.receive()) is None:
                 break
             with suppress(FrameDamaged):
                 self._handle(message, read_head(message.parts[0]))
         else:
             raise OperationError(
-                f"{self._endpoint}: the peer there sends more messages than a receiver would; is the address "
-                "right?"
+                f"{self._endpoint}: the peer there sends more messages than a receiver would; is the address right?"
             )
         if self._is_probed and not self.lag:
             self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
@@ -361,7 +351,7 @@ class Link(Owned):
             self._must_send_hello, self.has_sent_hello = False, True
 
     def _handle(self, message: Message, head: Head) -> None:
-        """Handle one message. Raises FrameDamaged where it is to be dropped."""
+        """Handle one message. Raises FrameDamaged if it is not valid."""
         if head.kind == FrameKind.WELCOME:
             self._session = wire.number_in(head.description, "session")
             self._admit(message, head)
@@ -379,9 +369,9 @@ class Link(Owned):
         self.is_admitted, self._connection = True, message.connection
 
     def _add_lease(self, lease: StepLease) -> None:
-        """Add the steps that this sender does not hold yet, as it does where an earlier lease expired.
+        """Add the steps of a lease, except those held already because an earlier lease of them expired.
 
-        Steps far beyond its request are left out; the receiver leases them again once the rest is made.
+        Steps that exceed ``most`` are left out; the receiver leases them again once the rest are made.
         """
         if self._total != wire.UNKNOWN and lease.stop > self._total:
             raise FrameDamaged(f"a lease ends at step {lease.stop} of {self._total}")

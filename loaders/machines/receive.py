@@ -1,4 +1,4 @@
-"""The batches that other machines make, for a training process: its end of the connection."""
+"""The receiver of a training process, for the batches that other machines make."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.order.receipt import Receipt, Tally
 
 MAX_SENDERS = 256
-MAX_BAD_FRAMES = 8  # of a peer, which is dropped then
-MAX_REMEMBERED = 1000  # addresses of peers that were dropped, and bad frames
-MAX_REFUSALS = 100  # that are kept for the stats
+MAX_BAD_FRAMES = 8  # per peer, before it is dropped
+MAX_REMEMBERED = 1000  # dropped peers, and bad frames
+MAX_REFUSALS = 100  # in the stats
 
 
 @dataclass(frozen=True)
 class SenderReport:
     """One connected sender.
 
-    ``name`` is the name that the sender gave, ``key`` the name of the key that it has proved to have, ""
-    without keys. ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second
-    since it joined, and ``lag`` is the number of steps that are leased to it and have not arrived.
+    ``name`` is the name that the sender gave, ``key`` the name of its authenticated key, "" without keys.
+    ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second since it joined, and
+    ``lag`` is the number of steps that are leased to it and have not arrived.
     """
 
     name: str
@@ -76,12 +76,11 @@ class SenderReport:
 class RemoteStats:
     """The counts of a RemoteSource since it was made.
 
-    ``senders`` are those that are connected now. ``refused`` has the names and reasons of the last 100
-    senders that were refused, ``not_admitted`` counts peers that did not complete the handshake. ``batches``
-    were taken; ``rejected`` counts damaged frames, ``repeated`` batches that had arrived before, and
-    ``stale`` frames of a pass that is over or of a peer that was not admitted. ``leases_given_again`` counts
-    leases with steps that were leased to another sender. ``waited`` is the time in seconds that the consumer
-    waited for batches.
+    ``senders`` are the connected ones. ``refused`` has the names and reasons of the last 100 refused senders;
+    ``not_admitted`` counts peers that did not complete the handshake. ``batches`` were taken; ``rejected``
+    counts damaged frames, ``repeated`` batches that had arrived before, and ``stale`` frames of a finished
+    pass or of a peer that was not admitted. ``leases_given_again`` counts leases with steps that were leased
+    to another sender. ``waited`` is the time in seconds that the consumer waited for batches.
     """
 
     senders: tuple[SenderReport, ...]
@@ -101,7 +100,7 @@ class RemoteStats:
         )
 
     def __str__(self) -> str:
-        """Return some lines, one for each sender."""
+        """Return a summary line, and one for each sender."""
         lines = [
             f"{self.batches:,} batches from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
             f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
@@ -114,7 +113,7 @@ class RemoteStats:
 
 @dataclass
 class Sender:
-    """An admitted sender: its HELLO, the user of its key, and the counts of its fresh batches."""
+    """An admitted sender: its HELLO, its authenticated user, and the counts of its new batches."""
 
     hello: wire.Hello
     user: str
@@ -124,17 +123,17 @@ class Sender:
     last: float = field(default_factory=monotonic)
 
 
-LATE_HELLO_TIMEOUT_S = 0.5  # for which close() reads the HELLOs that have arrived
-NO_SENDER_TIMEOUT_S = 5.0  # without a sender, before that is logged
+LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
+NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
 MAX_LOGGED = 100  # messages
 
 log = logging.getLogger(__name__)
 
 
 class Reception(Owned):
-    """The socket, the senders by the address of their connection, and the leases.
+    """A receiver's socket, senders (by address) and leases. Not thread-safe, except for :meth:`stats`.
 
-    The first sender's ``terms`` bind all others. Not thread-safe, except for :meth:`stats`.
+    The first sender's ``terms`` bind all others.
     """
 
     def __init__(
@@ -149,9 +148,9 @@ class Reception(Owned):
     ) -> None:
         self.terms: wire.SourceTerms | None = None
         self.senders: dict[bytes, Sender] = {}
-        self._expected = expected or {}  # of every sender, also of the first
+        self._expected = expected or {}  # of every sender
         self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
-        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # peers that are ignored
+        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
         self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
         self.sends_done = False  # whether close() sends DONE
         self._socket = socket
@@ -161,25 +160,26 @@ class Reception(Owned):
         self._memory = MemoryPool()
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._stale = self._logged = 0
-        self._waited = 0.0  # the clock of leases, which do not expire while the training process is busy
+        self._waited = (
+            0.0  # the clock of leases, so that they do not expire while the training process is busy
+        )
         self._last_check = self._last_present = 0.0  # on that clock
         self._has_logged_absence = False
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
-        """Lease the missing steps of this pass, up to the number in the senders' terms."""
+        """Begin to lease the missing steps of a pass."""
         self._ledger.begin(pass_number, steps)
         self._limit_steps()
         self._grant()
 
     @property
     def steps(self) -> Steps[LoadedStep]:
-        """The steps of the current pass."""
         return self._ledger.steps
 
     def take(self) -> list[LoadedStep]:
-        """Return the batch that is due in a list, which is empty until it arrives, and after the pass.
+        """Return a list of the next batch, empty before it arrives and after the pass.
 
-        Raises SenderFailed where a step cannot be made.
+        Raises SenderFailed if a step cannot be made.
         """
         self._note_events()
         while not self.steps.has_next and (message := self._socket.receive()):
@@ -202,7 +202,7 @@ class Reception(Owned):
         self._grant()
 
     def wait(self, woken: sockets.socket) -> None:
-        """Wait until something arrives, or ``woken`` can be read. Called when all messages were handled."""
+        """Wait until something arrives, or ``woken`` is readable. Called when all messages are handled."""
         began = monotonic()
         self._socket.wait(POLL_INTERVAL_S, other=woken)
         self._waited += monotonic() - began
@@ -263,7 +263,7 @@ class Reception(Owned):
             elif sender := self.senders.get(message.peer):
                 self._handle_admitted(message, sender, head)
             else:
-                self._stale += 1  # of a peer that was dropped, or has sent no HELLO
+                self._stale += 1  # the peer was dropped, or has sent no HELLO
         except FrameDamaged as error:
             self._rejected += 1
             self._bad.append(message.peer)
@@ -290,7 +290,7 @@ class Reception(Owned):
         self._socket.send(wire.pack_welcome(self._session, self._limit), peer=message.peer)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
-        """Return why a sender is refused, "" where it is not."""
+        """Return why a sender is refused, "" if it is not."""
         if len(self.senders) >= MAX_SENDERS:
             return f"there are {MAX_SENDERS} senders already"
         difference = hello.terms.missing(self._expected)
@@ -335,7 +335,7 @@ class Reception(Owned):
             sender.last = monotonic()
 
     def _step_of(self, work: StepRef) -> tuple[int, int, int]:
-        """Return lease, pass and step. Raises FrameDamaged for another session."""
+        """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
         if work.session != self._session:
             raise FrameDamaged("a frame is of another session")
         return work.lease, work.pass_number, work.step
@@ -348,7 +348,7 @@ class Reception(Owned):
                 self._forget(address)
 
     def _check_senders(self) -> None:
-        """Forget disconnected senders and expire leases. Called when all messages were handled."""
+        """Forget disconnected senders and expire leases. Called when all messages are handled."""
         for address in list(self.senders):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)
@@ -361,7 +361,7 @@ class Reception(Owned):
             self._log("%s: no sender is connected; waiting for one", self._socket.endpoint)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
-        """Return False where the sender is disconnected."""
+        """Send a frame to a sender; return False if it is disconnected."""
         return self._socket.send(pack_note(kind, 0, **notes), peer=address)
 
     def _forget(self, address: bytes) -> None:
@@ -369,7 +369,7 @@ class Reception(Owned):
         self._ledger.leave(address)
 
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
-        """Send the reason to a peer, and ignore it from now on."""
+        """Send a peer the reason, and ignore it from now on."""
         sender = self.senders.get(address)
         name = name or (sender.hello.name if sender else "?")
         self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
@@ -379,7 +379,7 @@ class Reception(Owned):
         self._log("%s: sender %s was refused: %s", self._socket.endpoint, name, reason)
 
     def _log(self, text: str, *values: object) -> None:
-        """Log at most MAX_LOGGED messages, as peers cause them. Does not raise, as warnings might."""
+        """Log a message that a peer caused, at most MAX_LOGGED in all. Unlike a warning, it never raises."""
         if self._logged < MAX_LOGGED:
             self._logged += 1
             log.warning(text, *values)
@@ -390,7 +390,7 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class Position:
-    """All steps of a pass before ``step`` were delivered; of the later ones, those in ``taken``."""
+    """The progress of a pass: all steps before ``step`` were delivered, and the later ones in ``taken``."""
 
     pass_number: int = 0
     step: int = 0
@@ -398,7 +398,7 @@ class Position:
     receipt: Receipt | None = None
 
     def after(self, made: LoadedStep, step: int, taken: Sequence[int], dataset: str) -> Position:
-        """Return the position after one more batch. ``dataset`` is that of a new receipt."""
+        """Return the position after one more batch. ``dataset`` is for a new receipt."""
         before = self.receipt or Receipt(dataset, self.pass_number)
         receipt = before.add(made.delivered).skip(made.skipped)
         if len(made.left_out) or len(made.omitted):
@@ -407,14 +407,10 @@ class Position:
 
 
 def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None]:
-    """Return what :meth:`RemoteSource.state_dict` has: the position, and the terms where known.
-
-    Raises UsageError.
-    """
+    """Parse a :meth:`RemoteSource.state_dict` into the position and the known terms. Raises UsageError."""
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
-    terms, receipt = state.get("terms"), state.get("receipt")
-    taken = state.get("taken")
+    terms, receipt, taken = state.get("terms"), state.get("receipt"), state.get("taken")
     try:
         return Position(
             natural(state.get("pass")),
@@ -426,26 +422,25 @@ def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None
         raise UsageError(f"not the state of a RemoteSource: {error}") from error
 
 
-MAX_ENCRYPTION_OVERHEAD = 64  # bytes of a buffer; CURVE adds 33
+MAX_ENCRYPTION_OVERHEAD = 64  # bytes per buffer; CURVE adds 33
 LEASE_TIMEOUT_S = 60.0
 
 
 class RemoteSource(FrameworkHint, Receiver):
     """Iterable over the batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
-    Each iteration is one pass, beginning with pass 0. It yields the batches in the order of the steps, each
-    exactly once and bit for bit, however many senders there are, and whichever of them die, stop or start
-    during the pass. Arrays own their memory, aligned to 64 bytes; those of a list lie in one piece. Encoded
-    images become bytes. Without a sender the iteration waits; :meth:`stats` shows it, and the log has it
-    once.
+    Each iteration is one pass, beginning with pass 0. It yields the batches in step order, each exactly once
+    and bit for bit, however many senders there are, and whichever of them die, stop or start during the pass.
+    Arrays own their memory, aligned to 64 bytes; the arrays of a list share one block. Encoded images become
+    bytes. Without a sender the iteration waits; :meth:`stats` shows it, and it is logged once.
 
-    The first sender determines the batches; a sender with other terms is refused. Everything that peers send
-    is checked; invalid ones are dropped and counted.
+    The first sender determines the batches; a sender with other terms is refused. All frames are checked;
+    invalid ones are dropped and counted.
 
     A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
     exception they wait for the next receiver. Closing is idempotent and may be done in any thread; a thread
-    that waits for a batch then raises UsageError. One thread at a time may draw, and there is one iterator at
-    a time: the next one begins the next pass and ends the one before. Neither copyable nor picklable.
+    that waits for a batch then raises UsageError. One thread at a time may draw from one iterator at a time:
+    a new iterator begins the next pass and ends the one before. Neither copyable nor picklable.
 
     Args:
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
@@ -454,15 +449,13 @@ class RemoteSource(FrameworkHint, Receiver):
         keys: Keys of this receiver and of the senders it admits; everything is then encrypted. None needs an
             endpoint on loopback, or ``insecure``.
         insecure: Whether to listen on a network without keys.
-        ordered: Whether batches come in the order of the steps; False delivers them as they arrive, still
-            exactly once.
-        limit_bytes: Largest size of a batch, in bytes or as "256MiB".
+        ordered: Whether batches come in step order; False delivers them as they arrive, still exactly once.
+        limit_bytes: Maximum size of a batch, in bytes or as "256MiB".
         ahead: Number of steps leased to each sender. No step is further from the one due than ``ahead`` times
-            the number of senders, so at most that many batches lie in memory.
+            the number of senders, so at most that many batches are in memory.
         lease_seconds: Seconds of waiting after which the steps of a silent sender are leased to another one.
         expected: Values that all senders must have, such as ``{"seed": 2, "batch size": 256}``, or the
-            ``{"identity": ...}`` given to the senders. A sender left from an earlier run is then refused,
-            too.
+            ``{"identity": ...}`` given to the senders. It also keeps out senders of an earlier run.
 
     Raises:
         UsageError: An argument is not valid.
@@ -497,7 +490,7 @@ class RemoteSource(FrameworkHint, Receiver):
             options={zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD},
             secure=auth.secure,
             most_bytes=limit,
-            most_waiting=2 * ahead + SPARE_MESSAGES,  # those of expired leases, too
+            most_waiting=2 * ahead + SPARE_MESSAGES,  # with those of expired leases
         )
         self._ordered = ordered
         self._auth = auth
@@ -539,7 +532,7 @@ class RemoteSource(FrameworkHint, Receiver):
         if made:
             dataset = terms.dataset if terms else ""
             self._position = self._position.after(made[0], steps.due, steps.taken, dataset)
-        elif steps.is_over and terms and terms.steps == 0:  # a pass without steps leaves out all records
+        elif steps.is_over and terms and terms.steps == 0:  # a pass without steps leaves all records out
             receipt = Receipt(terms.dataset, self._position.pass_number)
             all_left = receipt.leave_out(range(max(0, terms.records)))
             self._position = replace(self._position, receipt=all_left)
@@ -553,13 +546,13 @@ class RemoteSource(FrameworkHint, Receiver):
         return True
 
     def __len__(self) -> int:
-        """The number of batches of the next iteration. Raises TypeError where it is not known, or not yet."""
+        """Return the number of batches of the next iteration. Raises TypeError if it is not known (yet)."""
         self._refuse_sampler()
         return self.batches_per_epoch - self._next.step - len(self._next.taken)
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches of a pass. Raises TypeError where it is not known, or not yet."""
+        """Number of batches of a pass. Raises TypeError if it is not known (yet)."""
         if self._reception.terms is None:
             with suppress(UsageError), self._exclusive.use():
                 self._reception.receive_all()
@@ -572,8 +565,8 @@ class RemoteSource(FrameworkHint, Receiver):
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain JSON. It grows only with ``ordered=False`` and skipped records.
 
-        Taken between two batches, it counts the first of them as delivered; after :meth:`load_state_dict`, in
-        another process and with other senders, the iteration continues with the second.
+        Between two batches, it counts the first as delivered: after :meth:`load_state_dict`, also in another
+        process and with other senders, the iteration continues with the second.
         """
         position, terms = self._next if self._is_over else self._position, self._reception.terms
         return {
@@ -586,24 +579,24 @@ class RemoteSource(FrameworkHint, Receiver):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the next iteration where ``state`` was taken; the current iteration ends.
+        """End the current iteration; the next one continues where ``state`` was taken.
 
-        From then on only senders with the terms in the state are admitted. Raises UsageError where the state
-        is not valid or is of other batches; nothing is changed then.
+        From then on only senders with the terms in the state are admitted. Raises UsageError, and changes
+        nothing, if the state is not valid or belongs to other batches.
         """
         position, terms = position_from_json(state)
         with self._exclusive.use():
             known = self._reception.terms
             if terms and known and (difference := terms.difference(known)):
-                raise UsageError(f"the state is of other batches than the senders make: {difference}")
+                raise UsageError(f"the state belongs to other batches than the senders make: {difference}")
             self._reception.terms = terms or known
             self._begin(position)
             self._next = position
 
     def receipt(self) -> Receipt:
-        """Return the receipt of the current pass, or of the last one, over all senders.
+        """Return the receipt of the current or last pass, over all senders.
 
-        For a Loader it counts the records that each epoch delivers, for a Flow steps.
+        It counts the delivered records of a Loader, or the steps of a Flow.
         """
         terms = self._reception.terms
         return self._position.receipt or Receipt(terms.dataset if terms else "", self._position.pass_number)
@@ -611,12 +604,12 @@ class RemoteSource(FrameworkHint, Receiver):
     def reload_keys(self) -> None:
         """Read the folder of allowed keys again; senders with removed keys are refused. Thread-safe.
 
-        Raises UsageError and OperationError where the folder cannot be used; nothing is changed then.
+        Raises UsageError or OperationError, and changes nothing, if the folder cannot be used.
         """
         self._auth.reload()
 
     def stats(self) -> RemoteStats:
-        """Return the connected senders and the counts, which ``print`` shows as text. Thread-safe."""
+        """Return the connected senders and the counts; ``print`` shows them as text. Thread-safe."""
         return self._reception.stats()
 
     def close(self) -> None:

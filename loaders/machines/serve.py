@@ -1,4 +1,4 @@
-"""The sender of a data machine: it makes and sends the batches that are leased to it."""
+"""The sender of a data machine: makes and sends the batches leased to it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ from shardprep.loaders.machines.link import (
 )
 from shardprep.loaders.machines.socket import MAX_NAME
 
-MAX_RECONNECT_MS = 2000  # between attempts to connect, after several that failed
-MOST_HELD = 2  # times the steps that a sender asks for, as it also keeps the steps of expired leases
-
+MAX_RECONNECT_MS = 2000  # between attempts to connect
+MOST_HELD = 2  # times ``ahead``, as a sender also keeps the steps of expired leases
 
 CLOSED = "the receiver was closed"
 
@@ -41,7 +40,7 @@ CLOSED = "the receiver was closed"
 class SenderStats:
     """The counts of a sender since :func:`.serve` was called.
 
-    ``state`` is a text: "waiting for the receiver", "standing by", "sending" or "the receiver was closed".
+    ``state`` is "waiting for the receiver", "standing by", "sending" or "the receiver was closed".
     ``batches`` and ``bytes`` were sent. ``lag`` is the number of steps that are leased to this sender and not
     yet sent, ``connections`` how often a receiver has admitted it, and ``seconds`` the time since the call.
     """
@@ -62,15 +61,17 @@ class SenderStats:
         }
 
 
-MAX_IN_FLIGHT = 4  # batches; fewer leave the wire idle at times, more exceed the caches: measured with 10 MB
+MAX_IN_FLIGHT = (
+    4  # measured with batches of 10 MB: fewer leave the wire idle at times, more exceed the caches
+)
 
 
 @dataclass(frozen=True)
 class ServedSource:
-    """A source of which any step of any pass can be made. Equal ``terms`` mean equal batches.
+    """A source that can make any step of any pass. Equal ``terms`` mean equal batches.
 
-    ``max_in_flight`` batches may still be being sent while the next one is made. ``close`` ends the work
-    under way between the iterators of ``make``; the source itself stays open.
+    The next batch is made while at most ``max_in_flight`` are being sent. ``close`` ends work that outlives
+    the iterators of ``make``; the source itself stays open.
     """
 
     terms: wire.SourceTerms
@@ -80,7 +81,7 @@ class ServedSource:
 
 
 def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
-    """Return the source as a ServedSource. Raises UsageError for a source that cannot be served."""
+    """Wrap a Loader or Flow. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):  # the receipts count its records
@@ -97,18 +98,13 @@ def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
             "that returns any iterable"
         )
     items = source.length.items if source.parts == 1 and source.length.is_exact else wire.UNKNOWN
-    picks = source.can_pick and items != wire.UNKNOWN  # each item is a batch, and the receipts count them
+    picks = source.can_pick and items != wire.UNKNOWN  # each item is a batch, and a record in the receipts
     facts = {"identity": digest_of(source) if identity is None else identity}
     terms = wire.SourceTerms(facts, items, items, picks=picks, parts=source.parts)
-    most, parts = (
-        MAX_IN_FLIGHT if source.batches_never_change else 0,
-        OpenParts(partial(_begun, source), source.parts),
-    )
+    most = MAX_IN_FLIGHT if source.batches_never_change else 0
+    begin = source.part if source.parts > 1 else lambda pass_number, _: source.at_pass(pass_number)
+    parts = OpenParts(begin, source.parts)
     return ServedSource(terms, most, partial(_picked, source) if picks else parts.items, parts.close)
-
-
-def _begun(flow: Flow, pass_number: int, part: int) -> Iterator[Any]:
-    return flow.part(pass_number, part) if flow.parts > 1 else flow.at_pass(pass_number)
 
 
 def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
@@ -117,7 +113,7 @@ def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made
         yield from map(made_of, items, asked.again)
 
 
-RECEIVER_TIMEOUT_S = 600.0  # for which a sender waits for a receiver
+RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
 
 
 def serve(
@@ -135,33 +131,33 @@ def serve(
     """Make and send batches for the RemoteSource at ``endpoint`` until it is closed.
 
     Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all need the
-    same dataset, seed, batch size and transform, or the same flow; a sender with another one is refused.
-    Where the receiver is away or restarts, this waits for it, and then makes the steps that it leases. Ctrl-C
-    ends it and returns the leases. The source stays open.
+    same dataset, seed, batch size and transform, or the same flow; a sender that differs is refused. While
+    the receiver is away or restarts, this waits for it. Ctrl-C ends it and returns the leases. The source
+    stays open.
 
     Args:
-        source: A Loader of one rank in all, a FakeData, or a Flow that makes each pass from its number alone.
+        source: A Loader with world size 1, a FakeData, or a Flow whose passes depend only on their number.
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH`` of the receiver.
         keys: Keys of this sender and of the receiver. None needs an endpoint on loopback, or ``insecure``.
         insecure: Whether to connect over a network without keys: any program on it can then read and change
             everything.
-        name: 1 to 256 characters for the receiver's stats; None is made of host and process.
-        identity: A text that all senders must share, in place of comparing the parts of the source, where
-            that is too strict or too lax (for functions of a Flow with different code).
-        ahead: Number of steps leased to this sender at a time; a Loader needs at least three more than its
-            slots to be kept busy.
+        name: 1 to 256 characters for the receiver's stats; by default made from host and process.
+        identity: A text that all senders must share. It replaces the comparison of the parts of the source
+            where that is too strict or too lax (for functions of a Flow with different code).
+        ahead: Number of steps leased to this sender at a time; to stay busy, a Loader needs at least three
+            more than it has slots.
         patience: Seconds to wait for a receiver.
         report: Called with the stats about every half second and after each batch, in this thread.
 
     Returns:
-        The counts of what was sent.
+        The final stats.
 
     Raises:
         OperationError: No receiver was there for ``patience`` seconds.
-        NotAdmitted, WrongReceiver: The keys do not fit.
+        NotAdmitted, WrongReceiver: The keys do not match.
         Refused: The receiver refuses this sender, with its reason.
-        UsageError: An argument is not valid, or a batch cannot be sent. What the source raises is raised
-            after a report to the receiver, which then leases the steps to others.
+        UsageError: An argument is not valid, or a batch cannot be sent. Errors of the source are raised after
+            a report to the receiver, which then leases the steps to others.
     """
     check_endpoint(endpoint, keys, insecure=insecure)
     if ahead < 1 or patience < 0 or (name is not None and not 0 < len(name) <= MAX_NAME):
@@ -183,10 +179,7 @@ def serve(
                 monotonic() - began,
             )
 
-        def on_change(link: Link) -> None:
-            if report:
-                report(now(link))
-
+        notify = report or (lambda stats: None)
         is_done = False
         while not is_done:
             with Link(
@@ -199,13 +192,12 @@ def serve(
                 most=MOST_HELD * ahead,
                 max_reconnect_ms=MAX_RECONNECT_MS,
                 auth=SenderAuth(endpoint, keys),
-                on_change=on_change,
+                on_change=lambda link: notify(now(link)),
             ) as link:
                 is_done = _serve_over(link, endpoint, patience)
             stats = now(link)
         stats = replace(stats, state=CLOSED, lag=0)
-        if report:
-            report(stats)
+        notify(stats)
         return stats
 
 

@@ -40,57 +40,57 @@ EVENTS = (
 )
 TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_received
 LOOK_INTERVAL_S = 0.1
-UNREAD_S = 2.0  # for which a busy machine may not read a connection
-UNREAD_LOOKS = 3  # in that time at least: the process may have been stopped
+UNREAD_S = 2.0  # a busy machine may leave a connection unread for that long
+UNREAD_LOOKS = 3  # at least that many in that time, as the process may have been stopped
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
 MONITOR = "inproc://monitor"
-DOMAIN = b"prep"  # of the authentication of peers
+DOMAIN = b"prep"  # of ZeroMQ's authentication
 HANDSHAKE_TIMEOUT_MS = 5_000
-VANISHED_S = 15  # after which a connection is given up whose peer's machine does not answer
+VANISHED_S = 15  # after which a connection to a machine that does not answer is closed
 PROBE_INTERVAL_S = 5
 BACKLOG = 64
 TRACKED_EVERY = 16  # messages
 MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
 
-# For both protocols, that of FrameReceiver and that of RemoteSource.
-POLL_INTERVAL_S = 0.5  # of a waiting thread's checks, so that a lost event or Ctrl-C cannot block it
-LINGER_MS = 500  # for the last messages of a socket that is closed
-SPARE_MESSAGES = 16  # besides batches, that a sender has in flight
+# For the protocols of FrameReceiver and of RemoteSource.
+POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, so that a lost event or Ctrl-C cannot block it
+LINGER_MS = 500  # to send the last messages of a closed socket
+SPARE_MESSAGES = 16  # of a sender in flight, besides batches
 FETCHED_AT_ONCE = 10_000  # messages
 MAX_ENDED = 1000  # disconnected peers whose messages may still arrive
-MAX_EVENTS = 10_000  # that were not looked at
+MAX_EVENTS = 10_000  # unread
 MAX_NAME = 256  # characters
-MAX_TEXT_CHARACTERS = 4000  # of an error or a reason, so that a header holds it however it is escaped
+MAX_TEXT_CHARACTERS = 4000  # of an error or a reason: it fits into a header, however it is escaped
 
 
 class Message(NamedTuple):
-    """A received message: the address of its peer (empty where there is only one), and the buffers."""
+    """A received message: the address of its peer (empty if there is only one), and the buffers."""
 
     peer: bytes
     parts: list[zmq.Frame]
 
     @property
     def connection(self) -> int:
-        """The number that :meth:`FrameSocket.events` returns for the connection, -1 where it is not known."""
+        """The connection's number in :meth:`FrameSocket.events`, -1 if it is not known."""
         with suppress(zmq.ZMQError):
             return int(self.parts[0].get(zmq.SRCFD))
         return -1
 
     @property
     def user(self) -> str:
-        """The user that the peer was admitted as, "" without authentication."""
+        """The peer's authenticated user, "" without authentication."""
         with suppress(zmq.ZMQError):
             return str(self.parts[0].get("User-Id"))
         return ""
 
 
 Secure = Callable[["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"], None]
-"""Sets up the authentication of a socket before it binds or connects. It may make other sockets."""
+"""Sets up authentication before a socket binds or connects. It may make other sockets."""
 
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one endpoint or several as a tuple. Raises UsageError where there is none."""
+    """Return one endpoint or several as a tuple. Raises UsageError if there is none."""
     endpoints = (endpoint,) if isinstance(endpoint, str) else tuple(endpoint)
     if not endpoints:
         raise UsageError("give at least one endpoint")
@@ -98,7 +98,7 @@ def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_form(endpoint: str) -> None:
-    """Raise UsageError where ``endpoint`` is not a valid endpoint of a FrameSocket."""
+    """Raise UsageError unless ``endpoint`` is valid for a FrameSocket."""
     if not endpoint.startswith(("tcp://", "ipc://")):
         raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
     port = endpoint.rpartition(":")[2]
@@ -107,34 +107,31 @@ def check_form(endpoint: str) -> None:
 
 
 def _check_free(endpoint: str) -> None:
-    """Raise OperationError where a process listens at ``ipc://``; libzmq would replace its socket."""
+    """Raise OperationError if a process listens at this ``ipc://PATH``: libzmq would replace its socket."""
     kind, _, path = endpoint.partition("://")
     if kind != "ipc":
         return
-    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # a path that is too long, for example
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # for example, the path is too long
         probe.settimeout(PROBE_TIMEOUT_S)
         if probe.connect_ex(path) == 0:
-            problem = "another process listens there already; choose another endpoint"
-            raise OperationError(f"{endpoint}: {problem}")
+            raise OperationError(
+                f"{endpoint}: another process listens there already; choose another endpoint"
+            )
 
 
 def _bytes_received(number: int) -> tuple[int, int]:
-    """Return the bytes that the kernel received over a connection, and the unread ones; 0 where it does not
-    tell.
-    """
+    """Return the number of bytes received over a connection and still unread; 0, 0 if it is not known."""
     try:
         with _same_connection(number) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_BYTES_RECEIVED + 8)
             unread = fcntl.ioctl(connection, termios.FIONREAD, bytes(4))
-    except (OSError, AttributeError):  # not TCP, or not Linux
-        return 0, 0
-    with suppress(struct.error):  # an old one
         return struct.unpack_from("=Q", info, TCP_BYTES_RECEIVED)[0], int.from_bytes(unread, sys.byteorder)
-    return 0, 0
+    except (OSError, AttributeError, struct.error):  # not TCP, not Linux, or an old Linux
+        return 0, 0
 
 
 def _same_connection(number: int) -> socket.socket:
-    """Duplicate a descriptor, which cannot then become another file. Raises OSError where it is no socket."""
+    """Duplicate a descriptor, so that it stays the same file. Raises OSError if it is not a socket."""
     copy = os.dup(number)
     try:
         return socket.socket(fileno=copy)
@@ -145,10 +142,10 @@ def _same_connection(number: int) -> socket.socket:
 
 @dataclass
 class Connection:
-    """What was known of a peer's bytes when they were last looked at.
+    """The bytes from a peer, as of the last look.
 
-    ``received`` had arrived after its last message, and ``read`` of them libzmq has read, no further in
-    ``looks`` looks since the time ``since``; ``is_heard`` once another message has come.
+    ``received`` bytes had arrived when its last message was seen. libzmq has read ``read`` bytes, and no more
+    in ``looks`` looks since the time ``since``. ``is_heard`` is set when another message arrives.
     """
 
     received: int = 0
@@ -162,7 +159,7 @@ _sockets: weakref.WeakSet[FrameSocket] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close the connections in a forked copy, which would keep them open after this process is killed."""
+    """Close the connections in a forked copy, which would keep them open if this process is killed."""
     for each in _sockets:
         for number in each.connections:
             with suppress(OSError), _same_connection(number) as connection:
@@ -174,11 +171,11 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class FrameSocket(Owned):
-    """A socket in a context of its own, with a monitor. Not thread-safe.
+    """A socket with a context and a monitor of its own. Not thread-safe.
 
-    libzmq queues any number of messages, as bounded queues are unsafe (see the options). With
-    ``most_waiting``, call :meth:`fetch` several times a second: it disconnects a peer that has sent more
-    messages than that which were not received. A message has at most ``most_bytes``.
+    libzmq's queues are unbounded, as bounded ones are unsafe (see the options). With ``most_waiting``, call
+    :meth:`fetch` several times a second: it disconnects a peer that has more unreceived messages than that.
+    A message has at most ``most_bytes``.
     """
 
     def __init__(
@@ -203,7 +200,7 @@ class FrameSocket(Owned):
         self._ended: deque[bytes] = deque(maxlen=MAX_ENDED)
         self._sent = 0
         self._events: deque[tuple[int, int]] = deque(maxlen=MAX_EVENTS)
-        self.connections: dict[int, Connection] = {}  # by the number of their descriptor
+        self.connections: dict[int, Connection] = {}  # by descriptor number
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
         self._has_peers = kind == zmq.ROUTER
@@ -211,14 +208,14 @@ class FrameSocket(Owned):
         self._socket = self._context.socket(kind)
         self._socket.monitor(MONITOR, EVENTS)
         self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor that is not read must not block its socket
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # an unread monitor must not block its socket
         self._monitor.connect(MONITOR)
         common: dict[int, int | bytes] = {
             zmq.LINGER: 0,
             zmq.BACKLOG: BACKLOG,
             zmq.HANDSHAKE_IVL: HANDSHAKE_TIMEOUT_MS,
-            # A peer that resets its connection while a bounded queue is full aborts the process, by libzmq's
-            # heartbeat (libzmq #4364) or by a PING of its own. So there are neither, but probes of TCP.
+            # If a peer resets its connection while a bounded queue is full, libzmq's heartbeat (libzmq #4364)
+            # or a PING from the peer aborts the process. So queues are unbounded, and TCP does the probing.
             zmq.RCVHWM: 0,
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: PROBE_INTERVAL_S,
@@ -226,8 +223,8 @@ class FrameSocket(Owned):
             zmq.TCP_KEEPALIVE_CNT: VANISHED_S // PROBE_INTERVAL_S - 1,
             zmq.TCP_MAXRT: VANISHED_S * 1000,
             zmq.IPV6: int(any("[" in each for each in endpoints)),
-            zmq.IMMEDIATE: 0,  # with 1, a connection that is lost while a message is read aborts the process
-            zmq.ZAP_DOMAIN: DOMAIN,  # so that ZMTP 1 and 2 are refused: they may abort the process while it closes
+            zmq.IMMEDIATE: 0,  # with 1, losing a connection while a message is read aborts the process
+            zmq.ZAP_DOMAIN: DOMAIN,  # refuses ZMTP 1 and 2, which may abort the process when it closes
         }
         try:
             if secure:
@@ -236,13 +233,14 @@ class FrameSocket(Owned):
                 common[zmq.ROUTER_MANDATORY] = 1
             for option, value in (common | options).items():
                 self._socket.setsockopt(option, value)
-            self.endpoints = tuple(self._opened(each) for each in endpoints)
+            self.endpoints = tuple(map(self._open, endpoints))
+            self.endpoint = self.endpoints[0]
         except BaseException:
             self.close()
             raise
         _sockets.add(self)
 
-    def _opened(self, endpoint: str) -> str:
+    def _open(self, endpoint: str) -> str:
         """Bind or connect; return the endpoint with its real port."""
         try:
             if self.binds:
@@ -254,26 +252,20 @@ class FrameSocket(Owned):
             raise OperationError(f"{endpoint}: {error.strerror}; choose another endpoint") from error
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    @property
-    def endpoint(self) -> str:
-        """The first endpoint."""
-        return self.endpoints[0]
-
     def wait(self, seconds: float, *, other: Any = None) -> bool:
-        """Wait until a message or an event arrives, or ``other`` can be read; return whether one did."""
+        """Wait until a message or event arrives, or ``other`` is readable; return whether that happened."""
         if self._waiting or self._events:
             return True
         poller = zmq.Poller()
         for each in (self._socket, self._monitor, *([] if other is None else [other])):
             poller.register(each, zmq.POLLIN)
-        ready = [one for one, _ in poller.poll(max(0, int(seconds * 1000)))]
-        if self._monitor in ready:
-            ready.remove(self._monitor)
+        ready = dict(poller.poll(max(0, int(seconds * 1000))))
+        if ready.pop(self._monitor, None):
             self._look_at_monitor()
         return bool(ready or self._events)
 
     def receive(self) -> Message | None:
-        """Return the next message, None where there is none. Buffers far above MAX_PARTS are dropped."""
+        """Return the next message, None if there is none. Buffers far beyond MAX_PARTS are dropped."""
         if not self._most_waiting:
             if (message := self._next()) is None:
                 self._end_endless()
@@ -289,7 +281,7 @@ class FrameSocket(Owned):
         return message
 
     def fetch(self) -> None:
-        """Move arrived messages out of libzmq's queues, and disconnect peers that have sent too many."""
+        """Drain libzmq's queues, and disconnect peers that have sent too many messages."""
         self._end_endless()
         for _ in range(FETCHED_AT_ONCE):
             if (message := self._next()) is None:
@@ -306,23 +298,23 @@ class FrameSocket(Owned):
                 self._waiting.append(message)
 
     def _reset(self, number: int) -> None:
-        """End a connection, which libzmq cannot do."""
+        """Reset a connection, which libzmq has no call for."""
         with suppress(OSError), _same_connection(number) as connection:
             if self.has(connection):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 connection.shutdown(socket.SHUT_RDWR)
 
     def has(self, connection: socket.socket) -> bool:
-        """Whether a connection is of this socket; its number may be another file's by now."""
+        """Whether a connection belongs to this socket; its number may belong to another file by now."""
         ends = connection.getsockname(), connection.getpeername()
         places = tuple(f":{end[1]}" if isinstance(end, tuple) else f"//{end}" for end in ends)
         return any(own.endswith(places) for own in self.endpoints)
 
     def _end_endless(self) -> None:
-        """End connections that bring more bytes than a message may have, and no end, and those not read.
+        """Reset connections whose message exceeds the limit without an end, and connections left unread.
 
-        libzmq 4.3 keeps a connection of which it could not decrypt a message, and never reads it again. Needs
-        Linux.
+        After a message that it cannot decrypt, libzmq 4.3 keeps the connection but never reads it again.
+        Needs Linux.
         """
         if (now := time.monotonic()) < self._next_look:
             return
@@ -357,9 +349,9 @@ class FrameSocket(Owned):
         return message
 
     def send(self, parts: Sequence[Any], *, peer: bytes = b"") -> bool:
-        """Send a small message; return False where there is no peer. Dropped where the peer does not read.
+        """Send a small message; return False if there is no peer. Dropped if the peer does not read.
 
-        A ROUTER that connects gives one address to all its peers, one after the other.
+        A ROUTER that connects gives the same address to each of its successive peers.
         """
         if self._has_peers and not self.binds:
             self._look_at_monitor()
@@ -376,10 +368,10 @@ class FrameSocket(Owned):
         return True
 
     def send_tracked(self, parts: Sequence[Any]) -> zmq.MessageTracker:
-        """Send without copying large parts; the tracker is done when their memory may be used again.
+        """Send without copying large parts; the tracker is done when their memory may be reused.
 
-        Small parts are copied, and done at once; of every TRACKED_EVERY-th message they are not, so that few
-        wait for a peer that does not read. Raises zmq.Again where there is no peer.
+        Small parts are copied, and done at once, except in every TRACKED_EVERY-th message: this bounds the
+        messages queued for a peer that does not read. Raises zmq.Again if there is no peer.
         """
         *before, last = parts  # send_multipart would track only the last one
         more = zmq.NOBLOCK | zmq.SNDMORE
@@ -390,7 +382,7 @@ class FrameSocket(Owned):
         return zmq.MessageTracker(*sent, self._socket.send(last, zmq.NOBLOCK, copy=False, track=True))
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """Yield the EVENTS since the last call, each with its connection's number or its error."""
+        """Yield the EVENTS since the last call, each with its connection number or error."""
         self._look_at_monitor()
         while self._events:
             yield self._events.popleft()
@@ -408,7 +400,7 @@ class FrameSocket(Owned):
             self._events.append((kind, value))
 
     def close(self, *, linger_ms: int = 0) -> None:
-        """Close everything. Messages in the queue are still sent, for at most ``linger_ms``. Idempotent."""
+        """Close everything, after sending queued messages for at most ``linger_ms``. Idempotent."""
         if self.made_here and not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close(linger=0)
@@ -416,17 +408,16 @@ class FrameSocket(Owned):
             self._context.term()
 
 
-CLOSE_TIMEOUT_S = 5.0  # for which close() waits until the using thread has stopped
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
 INTERVAL_S = 0.05
 ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 
 
 class ExclusiveUse(Owned):
-    """A guard that calls ``release`` once: in :meth:`close`, or at the end of the use under way.
+    """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
 
-    A thread that waits during its use also waits for :attr:`woken`, and then calls :meth:`check_open`. While
-    there is no use, a thread of this object calls ``meanwhile`` every INTERVAL_S. ``name`` is the resource in
-    errors.
+    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is not
+    in use, a background thread calls ``meanwhile`` every INTERVAL_S. ``name`` names the resource in errors.
     """
 
     def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
@@ -434,9 +425,9 @@ class ExclusiveUse(Owned):
         self._release_resource = release
         self._closed = False
         self._lock = threading.Lock()
-        self._user: int | None = None  # the thread that uses the resource
+        self._user: int | None = None  # the using thread
         self._released = threading.Event()
-        self.woken, self._waker = socketpair()  # can be read once this is closed
+        self.woken, self._waker = socketpair()  # readable once this is closed
         self._thread = threading.Thread(
             target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
         )
@@ -449,7 +440,7 @@ class ExclusiveUse(Owned):
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Hold the resource. Raises UsageError where this is closed, or another thread holds it."""
+        """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
         self.check_open()
         if self._user is not None or not self._lock.acquire(timeout=ATTENTION_S):
             self.check_open()
@@ -476,14 +467,14 @@ class ExclusiveUse(Owned):
                     self._end_use()
 
     def check_open(self) -> None:
-        """Raise UsageError where this is closed."""
+        """Raise UsageError if this is closed."""
         if self._closed:
             raise UsageError(f"this {self._name} is closed; make a new one")
 
     def close(self) -> None:
-        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; from any thread.
+        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; for any thread.
 
-        Does nothing in a forked copy of the process: its sockets would wake a thread of the original.
+        Does nothing in a forked copy of the process, whose sockets would wake a thread of the original.
         """
         if not self.made_here:
             return
@@ -505,10 +496,10 @@ class ExclusiveUse(Owned):
 
 
 class Receiver(Owned, ABC):
-    """Base of iterables over what peers send: one iteration at a time, drawn from by one thread at a time.
+    """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
 
-    ``release`` closes the socket, and refers neither to this object nor to its iterators. ``name`` is this
-    object in errors, ``superseded`` the text after another iteration has begun. A context manager.
+    ``release`` closes the socket, and references neither this object nor its iterators. ``name`` names this
+    object in errors; ``superseded`` is the error once another iteration has begun. A context manager.
     """
 
     instead = "an endpoint has one receiver: make it where it is needed"
@@ -519,7 +510,7 @@ class Receiver(Owned, ABC):
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._socket = socket
         self._superseded = superseded
-        self._iteration = 0  # the number of the current one
+        self._iteration = 0  # number of the current one
         self._exclusive = ExclusiveUse(name, release, socket.fetch)
         Finalize(self, self._exclusive.close, exitpriority=20)
 
@@ -528,7 +519,7 @@ class Receiver(Owned, ABC):
             yield batch.pop()
 
     def _draw(self, iteration: int) -> list[Any]:
-        """Return the next batch in a list, which is empty at the end of the iteration."""
+        """Return a list of the next batch, or an empty list at the end of the iteration."""
         with self._exclusive.use():
             while True:
                 self._exclusive.check_open()
@@ -540,11 +531,11 @@ class Receiver(Owned, ABC):
 
     @abstractmethod
     def _take(self) -> list[Any] | None:
-        """Handle messages. Return a batch in a list, which is empty at the end; None before the next one."""
+        """Handle messages. Return a list of one batch, an empty one at the end, None if none is ready."""
 
     @abstractmethod
     def _wait(self, woken: plain_socket) -> None:
-        """Wait until something arrives, or ``woken`` can be read."""
+        """Wait until something arrives, or ``woken`` is readable."""
 
     def close(self) -> None:
         """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
@@ -558,5 +549,5 @@ class Receiver(Owned, ABC):
 
 
 def bytes_of_limit(limit_bytes: int | str) -> int:
-    """Return the largest size of a batch in bytes. Raises UsageError for a text that is no size."""
+    """Return the maximum batch size in bytes. Raises UsageError for text that is not a size."""
     return int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes

@@ -1,4 +1,4 @@
-"""Messages of a RemoteSource and its senders; see docs/reference/wire.md."""
+"""Messages between a RemoteSource and its senders; see docs/reference/wire.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 UNKNOWN = -1  # a number of steps or records
 MAX_DIFFERENCES = 16  # in a message
-MAX_NAME_CHARACTERS = 40
+MAX_NAME_CHARACTERS = 40  # of a fact
 MAX_PARTS = 1 << 16
 
 Facts = dict[str, str]
@@ -34,11 +34,11 @@ Facts = dict[str, str]
 
 @dataclass(frozen=True)
 class SourceTerms:
-    """What determines the batches of a source; equal by value.
+    """The terms that determine the batches of a source; equal by value.
 
-    ``facts`` are values by name. ``steps`` of a pass and ``records`` of a whole one may be UNKNOWN. Where it
-    ``picks``, steps can be made in any order, and their number is known. Of several ``parts``, step n is of
-    part n % ``parts``, and the steps of a part are made in order.
+    ``facts`` are values by name. The ``steps`` and ``records`` of a pass may be UNKNOWN. If the source
+    ``picks``, it makes steps in any order, and their number is known. Step n belongs to part n % ``parts``;
+    the steps of a part are made in order.
     """
 
     facts: Facts
@@ -48,7 +48,7 @@ class SourceTerms:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError where a value is not valid."""
+        """Raise UsageError if a value is not valid."""
         whole = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
         whole = whole and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
         texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
@@ -59,16 +59,16 @@ class SourceTerms:
 
     @property
     def dataset(self) -> str:
-        """The dataset that receipts name."""
+        """The dataset named in receipts."""
         return self.facts.get("dataset") or self.facts.get("identity", "")
 
     def difference(self, expected: SourceTerms) -> str:
-        """Return a text that lists how these differ from the expected ones, "" where they are equal."""
+        """List how these terms differ from the expected ones, as text; "" if they are equal."""
         actual, wanted = self._named(), expected._named()
-        return _difference(actual, wanted, [*{**wanted, **actual}])
+        return _difference(actual, wanted, [*(wanted | actual)])
 
     def missing(self, expected: Facts) -> str:
-        """Return a text that lists which of the expected facts differ here, "" where none does."""
+        """List which of the expected facts differ here, as text; "" if none does."""
         return _difference(self._named(), expected, [*expected])
 
     def _named(self) -> Facts:
@@ -80,7 +80,7 @@ class SourceTerms:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Read what ``to_json`` returned. Raises UsageError for anything else."""
+        """Parse a result of ``to_json``. Raises UsageError for anything else."""
         if not isinstance(value, Mapping) or set(value) != set(cls.__dataclass_fields__):
             raise UsageError("these are not valid terms of a source")
         return cls(**value)
@@ -107,7 +107,7 @@ MAX_LEASE = 1 << 16  # steps
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a sender, which takes leases of at most ``wants`` steps at a time.
+    """A sender's first message. It takes at most ``wants`` leased steps at a time.
 
     ``instance`` is the same for all connections of one sender.
     """
@@ -118,7 +118,7 @@ class Hello:
     wants: int
 
     def pack(self) -> list[Buffer]:
-        """Return the frame. Raises UsageError where the terms are too long."""
+        """Return the frame. Raises UsageError if the terms are too long."""
         terms = json.dumps(self.terms.to_json())
         if len(terms) > MAX_TERMS:
             raise UsageError(
@@ -129,7 +129,7 @@ class Hello:
 
     @classmethod
     def read(cls, head: Head) -> Self:
-        """Raises FrameDamaged."""
+        """Parse the frame. Raises FrameDamaged."""
         notes = head.description
         name, instance = (text_in(notes, part, MAX_NAME) for part in ("name", "instance"))
         wants = number_in(notes, "wants", least=1)
@@ -143,18 +143,18 @@ class Hello:
 
 
 def pack_welcome(session: int, limit: int) -> list[Buffer]:
-    """Return the admission of a sender by this receiver's session, with its limit in bytes of a batch."""
+    """Return a WELCOME frame, with the limit in bytes per batch."""
     return pack_note(FrameKind.WELCOME, VERSION, session=session, limit=limit)
 
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:
-    """Return the LEASE frame of some steps."""
+    """Return a LEASE frame."""
     steps = {"pass_number": lease.pass_number, "start": lease.start, "stop": lease.stop}
     return pack_note(FrameKind.LEASE, lease.id, session=session, **steps)
 
 
 def read_lease(head: Head) -> StepLease:
-    """Raises FrameDamaged."""
+    """Return the lease in a LEASE frame. Raises FrameDamaged."""
     pass_number, start, stop = (number_in(head.description, n) for n in ("pass_number", "start", "stop"))
     if not start < stop <= start + MAX_LEASE or head.number >= 1 << 63:
         raise FrameDamaged(f"a lease of the steps {start} to {stop} is not valid")
@@ -162,13 +162,13 @@ def read_lease(head: Head) -> StepLease:
 
 
 def pack_step(kind: FrameKind, work: StepRef, **notes: str) -> list[Buffer]:
-    """Return an END or ERROR frame, where ``number`` is the step."""
+    """Return an END or ERROR frame, whose number is the step."""
     named = work._asdict()
     return pack_note(kind, named.pop("step"), **named, **notes)
 
 
 def read_step(head: Head) -> StepRef:
-    """Return the step of an END or ERROR. Raises FrameDamaged."""
+    """Return the step of an END or ERROR frame. Raises FrameDamaged."""
     session, lease, pass_number = (number_in(head.description, part) for part in StepRef._fields[:-1])
     return StepRef(session, lease, pass_number, head.number)
 
@@ -176,7 +176,7 @@ def read_step(head: Head) -> StepRef:
 def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:
     """Return a DATA frame. Raises UsageError for a batch that cannot be sent."""
     counts = [len(made.skipped), len(made.left_out), len(made.omitted)]
-    meta = np.array([*work, *counts[: 3 if counts[2] else 2]], np.int64)  # most have none that are omitted
+    meta = np.array([*work, *counts[: 3 if counts[2] else 2]], np.int64)  # most batches omit nothing
     numbers = np.concatenate([made.delivered, made.skipped, made.left_out, made.omitted])
     return pack_batch((meta, numbers, made.batch), work.step)
 
@@ -184,7 +184,7 @@ def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:
 def read_delivery(
     head: Head, parts: Sequence[Any], *, limit_bytes: int, memory: Memory
 ) -> tuple[StepRef, LoadedStep]:
-    """Return a step, its batch copied once into ``memory``, and its lease. Raises FrameDamaged."""
+    """Return a step and its batch, which is copied once into ``memory``. Raises FrameDamaged."""
     match unpack_batch(head, parts, limit_bytes=limit_bytes, memory=memory):
         case (np.ndarray() as meta, np.ndarray() as numbers, batch) if all(
             array.dtype == np.int64 and array.ndim == 1 for array in (meta, numbers)
@@ -198,7 +198,7 @@ def read_delivery(
 
 
 def text_in(notes: dict[str, Any], name: str, most: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return a text with unprintable characters replaced. Raises FrameDamaged."""
+    """Return a text of the description, with unprintable characters replaced. Raises FrameDamaged."""
     value = notes.get(name)
     if not isinstance(value, str) or len(value) > most:
         raise FrameDamaged(f"a frame's {name} is not a text of at most {most} characters")
@@ -206,7 +206,7 @@ def text_in(notes: dict[str, Any], name: str, most: int = MAX_TEXT_CHARACTERS) -
 
 
 def number_in(notes: dict[str, Any], name: str, *, least: int = 0) -> int:
-    """Return a number of at least ``least``. Raises FrameDamaged."""
+    """Return a number of the description that is at least ``least``. Raises FrameDamaged."""
     value = notes.get(name)
     if type(value) is not int or not least <= value < 1 << 63:
         raise FrameDamaged(f"a frame's {name} is not a number of at least {least}")
