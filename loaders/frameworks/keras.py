@@ -1,4 +1,4 @@
-"""The occupancy of inputs in Keras' logs and in TensorBoard's files."""
+"""Logging of how full inputs are, to Keras and TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ SCALARS = b"scalars"  # the name of TensorBoard's plugin for scalars
 
 
 class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """A Keras callback that logs after each epoch how full the inputs were during it.
+    """A Keras callback that logs after each epoch how full the inputs were.
 
-    It adds ``<name>/level``, ``<name>/starved`` and ``<name>/blocked`` to ``logs``, and so to the history,
-    with the keyword names of the inputs.
+    It adds ``<name>/level``, ``<name>/starved`` and ``<name>/blocked`` to ``logs``, and so to the history.
 
     Args:
         writer: From ``tf.summary.create_file_writer``: also writes these as scalars, with
-            ``<name>/images_per_second`` (``batches_per_second`` where the source is not a Loader) and
-            ``<name>/stage/<stage>``, the share of the time in which each stage works. That does not need the
+            ``<name>/images_per_second`` (``batches_per_second`` if the source is not a Loader) and
+            ``<name>/stage/<stage>``, the fraction of time in which each stage works. This does not need the
             ``tensorboard`` package.
-        every: Training steps per scalar; its step is then the optimizer's ``iterations``, as for scalars of
-            the training itself, and continues where a checkpoint ended. None writes the scalars of each
-            epoch, whose step is its number.
-        inputs: The inputs, by names for the logs.
+        every: Training steps between scalars, whose step is then the optimizer's ``iterations``, as for
+            scalars of the training itself, and continues after a checkpoint. None writes scalars once per
+            epoch, with its number as the step.
+        inputs: The inputs, by their names in the logs.
 
     Raises:
         UsageError: ``every`` is below 1, or given without a writer.
@@ -42,14 +41,14 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._every = every
         self._before_epoch: dict[str, InputStats] = {}
         self._before_steps: dict[str, InputStats] = {}
-        self._epoch_began = self._written = 0  # iterations, then and at the last scalars
+        self._epoch_began = self._written = 0  # in iterations; the latter, of the last scalars
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._written = self._iterations
         self._before_steps = self._stats()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch_began = self._iterations  # read once, because reading may wait for the device
+        self._epoch_began = self._iterations  # read once per epoch, as reading may wait for the device
         self._before_epoch = self._stats()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -83,7 +82,7 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _iterations(self) -> int:
-        """Training steps since the model was made; one execution may have several."""
+        """Training steps since the model was made; one execution may run several."""
         return int(self.model.optimizer.iterations)
 
 

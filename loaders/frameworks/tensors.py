@@ -1,10 +1,9 @@
-"""The signature of a source's batches, and arrays as tensors, without a copy where that is safe.
+"""Signatures of batches, and conversion of arrays to tensors, without a copy where that is safe.
 
-Conversion of arrays to tensors, without a copy where that is safe. TensorFlow uses the memory of an array
-directly if the array is C-contiguous, writeable, of native byte order and aligned to 64 bytes, as all arrays
-of a Loader are. It keeps the array, and so the loader's slot, until its last use. At any other address it
-aborts the process. Only arrays of a source that never changes its batches (``batches_never_change``) are
-shared in this way. All others are copied once.
+TensorFlow uses an array's memory directly if the array is C-contiguous, writeable, of native byte order and
+aligned to 64 bytes, as all arrays of a Loader are. It keeps the array, and so the loader's slot, until its
+last use. At any other address it aborts the process. Only arrays of a source that never changes its batches
+(``batches_never_change``) are shared in this way. All others are copied once.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def leaves_of(signature: Any, batch: Any) -> list[Any]:
 
 
 def _walked(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each leaf: the name in its innermost dict, "" outside of one, its spec, and its part."""
+    """Yield each leaf: its name in the innermost dict ("" without one), its spec and its part."""
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
@@ -67,10 +66,10 @@ def _form(batch: Any) -> str:
 
 
 def signature_of(passes: Passes, given: Any = None) -> Any:
-    """The ``tf.TensorSpec`` of each part of a batch: as given, from the source, or from its first batch.
+    """Return the ``tf.TensorSpec`` of each part of a batch: as given, or from the source or its first batch.
 
     A signature from a first batch leaves the number of rows open, because the last batch may have fewer.
-    Raises UsageError where the signature cannot be found.
+    Raises UsageError if the signature cannot be determined.
     """
     if given is not None:
         for spec in flat(given):
@@ -87,17 +86,17 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
 
 
 def _first_batch(passes: Passes) -> Any:
-    """The first batch of the next pass, which stays untaken; a Loader makes it without leaving its place."""
+    """Return the first batch of the next pass without taking it."""
     of_loader = getattr(passes.source, "first_batch", None)
     if not callable(of_loader):
         return passes.peek()
-    batch = of_loader()
+    batch = of_loader()  # keeps the Loader's position
     _refuse_lists(batch)
     return batch
 
 
 def _refuse_lists(part: Any, name: str | None = None) -> None:
-    """Raise UsageError where a Loader's batch has a list that TensorFlow has no tensor for."""
+    """Raise UsageError if a Loader's batch has a list that cannot become a tensor."""
     if isinstance(part, Mapping):
         for inner_name, inner in part.items():
             _refuse_lists(inner, inner_name)
@@ -116,7 +115,7 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
 
 
 def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
-    """Return the batch with ``make(part)`` for each part, and with tuples for lists of parts."""
+    """Return the batch with ``make(part)`` for each part, and tuples in place of lists of parts."""
     if isinstance(batch, Mapping):
         return {name: _mapped(make, part) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -127,12 +126,12 @@ def _mapped(make: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def is_bytes_list(part: Any) -> bool:
-    """Whether a part is a list of bytes, as a loader delivers encoded images."""
+    """Return whether a part is a list of bytes, such as a loader's encoded images."""
     return isinstance(part, list) and all(isinstance(x, bytes | bytearray | memoryview) for x in part)
 
 
 def _is_rows(part: list[Any]) -> bool:
-    """Whether a list is one part with a row per element: bytes, strings or numbers, as from ``as_list``."""
+    """Return whether a list is a single part with one row (bytes, string or number) per element."""
     return is_bytes_list(part) or all(isinstance(x, str | int | float | complex | np.generic) for x in part)
 
 
@@ -149,20 +148,20 @@ def _spec_of(part: Any) -> Any:
 
 
 def flat(signature: Any) -> list[Any]:
-    """The leaves of a signature."""
+    """Return the leaves of a signature."""
     return leaves_of(signature, signature)
 
 
 def renamed(signature: Any, values: list[Any]) -> Any:
-    """``values`` in the signature's form: the inverse of :func:`leaves_of`."""
+    """Return ``values`` in the signature's form: the inverse of :func:`leaves_of`."""
     remaining = iter(values)
     return _mapped(lambda _: next(remaining), signature)
 
 
 def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *, waits: bool = True) -> int:
-    """The capacity in batches: a number as it is, a size divided by that of a full batch, but at least 1.
+    """Return the capacity in batches: the given number, or a size divided by a batch's, at least 1.
 
-    That size is the source's, the signature's, or, where it ``waits`` for one, that of the first batch.
+    The batch size comes from the source, the signature or, if this ``waits`` for it, the first batch.
     """
     if capacity is None:
         return DEFAULT_CAPACITY
@@ -193,7 +192,7 @@ Leaves = list[Any]
 
 
 def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
-    """Return an eager tensor of a batch's part. Raises UsageError where the part does not match ``spec``."""
+    """Return a part as an eager tensor. Raises UsageError if it does not match ``spec``."""
     if tf.is_tensor(part):
         return _checked(part, spec)
     array = array_of(part, spec, zero_copy=zero_copy)
@@ -203,7 +202,7 @@ def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
 
 
 def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
-    """Return the part as an array for TensorFlow. Raises UsageError if it does not match ``spec``."""
+    """Return a part as an array for TensorFlow. Raises UsageError if it does not match ``spec``."""
     if spec.dtype == tf.string:
         if isinstance(part, list | tuple):
             strings = np.empty(len(part), object)
@@ -219,23 +218,26 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
     is_wide = isinstance(part, np.ndarray) or array.dtype == spec.dtype.as_numpy_dtype
-    if not is_wide and array.dtype.kind in "iufb":  # Python's numbers have no width
+    if not is_wide and array.dtype.kind in "iufb":  # Python numbers, which have no width
         array = _as_wide(array, spec)
     return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
 
 
 def empty_tensors(specs: Sequence[Any]) -> list[Any]:
-    """Empty tensors of these dtypes, for an element without a batch."""
+    """Return empty tensors of these dtypes, for an element without a batch."""
     return [tf.zeros([0] * (spec.shape.rank or 0), spec.dtype) for spec in specs]
 
 
 def empty_arrays(specs: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    """Empty arrays of these dtypes, for an element without a batch."""
+    """Return empty arrays of these dtypes, for an element without a batch."""
     return [np.zeros([0] * (spec.shape.rank or 0), spec.dtype.as_numpy_dtype) for spec in specs]
 
 
 def _checked(value: Any, spec: Any) -> Any:
-    dtype = value.dtype.name if tf.is_tensor(value) else _name(value.dtype)
+    try:
+        dtype = tf.as_dtype(value.dtype).name
+    except TypeError:  # TensorFlow has no such dtype
+        dtype = value.dtype.name
     if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
         raise UsageError(
             f"a batch has {dtype} {list(value.shape)} where its signature says "
@@ -244,16 +246,8 @@ def _checked(value: Any, spec: Any) -> Any:
     return value
 
 
-def _name(dtype: np.dtype[Any]) -> str:
-    """TensorFlow's name of the dtype, or NumPy's where TensorFlow has no such dtype."""
-    try:
-        return str(tf.as_dtype(dtype).name)
-    except TypeError:
-        return dtype.name
-
-
 def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
-    """Convert Python's numbers, which have no width, to the signature's dtype. UsageError if it cannot."""
+    """Convert Python numbers to the signature's dtype. Raises UsageError if they do not fit."""
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     wide = array.astype(dtype)
     if not np.array_equal(wide, array) and not (array.dtype.kind == dtype.kind == "f"):
@@ -264,11 +258,10 @@ def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
 
 
 def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArray[Any]:
-    flags = array.flags
     if array.dtype.kind not in NUMBERS:
         return array
-    is_as_needed = flags.c_contiguous and flags.writeable and array.dtype.isnative
-    if zero_copy and is_as_needed and array.ctypes.data % ALIGNMENT == 0:
+    is_usable = array.flags.c_contiguous and array.flags.writeable and array.dtype.isnative
+    if zero_copy and is_usable and array.ctypes.data % ALIGNMENT == 0:
         return array
     dtype = array.dtype.newbyteorder("=")
     fresh = aligned(array.nbytes).view(dtype).reshape(array.shape)
@@ -277,7 +270,7 @@ def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArra
 
 
 def converted(convert: Callable[..., Any], element_spec: Any, batch: Any, *, zero_copy: bool) -> Leaves:
-    """Return a batch's parts, made by :func:`tensor_of` or :func:`array_of`, in the order of the leaves."""
+    """Return the leaves of a batch, each converted by :func:`tensor_of` or :func:`array_of`."""
     made = []
     for name, spec, part in list(_walked(element_spec, batch)):
         try:

@@ -1,4 +1,4 @@
-"""The thread that puts a source's batches into a queue or stage, and passes that TensorFlow pulls."""
+"""The thread that feeds a source's batches into a sink, and passes that TensorFlow pulls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InputFailed(RuntimeError):
 
 
 class SourceFailure:
-    """A source's exception, which can be found by its number while the input keeps this object."""
+    """A source's exception, found by its number while the input keeps this object."""
 
     def __init__(self, error: BaseException) -> None:
         self.error: BaseException | None = error
@@ -40,7 +40,7 @@ class SourceFailure:
         _failures[self._number] = self
 
     def take_error(self) -> BaseException | None:
-        """Return the error, once. Its traceback refers to frames, which may keep the input alive."""
+        """Return the error, once: its traceback refers to frames that may keep the input alive."""
         error, self.error = self.error, None
         return error
 
@@ -54,8 +54,8 @@ class SourceFailure:
 def original_errors() -> Iterator[None]:
     """Raise the original exception of an input in place of TensorFlow's, which becomes its cause.
 
-    A context manager and a decorator, for code that TensorFlow runs: ``model.fit``, a ``tf.function`` that
-    dequeues, a session's ``run``. Iterating an input in Python raises the original without it. Thread-safe.
+    A context manager and decorator for code that TensorFlow runs: ``model.fit``, a ``tf.function`` that
+    dequeues, a session's ``run``. Iterating an input in Python does so anyway. Thread-safe.
     """
     try:
         yield
@@ -74,29 +74,29 @@ def original_of(error: BaseException) -> BaseException | None:
 
 
 def check(is_closed: bool, is_current: bool = True) -> None:
-    """Raise UsageError where an input is closed, or another iteration of it is the current one."""
+    """Raise UsageError if an input is closed, or another iteration of it has begun."""
     if is_closed:
         raise UsageError("this input is closed; make a new one")
     if not is_current:
         raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
 
 
-CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source to return
-RETURN_S = 0.1  # the time that TensorFlow's own Python code takes after a call, and before the next one
-POLL_INTERVAL_S = 0.5  # how often a waiting thread checks, in case a notification was lost
-NOT_BEGUN = object()  # the state of a pass that the thread has not yet begun
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source
+RETURN_S = 0.1  # the time that TensorFlow's own Python code takes between two calls
+POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, in case a notification was lost
+NOT_BEGUN = object()  # the state of a pass that the thread has not begun
 
 
 class _Pass:
-    """A pass of the source that the consumer has requested, and how far both sides are with it."""
+    """A pass that the consumer has requested, with the progress of both sides."""
 
     def __init__(self, *, is_past: bool = False) -> None:
-        self.is_fed = is_past  # the thread has put all of it
+        self.is_fed = is_past  # the thread has put all its elements
         self.is_over = is_past  # the consumer has seen its end
         self.is_left = False  # the consumer has ended it early
-        self.is_untouched = not is_past  # no element of it was taken
-        self.is_followed = False  # a graph has requested the next one, before the thread finished this one
-        self.state: Any = NOT_BEGUN  # the source's state after the batch that was taken last
+        self.is_untouched = not is_past  # the consumer has taken none of its elements
+        self.is_followed = False  # a graph requested the next pass before the thread finished this one
+        self.state: Any = NOT_BEGUN  # the source's state after the batch taken last
         self.states: deque[Any] = deque()  # its states after the batches in the sink
 
     @property
@@ -105,7 +105,7 @@ class _Pass:
 
 
 class Feeder(Owned):
-    """Puts the passes of a source into a sink, each on request, each ended by END or ERROR.
+    """Puts the passes of a source into a sink, each on request, each followed by END or ERROR.
 
     One consumer takes elements: in Python with :meth:`take`, or unseen in a graph, which calls :meth:`ended`.
     If the consumer ends a pass early, the sink is emptied before the next pass begins.
@@ -121,15 +121,15 @@ class Feeder(Owned):
     ) -> None:
         self.passes = passes
         self.occupancy = Occupancy()
-        self.unseen = False  # a graph takes; it cannot request the next pass, so that begins at once
+        self.unseen = False  # a graph takes; as it cannot request the next pass, that begins at once
         self._sink = sink
         self._leaves_of = leaves_of
-        self._on_close = on_close  # may wake a source that this thread waits for
+        self._on_close = on_close  # may wake a source that the thread waits for
         self._changed = threading.Condition()
         self._epoch_number = 0
         self._pass = _Pass(is_past=True)
         self._closed = False
-        self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, of the next
+        self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, the next
         self._thread: threading.Thread | None = None
 
     def begin(self) -> int:
@@ -145,7 +145,7 @@ class Feeder(Owned):
             return self._epoch_number
 
     def take(self, epoch_number: int) -> Leaves | None:
-        """Return the next batch of that epoch, None at its end. Raises UsageError, the source's errors."""
+        """Return the epoch's next batch, None at its end. Raises UsageError and the source's errors."""
         with self._changed:
             waited = self._await_element(epoch_number)
             current = self._pass
@@ -161,7 +161,7 @@ class Feeder(Owned):
             return None
 
     def leave(self, epoch_number: int) -> None:
-        """End that epoch early: empty the sink, so that the thread can finish."""
+        """End the epoch early: empty the sink, so that the thread can finish."""
         with self._changed:
             if self._pass.is_open and epoch_number == self._epoch_number and not self._closed:
                 self._pass.is_left = True
@@ -179,7 +179,7 @@ class Feeder(Owned):
                 self._request_pass()
 
     def ended(self, status: int) -> None:
-        """Raise StopIteration or InputFailed in a graph that took END or ERROR."""
+        """Raise StopIteration or InputFailed in a graph that has taken END or ERROR."""
         with self._changed:
             failure = self._failures[-1] if status == Status.ERROR else None
             self._finish()
@@ -188,7 +188,7 @@ class Feeder(Owned):
         raise StopIteration  # TensorFlow turns it into OutOfRangeError
 
     def state(self) -> Any:
-        """Return the source's state as of the batch that was taken last."""
+        """Return the source's state as of the batch taken last."""
         self._check_seen()
         with self._changed:
             current = self._pass
@@ -217,10 +217,9 @@ class Feeder(Owned):
                 self._request_pass()
 
     def close(self) -> None:
-        """End the thread. Callable from any thread, in any state, and by a garbage collection.
+        """End the thread. For any thread, in any state, and for garbage collection.
 
-        It waits at most some seconds for the lock, and for the thread. A source that does not return in that
-        time is not waited for.
+        Waits at most a few seconds for the lock, and for the thread, as the source may not return.
         """
         if not self.made_here:
             return
@@ -245,7 +244,7 @@ class Feeder(Owned):
             )
 
     def _request_pass(self) -> None:
-        """Request a pass. Raises OperationError, and requests nothing, if the thread cannot be started."""
+        """Request a pass. Raises OperationError, and requests nothing, if the thread cannot start."""
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
             with starting_thread():
@@ -261,11 +260,11 @@ class Feeder(Owned):
         if self.unseen and not self._closed:
             if self._pass.is_fed:
                 self._request_pass()
-            else:  # no wait here: its last step may need this thread of TensorFlow's
+            else:  # don't wait: the thread's last step may need this thread of TensorFlow's
                 self._pass.is_followed = True
 
     def _await_element(self, epoch_number: int) -> float | None:
-        """Wait for an element. Returns the seconds that it took, None if no wait was needed."""
+        """Wait for an element. Return the seconds waited, None if one was there."""
         began, waited = perf_counter(), False
         while True:
             check(self._closed, epoch_number == self._epoch_number and self._pass.is_open)
@@ -304,7 +303,7 @@ class Feeder(Owned):
                 self._changed.notify_all()
 
     def _run(self, current: _Pass) -> Status:
-        """Put the batches of a pass; return the status of its end."""
+        """Put the batches of a pass into the sink; return the status of its end."""
         try:
             with ending(self.passes.begin()) as batches:
                 state = None if self.unseen else self.passes.state()
@@ -339,7 +338,7 @@ class Feeder(Owned):
                 current.states.append(self.passes.state())
             level, began = self._sink.level(), perf_counter()
             self._sink.put(Status.BATCH, leaves)
-            del leaves  # the loop would hold this batch while it waits for the next
+            del leaves  # otherwise held while the loop waits for the next batch
             full = level >= self._sink.capacity
             self.occupancy.fed(level, full=full, seconds=perf_counter() - began, unseen=self.unseen)
             with self._changed:
@@ -347,7 +346,7 @@ class Feeder(Owned):
 
 
 class PulledPasses(Owned):
-    """Passes that are pulled by their number; beginning one ends the one before. Thread-safe."""
+    """Passes pulled by their number; beginning one ends the one before. Thread-safe."""
 
     def __init__(self, passes: Passes, element_spec: Any) -> None:
         self._passes = passes
@@ -357,12 +356,12 @@ class PulledPasses(Owned):
         self._number = 0
         self._batches: Iterator[Any] = iter(())
         self._pulling = 0
-        self._called: list[int] = []  # the threads in which TensorFlow has called
-        self._returned = -RETURN_S  # when it had the last result
+        self._called: list[int] = []  # the threads of TensorFlow that are in a call
+        self._returned = -RETURN_S  # when the last call returned
         self._closed = False
 
     def closed_with(self, owner: object) -> Finalize:
-        """Have :meth:`close` called when the owner is dropped, and before TensorFlow's threads end."""
+        """Make a finalizer that closes this when the owner is dropped, before TensorFlow's threads end."""
         return Finalize(owner, self.close, exitpriority=15)
 
     def begin(self) -> int:
@@ -381,7 +380,7 @@ class PulledPasses(Owned):
         return number
 
     def next(self, number: int) -> Any:
-        """Return the next batch of that pass, None at its end. Raises UsageError once another was begun."""
+        """Return the pass's next batch, None at its end. Raises UsageError once another has begun."""
         with self._changed:
             check(self._closed, number == self._number)
             self._pulling += 1
@@ -398,7 +397,7 @@ class PulledPasses(Owned):
         return batch
 
     def begin_for_tensorflow(self) -> int:
-        """As :meth:`begin`, with errors for :func:`original_errors`."""
+        """Begin a pass as :meth:`begin` does, with errors for :func:`original_errors`."""
         with self._reporting():
             return self.begin()
 
@@ -407,21 +406,17 @@ class PulledPasses(Owned):
         with self._reporting():
             batch = self.next(int(number))
             if batch is None:
-                status, leaves = Status.END, empty_tensors(flat(self._element_spec))
-            else:
-                zero_copy = self._passes.batches_never_change
-                status, leaves = (
-                    Status.BATCH,
-                    converted(tensor_of, self._element_spec, batch, zero_copy=zero_copy),
-                )
-            return [tf.constant(int(status), tf.uint8), *leaves]
+                return [tf.constant(int(Status.END), tf.uint8), *empty_tensors(flat(self._element_spec))]
+            zero_copy = self._passes.batches_never_change
+            leaves = converted(tensor_of, self._element_spec, batch, zero_copy=zero_copy)
+            return [tf.constant(int(Status.BATCH), tf.uint8), *leaves]
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
         self._called.append(get_ident())
         try:
             yield
-        except BaseException as error:  # TensorFlow would keep its text only
+        except BaseException as error:  # TensorFlow would keep only its text
             failure = SourceFailure(original_of(error) or error)
             self._failures.append(failure)
             raise failure.as_input_failed() from error
@@ -432,10 +427,10 @@ class PulledPasses(Owned):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse new calls, and wait some seconds for running ones. A garbage collection may call it.
+        """Refuse new calls, and wait a few seconds for running ones. Garbage collection may call it.
 
-        When the interpreter ends, it waits for ever for a thread of TensorFlow that is still in Python code.
-        So such a thread gets the time to return, and to be refused if it calls again.
+        At its exit, the interpreter waits forever for a thread of TensorFlow that is still in Python code. So
+        such a thread gets the time to return, and to be refused if it calls again.
         """
         if not self.made_here:
             return

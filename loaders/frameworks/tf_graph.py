@@ -1,8 +1,8 @@
-"""TensorFlow's queues and staging areas, with an end of each pass that the step can see.
+"""TensorFlow's queues and staging areas, in which each pass has an end that the step can see.
 
-A wait in ``Stage`` or ``Unstage`` cannot be interrupted. So there are two queues beside each staging area,
-and a wait for them ends when they are closed: whoever stages an element waits for a permit, of which there is
-one for each free place; a step waits for a token, which is put after its element.
+A wait in ``Stage`` or ``Unstage`` cannot be interrupted. So each staging area has two queues, whose closing
+ends a wait: the thread that stages an element first takes a permit, one of which exists for each free place;
+a step first takes a token, which is put after its element.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Status(IntEnum):
 
 
 class SinkClosed(Exception):
-    """The sink is closed, and accepts and delivers no elements."""
+    """The sink is closed."""
 
 
 class PassEnded(Exception):
-    """The pass has ended, which only the attempt to put an element has shown."""
+    """The attempt to put an element showed that the pass has ended."""
 
 
 class Sink(Owned, ABC):
@@ -50,11 +50,11 @@ class Sink(Owned, ABC):
 
     @abstractmethod
     def put(self, status: Status, leaves: Leaves) -> None:
-        """Wait for a place and put an element; only a batch has ``leaves``. Raises SinkClosed, PassEnded."""
+        """Wait for room and put an element; only a batch has ``leaves``. Raises SinkClosed, PassEnded."""
 
     @abstractmethod
     def level(self) -> int:
-        """Return how many elements can be taken without waiting."""
+        """Return the number of elements that can be taken without waiting."""
 
     @abstractmethod
     def take(self) -> tuple[Status, Leaves]:
@@ -62,22 +62,22 @@ class Sink(Owned, ABC):
 
     @abstractmethod
     def empty(self) -> None:
-        """Drop all elements. No thread takes at the same time; one may wait to put."""
+        """Drop all elements. No thread may take at the same time; one may wait to put."""
 
     @abstractmethod
     def close(self) -> None:
         """Drop all elements and wake waiting threads. Idempotent."""
 
 
-LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold for short times only
+LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold only briefly
 
 
 @contextmanager
 def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
-    """Hold the condition's lock, then wake all waiting threads. The context's value is whether it is held.
+    """Hold the condition's lock, then wake all waiting threads. Yields whether the lock is held.
 
     A garbage collection may close an input in any thread, at any point. The wait for the lock is limited,
-    because the thread that holds the lock may wait for something that this thread holds.
+    because the thread that holds it may wait for something that this thread holds.
     """
     is_held = changed.acquire(timeout=LOCK_TIMEOUT_S)
     try:
@@ -89,9 +89,9 @@ def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
 
 
 def weak(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls the method without a reference to its object.
+    """Return a function that calls the method, and holds only a weak reference to its object.
 
-    TensorFlow keeps the functions that it is given for ever. Raises UsageError when the object is gone.
+    TensorFlow keeps functions forever. The function raises UsageError when the object is gone.
     """
     reference = weakref.WeakMethod(method)
 
@@ -105,16 +105,16 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def end_epoch(status: int) -> None:
-    """Raise StopIteration, where no element but the end of an epoch can follow the batches."""
+    """Raise StopIteration. For elements that are never errors."""
     raise StopIteration
 
 
 def batch_or_end(status: Any, ended: Callable[[int], None] = end_epoch) -> Any:
-    """Return a tensor for a control dependency: True where ``status`` is that of a batch.
+    """Return a tensor for a control dependency: True if ``status`` is that of a batch.
 
     Otherwise the graph calls ``ended(status)``, which raises; TensorFlow turns StopIteration into
-    OutOfRangeError. Where it does not raise, because another replica's call does, the tensor is False. A
-    batch costs one comparison; Python code runs only at the end of a pass.
+    OutOfRangeError. If another replica's call raises instead, the tensor is False. A batch costs one
+    comparison; Python code runs only at the end of a pass.
     """
 
     def call_ended(found: Any) -> bool:
@@ -130,14 +130,14 @@ def batch_or_end(status: Any, ended: Callable[[int], None] = end_epoch) -> Any:
 
 
 def shaped(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-    """Return the tensors, with their known static shapes set."""
+    """Set the static shapes of the tensors, and return them."""
     for tensor, spec in zip(tensors, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(tensors)
 
 
 def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None] = end_epoch) -> list[Any]:
-    """Return the tensors of an element, its status first; the graph calls ``ended`` if it is no batch."""
+    """Return the tensors of an element, without its status; the graph calls ``ended`` if it is no batch."""
     status, *tensors = element
     with tf.control_dependencies([batch_or_end(status, ended)]):
         return shaped([tf.identity(tensor) for tensor in tensors], specs)
@@ -149,27 +149,27 @@ _numbers = itertools.count(1)
 
 
 def raw_session(session: Any) -> Any:
-    """Return the session, without the hooks of a monitored session, which count training steps only."""
+    """Return the session without the hooks of a monitored session, which are for training steps only."""
     run_step_fn = getattr(session, "run_step_fn", None)
     return run_step_fn(lambda step_context: step_context.session) if callable(run_step_fn) else session
 
 
 class OperatedSink(Sink):
-    """The common part of sinks that have operations: of eager mode, or of a session after :meth:`attach`."""
+    """Base of sinks made of operations, which run eagerly, or in a session after :meth:`attach`."""
 
     def __init__(self) -> None:
         self._in_session = not tf.executing_eagerly()
-        self._made: dict[str, tuple[Any, list[Any]]] = {}  # as fetches and the placeholders to feed
+        self._made: dict[str, tuple[Any, list[Any]]] = {}  # the fetches, and the placeholders to feed
         self._runs: dict[str, Callable[..., Any]] = {}
         self._closed = False
 
     def _add(self, name: str, operate: Callable[..., Any], *dtypes: Any) -> None:
-        """Add an operation of arguments of these dtypes. A garbage collection may run it within a graph."""
+        """Add an operation whose arguments have these dtypes."""
         if self._in_session:
             fed = [tf.compat.v1.placeholder(dtype) for dtype in dtypes]
             self._made[name] = operate(*fed), fed
         else:
-            self._runs[name] = tf.init_scope()(operate)
+            self._runs[name] = tf.init_scope()(operate)  # a garbage collection may run it within a graph
 
     def attach(self, session: Any) -> None:
         """Use this session. Raises UsageError for a second session."""
@@ -179,9 +179,9 @@ class OperatedSink(Sink):
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
     def _once_attached(self, queue: Any) -> Any:
-        """Return a context of operations that fail, instead of waiting for ever, in a session not attached.
+        """Return a context whose operations fail, instead of waiting forever, if no session is attached.
 
-        A step that finds an element costs one comparison; Python code runs only where the queue is empty.
+        A step that finds an element costs one comparison; Python code runs only if the queue is empty.
         """
         if not self._in_session:
             return nullcontext()
@@ -201,7 +201,7 @@ class OperatedSink(Sink):
 
     @abstractmethod
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        """The next batch within the graph; the graph calls ``ended`` for an element that is no batch."""
+        """Return the next batch in the graph, which calls ``ended`` for an element that is no batch."""
 
     def level(self) -> int:
         try:
@@ -218,7 +218,7 @@ class OperatedSink(Sink):
             self._run("close")
             self.empty()
         except (SinkClosed, tf.errors.OpError):
-            return  # there was no session, it is closed with its elements, or another thread took the last
+            return  # no session was attached, it is closed, or another thread took the last element
         finally:
             self._closed = True
 
@@ -232,7 +232,7 @@ class OperatedSink(Sink):
 
 
 class TensorQueue(OperatedSink):
-    """A ``FIFOQueue`` of ``capacity`` elements, of eager mode or of the v1 graph that is being built.
+    """A ``FIFOQueue`` of ``capacity`` elements, for eager mode or the v1 graph that is being built.
 
     An array that is aligned to 64 bytes is not copied; TensorFlow keeps its memory until the last use.
     """
@@ -269,7 +269,7 @@ class _Area:
         self.device = device
         self._dtypes = [spec.dtype for spec in specs]
         self._name = f"shardprep-stage-{os.getpid()}-{next(_numbers)}"
-        with tf.device("CPU:0"):  # of no limited size: after a failed step there may be one more than places
+        with tf.device("CPU:0"):  # unbounded: after a failed step there may be one element more than places
             self.tokens = tf.queue.FIFOQueue(-1, [token])
             self.permits = tf.queue.FIFOQueue(-1, [tf.uint8], shapes=[[]])
 
@@ -278,7 +278,7 @@ class _Area:
             return tf.raw_ops.Stage(values=leaves, shared_name=self._name)
 
     def unstage(self) -> Leaves:
-        """Take out an element that has a token, which was taken before; then its place is free."""
+        """Take the element of a token that was taken before, and free its place."""
         with tf.device(self.device):
             parts = tf.raw_ops.Unstage(dtypes=self._dtypes, shared_name=self._name)
         with tf.control_dependencies(parts), tf.device("CPU:0"):
@@ -287,9 +287,10 @@ class _Area:
             return [tf.identity(part) for part in parts]
 
     def clear(self, places: int) -> None:
-        """Drop all elements, in eager mode, and give as many permits as there are places.
+        """Drop all elements, in eager mode, and provide one permit per place.
 
-        A thread that waits for a permit gets one of these; then there is one more place until the next call.
+        A thread that waits for a permit gets one of these, which leaves one place too many until the next
+        call.
         """
         while int(self.tokens.size()):
             self.tokens.dequeue()
@@ -305,7 +306,7 @@ class _Area:
 
 
 class SessionStage(OperatedSink):
-    """A staging area on ``device`` for ``batch``, the tensors of another input, without Python between."""
+    """A staging area on ``device`` that stages ``batch``, tensors of another input, without Python code."""
 
     def __init__(self, specs: Sequence[Any], batch: Sequence[Any], device: str, depth: int) -> None:
         super().__init__()
@@ -360,29 +361,29 @@ class SessionStage(OperatedSink):
             return shaped(self._area.unstage(), self._specs)
 
 
-REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may have no thread
+REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may lack a thread
 
 
 class StagingAreas(Sink):
-    """A sink that puts one part of each element on each device; ``depth`` is its capacity in elements.
+    """A sink of ``depth`` elements, each with one part per device.
 
-    The leaves of an element are one list per device. Parts are copied to their device unless they are there.
+    The leaves of an element are one list per device. They are copied to the device unless they are there.
     """
 
     def __init__(self, specs: Sequence[Any], devices: Sequence[str], depth: int) -> None:
         self.capacity = depth
         self._specs = specs
-        self._reported = 0  # the token of the end that was reported last
+        self._reported = 0  # the token of the last reported end
         self._changed = threading.Condition()
         self._closed = False
         self._pass = 1
-        self._is_over = True  # whether the element that was put last was the end of a pass
+        self._is_over = True  # whether the last element put was the end of a pass
         self._areas = [_Area(specs, device, tf.int64) for device in devices]
 
     def put(self, status: Status, leaves: Leaves) -> None:
         if self._is_over:
             self.empty()  # a step that failed may have left elements
-        number = 0 if status == Status.BATCH else self._pass * len(Status) + status  # equal for all devices
+        number = 0 if status == Status.BATCH else self._pass * len(Status) + status  # same for all devices
         token = tf.constant(number, tf.int64)
         self._is_over = status != Status.BATCH
         self._pass += self._is_over
@@ -403,9 +404,7 @@ class StagingAreas(Sink):
                     area.stage(part)
                 try:
                     area.tokens.enqueue(token)
-                except (
-                    tf.errors.OpError
-                ) as error:  # a garbage collection in this thread has closed it meanwhile
+                except tf.errors.OpError as error:  # closed meanwhile, by garbage collection in this thread
                     if part is not None:
                         area.unstage()
                     raise SinkClosed from error
@@ -426,17 +425,17 @@ class StagingAreas(Sink):
                     area.clear(self.capacity)
 
     def dequeue(self, replica: int, ended: Callable[[int], None]) -> Leaves:
-        """The replica's next part within a graph, which calls ``ended`` for an element that is no batch."""
+        """Return the replica's next part in the graph, which calls ``ended`` if it is no batch."""
         found, area = partial(weak(self._found), ended), self._areas[replica]
         with tf.device("CPU:0"):
             is_batch = batch_or_end(area.tokens.dequeue(), found)
         return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
 
     def _found(self, ended: Callable[[int], None], token: int) -> None:
-        """Report the end of a pass that a replica took, once, after all replicas have taken it.
+        """Report the end of a pass once, when all replicas have taken it.
 
-        The report is an exception, which aborts the step of all replicas. An end that a replica has not taken
-        by then would stay for the next pass.
+        The report is an exception, which aborts the step of all replicas; an end that is not taken by then
+        would remain for the next pass.
         """
         with self._changed:
             is_first, self._reported = token != self._reported, token
@@ -458,7 +457,7 @@ class StagingAreas(Sink):
         with tf.init_scope():
             for area in self._areas:
                 area.tokens.close(cancel_pending_enqueues=True)
-                with suppress(tf.errors.OutOfRangeError):  # a step took the last
+                with suppress(tf.errors.OutOfRangeError):  # a step took the last element
                     while int(area.tokens.size()):  # a step that has a token finds its part
                         if _status(int(area.tokens.dequeue())) == Status.BATCH:
                             area.unstage()

@@ -1,4 +1,4 @@
-"""The inputs: batches of a source, of a dataset, of TensorFlow itself or of other machines, for a step."""
+"""Inputs for training steps: from a source, a dataset, TensorFlow itself or other machines."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
     """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
 
     Each iteration of the dataset is a new epoch of the source, and ends the epoch before. The cardinality is
-    set and asserted where every epoch has the same known length. Batches are not copied where :mod:`.tensors`
-    finds that safe. Steps that keep batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's
-    slots; the Loader copies from then on.
+    set and asserted if every epoch has the same known length. Batches are not copied where that is safe (see
+    :mod:`.tensors`). Steps that keep batches (``cache``, ``shuffle``, ``list(dataset)``) keep a Loader's
+    slots; the Loader then begins to copy.
 
     A source's error is raised as TensorFlow's, with its text; ``with original_errors():`` raises the
-    original. For ``tf.distribute`` the dataset is not sharded: each worker's loader has its own rank.
+    original. ``tf.distribute`` does not shard the dataset: each worker's loader has its own rank.
 
     Args:
         source: As for :class:`.QueueInput`.
         signature: As for :class:`.QueueInput`; it becomes ``element_spec``.
-        prefetch: Number of batches to draw ahead, 0 for none.
+        prefetch: Number of batches to draw ahead, or 0.
 
     Raises:
         UsageError: The signature is neither given nor known.
@@ -79,7 +79,7 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
 
 
 def _pulled(source: Passes, element_spec: Any) -> Any:
-    """Return a dataset of one element that begins a pass, flat-mapped to the batches of the pass."""
+    """Return a dataset with one element, which begins a pass and is flat-mapped to its batches."""
     specs, passes = flat(element_spec), PulledPasses(source, element_spec)
     begin_pass, pull = weak(passes.begin_for_tensorflow), weak(passes.next_for_tensorflow)
 
@@ -96,23 +96,22 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
         return counter.take_while(lambda status, *_: tf.equal(status, int(Status.BATCH))).map(batch_of)
 
     started = tf.data.Dataset.from_tensors(0).map(lambda _: tf.numpy_function(begin_pass, [], tf.int64))
-    started.shardprep_passes = passes  # datasets that are made from this one keep it alive
+    started.shardprep_passes = passes  # datasets made from this one keep it alive
     passes.closed_with(started)
     return started.flat_map(batches)
 
 
 class Input(FrameworkHint, Owned, ABC):
-    """Batches as TensorFlow's tensors, in the form of ``element_spec``, epoch after epoch.
+    """Batches as TensorFlow tensors, in the form of ``element_spec``, epoch after epoch.
 
     Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
     and leaving the loop ends the epoch. :meth:`dequeue` returns the next batch in eager code, in a
     ``tf.function`` or in a v1 graph, and raises ``tf.errors.OutOfRangeError`` at the end of each epoch. In a
     graph, a source's error is raised as TensorFlow's; ``with original_errors():`` raises the original.
-    ``len()`` is the number of batches of the next epoch, where the source knows it.
+    ``len()`` is the number of batches of the next epoch, if the source knows it.
 
-    A context manager. It may be closed twice, from any thread and in any state; it is closed when it is
-    dropped and when the interpreter ends. One thread at a time may draw from it. Neither copyable nor
-    picklable.
+    A context manager. Closing is idempotent, in any thread and any state; dropping the input or ending the
+    interpreter closes it, too. One thread at a time may draw from it. Neither copyable nor picklable.
     """
 
     instead = "make the input where it is needed, over a source of its own"
@@ -127,12 +126,12 @@ class Input(FrameworkHint, Owned, ABC):
         """Begin an epoch."""
 
     def __len__(self) -> int:
-        """Return the number of batches of the next epoch. Raises TypeError where it is not known."""
+        """Return the number of batches of the next epoch. Raises TypeError if it is not known."""
         return len(self._passes)
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """The number of batches of every epoch; None where it is unknown or infinite."""
+        """Number of batches of every epoch; None if it is unknown or infinite."""
         return self._passes.steady_length
 
     def dequeue(self) -> Any:
@@ -147,7 +146,7 @@ class Input(FrameworkHint, Owned, ABC):
 
     @abstractmethod
     def _dequeue_in_graph(self) -> Any:
-        """Return the next batch as an operation of the graph that is being built."""
+        """Return the next batch as tensors of the graph that is being built."""
 
     @abstractmethod
     def stats(self) -> InputStats:
@@ -171,10 +170,10 @@ class Input(FrameworkHint, Owned, ABC):
         return state
 
     def start(self, session: Any) -> None:
-        """Start to feed in this session, for an input of a v1 graph. Does nothing in eager mode."""
+        """Start an input of a v1 graph in this session. Does nothing in eager mode."""
 
     def to_dataset(self, *, prefetch: int = 1) -> Any:
-        """Return a ``tf.data.Dataset``, for ``model.fit``. Each iteration of it is an epoch of this input.
+        """Return a ``tf.data.Dataset`` for ``model.fit``, each iteration of which is an epoch of this input.
 
         ``prefetch`` is the number of batches that ``tf.data`` draws ahead.
         """
@@ -201,7 +200,7 @@ class Input(FrameworkHint, Owned, ABC):
 
 
 class DirectInput(Input):
-    """An input without a thread: each step waits while its batch is made, and so counts as starved."""
+    """An input without a thread. Each step waits while its batch is made, and so counts as starved."""
 
     def __init__(self, passes: Passes, element_spec: Any) -> None:
         self._passes, self.element_spec = passes, element_spec
@@ -220,7 +219,7 @@ class DirectInput(Input):
             took = perf_counter() - began
             self._occupancy.taken(waited=took)
             self._occupancy.drew(took, 0.0)
-            yield held.pop()  # a reference in this frame would hold the slot during the next wait
+            yield held.pop()  # keeping a reference would hold the slot during the next wait
         self._occupancy.epoch()
 
     def stats(self) -> InputStats:
@@ -234,17 +233,17 @@ class DirectInput(Input):
 class FeederInput(Input):
     """An input over a sink and the feeder that fills it; in a v1 graph :meth:`start` starts the feeder.
 
-    ``state_dict`` is the source's state as of the last batch that this input delivered, for any number of
-    batches in the sink. ``load_state_dict`` sets the source's state for the next epoch. Both raise UsageError
-    where a graph dequeues.
+    ``state_dict`` is the source's state as of the last batch that this input delivered, whatever the sink
+    holds. ``load_state_dict`` sets the source's state for the next epoch. Both raise UsageError if a graph
+    dequeues.
     """
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
         self._passes, self.element_spec = passes, element_spec
-        self._sink: Any = sink  # some have operations of their own
+        self._sink: Any = sink  # some have more methods than a Sink
         self._feeder = feeder
         self._in_session = not tf.executing_eagerly()
-        # multiprocessing's finalizer runs before an engine ends its workers, while threads can be joined
+        # multiprocessing's finalizer runs before an engine stops its workers, while threads can be joined
         self._finalizer = Finalize(self, feeder.close, exitpriority=20)
 
     def __iter__(self) -> Iterator[Any]:
@@ -259,7 +258,7 @@ class FeederInput(Input):
             while (leaves := self._feeder.take(epoch_number)) is not None:
                 batch = [self._form(leaves)]
                 del leaves
-                yield batch.pop()  # a reference in this frame would hold the slot during the next wait
+                yield batch.pop()  # keeping a reference would hold the slot during the next wait
         finally:
             self._feeder.leave(epoch_number)
 
@@ -271,12 +270,11 @@ class FeederInput(Input):
             self._feeder.take_unseen()
         return self.packed(self._dequeue_op(weak(self._feeder.ended)))
 
-    def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
-        leaves: Leaves = self._sink.dequeue(ended)
-        return leaves
+    def _dequeue_op(self, ended: Callable[[int], None]) -> Any:
+        return self._sink.dequeue(ended)
 
     def _form(self, leaves: Leaves) -> Any:
-        """The batch that eager code gets for the leaves of the sink's element."""
+        """Return the batch of an element's leaves for eager code."""
         return self.packed(leaves)
 
     def start(self, session: Any) -> None:
@@ -290,7 +288,7 @@ class FeederInput(Input):
         self._feeder.restart()
 
     def state_or_none(self) -> Any:
-        """``state_dict()``; None where the source has no state."""
+        """Return the state of :meth:`state_dict`; None for a source without one."""
         return self._feeder.state()
 
     def load_state_dict(self, state: Any, **options: Any) -> None:
@@ -311,7 +309,7 @@ class FeederInput(Input):
 
 
 class FeedInput(DirectInput):
-    """Draws each batch from ``source`` when the step asks for it: for debugging, and for small data.
+    """Draws each batch from ``source`` when the step requests it: for debugging, and for small data.
 
     ``source`` and ``signature`` are as for :class:`QueueInput`. Made in a v1 graph, ``dequeue`` returns
     placeholders, and iterating the input yields the ``feed_dict`` of each batch::
@@ -320,7 +318,7 @@ class FeedInput(DirectInput):
             session.run(step, feed)
 
     In a ``tf.function``, the source's Python code runs within the step. Every step waits for its batch, so
-    every step counts as starved. Raises UsageError where the signature is neither given nor known.
+    every step counts as starved. Raises UsageError if the signature is neither given nor known.
     """
 
     def __init__(self, source: Source, *, signature: Any = None) -> None:
@@ -328,7 +326,7 @@ class FeedInput(DirectInput):
         super().__init__(passes, signature_of(passes, signature))
         self._pulled = PulledPasses(passes, self.element_spec)
         self._finalizer = self._pulled.closed_with(self)
-        self._number: int | None = None  # the number of the pass that a graph dequeues from
+        self._number: int | None = None  # of the pass that a graph dequeues from
         self._placeholders: list[Any] | None = None
         if not tf.executing_eagerly():
             self._placeholders = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in self.specs]
@@ -365,7 +363,7 @@ class FeedInput(DirectInput):
         return self._passes.state()
 
     def load_state_dict(self, state: Any, **options: Any) -> None:
-        """Begin the next epoch where the state was taken. Raises UsageError if the source has no state."""
+        """Make the next epoch begin where the state was taken. Raises UsageError for a source without one."""
         self.reset()
         self._passes.load_state(state, **options)
 
@@ -382,17 +380,17 @@ class QueueInput(FeederInput):
     """A ``tf.queue.FIFOQueue`` that a thread fills from ``source``, so that steps do not wait for Python.
 
     Made in eager mode, an input can be iterated, and dequeued from in eager code and in ``tf.function``. The
-    next epoch begins on request; once a graph dequeues, it begins as soon as the one before is over. Made in
-    a v1 graph, the input is dequeued from in that graph, after ``start(session)``. Batches of a Loader, and
-    of a source with ``batches_never_change = True``, are not copied. Other sources may reuse their arrays, so
-    they are copied.
+    next epoch begins on request or, once a graph dequeues, as soon as the one before is over. Made in a v1
+    graph, the input is dequeued from in that graph, after ``start(session)``. Batches of a Loader, and of a
+    source with ``batches_never_change = True``, are not copied. Other sources may reuse their arrays, so
+    their batches are copied.
 
     Args:
         source: A Loader, another input, any iterable of arrays or of tuples or dicts of arrays, or a function
             that returns such an iterable for each epoch.
-        signature: A ``tf.TensorSpec`` for each part of a batch; None is the source's, or that of its first
+        signature: A ``tf.TensorSpec`` for each part of a batch, by default from the source or its first
             batch.
-        capacity: Number of batches, or a size such as "512MiB"; None is 2 batches.
+        capacity: Number of batches, or a size such as "512MiB"; 2 batches by default.
 
     Raises:
         UsageError: An argument is not valid.
@@ -413,7 +411,7 @@ class BatchQueueInput(QueueInput):
     Args:
         records: A source of single records, as for :class:`QueueInput`.
         batch_size: Records per batch.
-        remainder: "keep" delivers a last batch that is not full, "drop" leaves it out.
+        remainder: "keep" delivers a last batch that is not full, "drop" omits it.
         signature: Of the batches, as for :class:`QueueInput`.
         capacity: Of the queue, as for :class:`QueueInput`.
 
@@ -437,7 +435,7 @@ class BatchQueueInput(QueueInput):
 def fed_queue(
     passes: Passes, element_spec: Any, capacity: int, *, on_close: Callable[[], None] | None = None
 ) -> tuple[Sink, Feeder]:
-    """Return a queue, of eager mode or of the v1 graph that is being built, and its feeder."""
+    """Return a queue, for eager mode or the v1 graph that is being built, and its feeder."""
     specs, convert = flat(element_spec), tensor_of if tf.executing_eagerly() else array_of
     queue = TensorQueue(specs, capacity)
     made_of = partial(converted, convert, element_spec, zero_copy=passes.batches_never_change)
@@ -452,13 +450,13 @@ class StagingInput(FeederInput):
     values for ``strategy.run(step, args=batch)``, and in a graph ``dequeue`` belongs in the replica's
     function.
 
-    A Loader's default ``slots`` suffice for depth 1 over a queue of 2. Each further batch needs one slot
-    more, otherwise batches are copied. All batches of an epoch are delivered. Batches on the device are not
-    copied. Made in a v1 graph, it wraps an input of that graph, on one device, and starts that input, too.
+    A Loader's default ``slots`` suffice for depth 1 over a queue of 2. Each further batch needs one more
+    slot, or batches are copied. All batches of an epoch are delivered. Batches on the device are not copied.
+    Made in a v1 graph, it wraps an input of that graph, on one device, and starts that input, too.
 
     Args:
-        source: Another input, which is closed together with this one, or any source of :class:`QueueInput`.
-        device: Name of the device; None is the first GPU, or the CPU.
+        source: Another input, which is closed together with this one, or any source for :class:`QueueInput`.
+        device: Name of the device, by default the first GPU, or the CPU.
         strategy: A ``tf.distribute.Strategy`` in place of ``device``.
         depth: Number of batches on each device, at least 1.
         signature: As for :class:`QueueInput`.
@@ -511,11 +509,10 @@ class StagingInput(FeederInput):
         columns = map(iter, zip(*leaves, strict=True))
         return self.packed([distributed(lambda _, parts=column: next(parts)) for column in columns])
 
-    def _dequeue_op(self, ended: Callable[[int], None]) -> Leaves:
+    def _dequeue_op(self, ended: Callable[[int], None]) -> Any:
         if self._in_session:
             return super()._dequeue_op(ended)
-        leaves: Leaves = self._sink.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
-        return leaves
+        return self._sink.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
 
     def start(self, session: Any) -> None:
         if self._wrapped is not None:
@@ -532,7 +529,7 @@ class StagingInput(FeederInput):
 
 
 def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
-    """Return an endless pass; the stage finds its end. If the last pass was ended early, reset the input."""
+    """Return an endless pass, whose end the stage finds. Reset the input if its last pass ended early."""
     if stage.is_within:
         reset = getattr(wrapped, "reset", None)
         if not callable(reset):
@@ -542,7 +539,7 @@ def _endless(wrapped: Input, stage: SessionStage) -> Iterator[None]:
 
 
 def _part_of(spec: Any, parts: int) -> Any:
-    """The spec of one replica's rows."""
+    """Return the spec of one replica's rows."""
     rows, *sides = spec.shape.as_list() if spec.shape.rank else [None]
     if not spec.shape.rank or parts == 1:
         return spec
@@ -564,7 +561,7 @@ def _rows(leaf: Any, part: int, parts: int) -> Any:
 
 
 def _replica(strategy: Any) -> int:
-    """The number, among this machine's replicas, of the replica that is being traced."""
+    """Return the index, on this machine, of the replica that is being traced."""
     context = tf.distribute.get_replica_context()
     if context is None or context.strategy is not strategy:
         raise UsageError("with a strategy, dequeue belongs in the function given to strategy.run")
@@ -575,9 +572,9 @@ def _replica(strategy: Any) -> int:
 class DatasetInput(DirectInput):
     """The elements of ``dataset``, a ``tf.data.Dataset``, as batches; each iteration of it is an epoch.
 
-    It waits within TensorFlow, so Ctrl-C takes effect only between batches. An infinite dataset has one
-    endless epoch. In a graph, the prefetching of ``tf.data`` may draw from the next epoch early. Raises
-    UsageError if ``dataset`` is no ``tf.data.Dataset``.
+    Waits happen within TensorFlow, so Ctrl-C takes effect only between batches. An infinite dataset has one
+    endless epoch. In a graph, the prefetching of ``tf.data`` may draw early from the next epoch. Raises
+    UsageError if ``dataset`` is not a ``tf.data.Dataset``.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -603,12 +600,12 @@ class DatasetInput(DirectInput):
         return self.packed(batch_of_element(self._endless.get_next(), self.specs))
 
     def _with_ends(self) -> Any:
-        """Return a dataset of all epochs, with an element of empty tensors after each."""
+        """Return an endless dataset of epochs, each followed by an element of empty tensors."""
         specs = flat(self.element_spec)
         ended = (tf.constant(int(Status.END), tf.uint8), *empty_tensors(specs))
 
         def marked(*parts: Any) -> Any:
-            spec = self.element_spec  # of a plain tuple, tf.data passes the parts as arguments
+            spec = self.element_spec  # tf.data passes the parts of a plain tuple as arguments
             batch = parts if isinstance(spec, tuple) and not hasattr(spec, "_fields") else parts[0]
             return (tf.constant(int(Status.BATCH), tf.uint8), *self.leaves(batch))
 
@@ -627,13 +624,13 @@ class DatasetInput(DirectInput):
 
 
 class TensorInput(DirectInput):
-    """Input of the tensors that ``make()`` returns, called for each batch in eager code, once for each graph.
+    """The tensors that ``make()`` returns, which is called per batch in eager code, and once per graph.
 
     Args:
         make: Function that returns the tensors of a batch.
-        length: Number of batches of an epoch; None has no end. In a graph, a length costs a call of Python
-            per batch.
-        signature: A ``tf.TensorSpec`` for each part; None calls ``make`` once to find it.
+        length: Number of batches of an epoch; by default it has no end. In a graph, a length costs a Python
+            call per batch.
+        signature: A ``tf.TensorSpec`` for each part, by default from an extra call of ``make``.
 
     Raises:
         UsageError: ``make`` is not a function, or ``length`` is negative.
@@ -645,7 +642,7 @@ class TensorInput(DirectInput):
                 f"make={make!r}, length={length}: a function that returns tensors, and None or a number"
             )
         if signature is None:
-            with tf.Graph().as_default():  # a graph has the static shapes only
+            with tf.Graph().as_default():  # for static shapes only
                 signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
         super().__init__(Passes(make), signature)
         self._make = make
@@ -655,7 +652,7 @@ class TensorInput(DirectInput):
     def __iter__(self) -> Iterator[Any]:
         check(self._closed)
         calls = repeat(None) if self._length is None else repeat(None, self._length)
-        return self._epoch(self._make() for _ in calls)  # a StopIteration of its own is an error
+        return self._epoch(self._make() for _ in calls)  # in a generator, its StopIteration is an error
 
     def __len__(self) -> int:
         if self._length is None:
@@ -664,7 +661,7 @@ class TensorInput(DirectInput):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """The length; None without one."""
+        """The length, or None."""
         return self._length
 
     def _dequeue_in_graph(self) -> Any:
@@ -676,7 +673,7 @@ class TensorInput(DirectInput):
             return tf.nest.map_structure(tf.identity, self._make())
 
     def _status(self) -> Any:
-        """Count a batch that a graph is about to make, or the end of its epoch."""
+        """Return the status of the graph's next element, and count it."""
         is_batch = bool(self._left) and not self._closed
         self._left = self._left - 1 if self._left and is_batch else self._length
         return np.uint8(Status.BATCH if is_batch else Status.END)
@@ -685,8 +682,8 @@ class TensorInput(DirectInput):
 class DummyConstantInput(TensorInput):
     """The same batch of zeros every time, to measure the step alone.
 
-    ``signature`` has a ``tf.TensorSpec`` of known shape for each part; UsageError otherwise. ``length`` is as
-    for :class:`TensorInput`.
+    ``signature`` has a ``tf.TensorSpec`` for each part; raises UsageError if a shape is not known. ``length``
+    is as for :class:`TensorInput`.
     """
 
     def __init__(self, signature: Any, *, length: int | None = None) -> None:
@@ -708,18 +705,18 @@ def _zeros(signature: Any) -> Any:
 class ZMQInput(FeederInput):
     """A ``tf.queue.FIFOQueue`` of the batches that :func:`.frames.send_batches` sends to ``endpoint``.
 
-    An epoch is over when each sender has sent its own epoch. It is used as :class:`QueueInput` is, in eager
-    mode and in v1 graphs. Batches are received into memory that TensorFlow uses without a copy. Closing the
-    input frees the endpoint and wakes waiting threads. There is no authentication: use an endpoint on
-    loopback or in a trusted network.
+    An epoch is over when each sender has sent its own epoch. Use it like a :class:`QueueInput`, in eager mode
+    and in v1 graphs. Batches are received into memory that TensorFlow uses without a copy. Closing the input
+    frees the endpoint and wakes waiting threads. There is no authentication: use an endpoint on loopback or
+    in a trusted network.
 
     Args:
         endpoint: As for :class:`.frames.FrameReceiver`, which this input owns.
-        signature: A ``tf.TensorSpec`` for each part of a batch. It must be given, because waiting for a first
-            batch would hang where no sender comes.
-        senders: Number of senders of an epoch.
-        capacity: Number of batches, or a size such as "512MiB" where the signature leaves no dimension open;
-            None is 2 batches.
+        signature: A ``tf.TensorSpec`` for each part of a batch. It is required, because without a sender,
+            waiting for a first batch would hang.
+        senders: Number of senders per epoch.
+        capacity: Number of batches, or a size such as "512MiB" if the signature leaves no dimension open; 2
+            batches by default.
         bind: As for :class:`.frames.FrameReceiver`.
         limit_bytes: As for :class:`.frames.FrameReceiver`.
 
@@ -753,12 +750,12 @@ class ZMQInput(FeederInput):
         super().__init__(passes, element_spec, queue, feeder)
 
     def close(self) -> None:
-        self._receiver.close()  # first: otherwise the senders would see an epoch ended early, and begin the next
+        self._receiver.close()  # first, or the senders would see an epoch end early, and begin the next
         super().close()
 
     @property
     def endpoint(self) -> str:
-        """The address for senders, with the port that was chosen for ``*``."""
+        """The address for senders, with the port chosen for ``*``."""
         return self._receiver.endpoint
 
     @property
@@ -768,5 +765,5 @@ class ZMQInput(FeederInput):
 
     @property
     def rejected(self) -> int:
-        """The number of messages that were dropped: damaged, or not from an accepted sender."""
+        """Number of dropped messages: damaged, or not from an admitted sender."""
         return self._receiver.rejected

@@ -1,4 +1,4 @@
-"""Stats of an input, and what limits the step that draws from it."""
+"""Stats of an input, and the stage that limits a step's rate."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from shardprep.loaders.loader.stats import (
     rate_of,
 )
 
-STARVED_SHARE = 0.5  # share of batches put into an empty queue, above which a graph's steps count as starved
+STARVED_SHARE = 0.5  # of batches put into an empty queue; above it, a graph's steps count as starved
 SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
 COUNTS = ("fed", "batches", "timed", "epochs")
 SECONDS = ("starved_seconds", "blocked_seconds", "elapsed", "waited", "fetching", "converting")
 MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
-PARTS = ("source", "loader", "upstream")  # of InputStats: about the source
+PARTS = ("source", "loader", "upstream")  # nested stats in InputStats
 
 
 def stage_of(stats: InputStats) -> str:
-    """The name of an input as a stage."""
+    """Return an input's name as a stage."""
     return "staging" if stats.name == "StagingInput" else "TensorFlow queue"
 
 
 def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
-    """Return what limits the rate up to this input, its own thread included: stage, rate, advice."""
-    in_graph = stats.source is not None and stats.source.unseen  # then this thread handles no batches
+    """Return the limiting stage up to this input and its thread: name, rate, advice."""
+    in_graph = stats.source is not None and stats.source.unseen  # this thread then handles no batches
     if stats.fetching <= stats.converting and not in_graph:
         working = rate_of(stats.converting / _drawn(stats) / images)
         return stage_of(stats), working, "its thread is busy copying; give it arrays aligned to 64 bytes"
@@ -53,12 +53,12 @@ def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
 
 
 def _drawn(stats: InputStats) -> int:
-    """The number of batches that came from the source; an input that holds none puts none in."""
+    """Return the number of batches drawn from the source; an input without capacity has none put in."""
     return max(1, stats.fed if stats.capacity else stats.batches)
 
 
 def _rows(stats: InputStats) -> float:
-    """The mean number of images per batch; 0 where there is no Loader."""
+    """Return the mean number of images per batch; 0 without a Loader."""
     inner: InputStats | None = stats
     while inner is not None:
         if inner.loader is not None and inner.loader.batches:
@@ -69,19 +69,19 @@ def _rows(stats: InputStats) -> float:
 
 @dataclass(frozen=True)
 class InputStats(ShownStats):
-    """Counts and times of an input since it was made. All times are seconds.
+    """Counts and times of an input since it was made. All times are in seconds.
 
-    ``name`` is the input's class. ``capacity`` is how many batches it holds at most; 0 for an input that
-    holds none. ``level`` is how many it holds now, ``mean_level`` the mean number whenever another batch was
-    put. ``fed`` batches were put in, ``batches`` were taken out, ``epochs`` were ended. ``starved`` is the
-    share of steps that found it empty, ``blocked`` the share of batches that found it full;
-    ``starved_seconds`` and ``blocked_seconds`` are how long these waited. ``timed`` of the batches came after
-    the first of all, in ``elapsed``, the time within epochs; ``waited`` is the part of it in which steps
-    waited. The input's thread waited ``fetching`` for the source, and worked ``converting`` on batches.
-    ``source`` has the stats of the input that feeds it, ``loader`` those of the Loader, ``upstream`` the
-    verdict of another source that has stats with one; None where there is none.
+    ``name`` is the input's class, ``capacity`` the number of batches that it can hold, 0 for an input without
+    a queue. ``level`` is the number it holds now, ``mean_level`` the mean when a batch was put in. ``fed``
+    batches were put in, ``batches`` were taken out, ``epochs`` have ended. ``starved`` is the fraction of
+    steps that found the input empty, ``blocked`` the fraction of batches that found it full; these waited
+    ``starved_seconds`` and ``blocked_seconds``. ``timed`` is the number of batches after the very first,
+    ``elapsed`` the time within epochs since then, and ``waited`` the part of it in which steps waited. The
+    input's thread waited ``fetching`` for the source, and worked ``converting`` on batches. ``source`` has
+    the stats of the input that feeds it, ``loader`` those of the Loader, and ``upstream`` the verdict of any
+    other source with stats; each may be None.
 
-    ``unseen`` says that a graph dequeues. Its waits cannot be measured: then ``starved`` is the share of
+    If ``unseen``, a graph dequeues, and its waits cannot be measured: then ``starved`` is the fraction of
     batches that were put into an empty queue, and the times of steps are 0.
     """
 
@@ -110,9 +110,9 @@ class InputStats(ShownStats):
 
     @property
     def load(self) -> StageLoad | None:
-        """This input as a stage, per batch: its thread's work, its waits for the source and for room.
+        """The load of this input as a stage: its thread's work, and waits for the source and for room.
 
-        None before its first batch.
+        None before the first batch.
         """
         if not self.batches or self.elapsed <= 0:
             return None
@@ -129,7 +129,7 @@ class InputStats(ShownStats):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Limit of the rate: a Loader's stage, an input or the step; None before the second batch."""
+        """The limiting stage: one of the Loader, an input or the step. None before the second batch."""
         if not self.timed or self.elapsed <= 0:
             return None
         images = _rows(self)
@@ -139,16 +139,16 @@ class InputStats(ShownStats):
         waits = self.waited > MAX_WAITING_SHARE * self.elapsed
         if not (self.starved > STARVED_SHARE if self.unseen else waits):
             return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
-        if self.unseen:  # the step's own time was not measured
+        if self.unseen:  # the step's own time is not known
             return Verdict(name, rate, "", math.inf, advice, unit)
         step = max(0.0, self.elapsed - self.waited)
         alone = rate_of(step / self.timed / (images or 1))
         return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
 
     def since(self, previous: Self) -> Self:
-        """Return the counts since ``previous``, earlier stats of the same input: of an epoch, say.
+        """Return the change since ``previous``, earlier stats of this input; it can be that of an epoch.
 
-        ``level`` and ``upstream`` stay those of now.
+        ``level`` and ``upstream`` stay current.
         """
         counted = (*COUNTS, *SECONDS)
         changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in counted}
@@ -184,19 +184,20 @@ class Occupancy:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # the counts and seconds of InputStats, and in place of its means the sums that these are made of
+        # the counts and seconds of InputStats, and sums in place of its means
         self._totals: dict[str, Any] = dict.fromkeys((*COUNTS, *MEANS), 0) | dict.fromkeys(SECONDS, 0.0)
         self._since: float | None = None  # when the timed part of the current epoch began
         self._unseen = False
 
     def drew(self, fetching: float, converting: float) -> None:
-        """Count a batch: the seconds that the thread waited for it, and worked on it."""
+        """Record the seconds that the thread waited for a batch, and worked on it."""
         with self._lock:
             self._totals["fetching"] += fetching
             self._totals["converting"] += converting
 
     def fed(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
-        """Count a batch that was put at ``level``; it waited ``seconds`` if the queue was ``full``.
+        """Count a batch that was put in at ``level``, after waiting ``seconds`` if the queue was ``full``.
+
         Steps that are ``unseen`` cannot be measured; a level of 0 counts as a step that waited.
         """
         with self._lock:
@@ -214,7 +215,7 @@ class Occupancy:
             self._count_step(waited=waited)
 
     def _count_step(self, waited: float | None) -> None:
-        is_timed = self._totals["batches"] > 0  # the wait for the first batch of all is not typical
+        is_timed = self._totals["batches"] > 0  # the wait for the very first batch is not typical
         timed = (waited or 0.0) if is_timed else 0.0
         self._totals["batches"] += 1
         self._totals["timed"] += is_timed
@@ -252,15 +253,15 @@ class Occupancy:
 
 
 def occupancy_of(stats: InputStats) -> dict[str, float]:
-    """Return how full the input was, and the shares of steps and batches that found it empty and full."""
+    """Return the mean level, and the fractions of steps and batches that found the input empty and full."""
     return {"level": stats.mean_level, "starved": stats.starved, "blocked": stats.blocked}
 
 
 def scalars_of(stats: InputStats) -> dict[str, float]:
     """Return the occupancy, the rate as ``images_per_second`` or ``batches_per_second``, and the stages.
 
-    ``stage/<name>`` is the share of the time in which a stage works: those of the Loader, and each input's.
-    Without a second batch, rate and stages are left out.
+    ``stage/<name>`` is the fraction of time in which a stage of the Loader or an input works. Rate and stages
+    are left out until they are known.
     """
     verdict = stats.verdict
     rate = {f"{verdict.unit}_per_second": verdict.rate} if verdict else {}
@@ -269,7 +270,7 @@ def scalars_of(stats: InputStats) -> dict[str, float]:
 
 
 def _loads(stats: InputStats) -> Iterator[StageLoad]:
-    """The stages from the Loader's on; the last of these is the input's fetching, which is not its own."""
+    """Yield the stages from the Loader on, except its last, which is the work of its consumer."""
     if stats.source is not None:
         yield from _loads(stats.source)
     elif stats.loader is not None:
