@@ -1,53 +1,53 @@
-"""Everything that can go wrong, as one tree.
+"""The exception hierarchy.
 
-A class that is defined beside its only use is followed by its file. The exit code is that of ``prep``.
+A class defined in another file is followed by that file's name. Exit codes are those of ``prep``.
 
 ::
 
     ShardprepError
     ├── UsageError  exit 2: the request has no meaning
     │   ├── PlanMismatch  OUTPUT holds the work of another plan
-    │   ├── NotCopyable  an object that owns a process, thread, file or socket was to be copied
+    │   ├── NotCopyable  a process, thread, file or socket cannot be copied
     │   └── Refused (loaders/machines/link.py)  the receiver trains on something else
     ├── DataError  exit 1: the data is damaged or incomplete
     │   ├── SourceDamaged  an archive or a file of the source is broken
-    │   ├── SourceIncomplete  the source has another number of images than it should
+    │   ├── SourceIncomplete  the source has fewer or more images than expected
     │   ├── LabelConflict  two authorities disagree about a label
     │   ├── BadImage  bytes that are not an intact image
     │   ├── BadTarget  a mask or boxes that do not fit their image
-    │   ├── ManifestDamaged  manifest.json, or a table that it lists, is not what was published
+    │   ├── ManifestDamaged  manifest.json, or a table it lists, differs from what was published
     │   ├── ShardDamaged  a shard's container cannot be read
     │   │   └── ChildDied (formats/runtime/workers.py)  reading or decoding crashed a process
     │   ├── CorruptRecord  a record's bytes do not match its checksum
-    │   ├── BadValue (formats/records/codecs.py)  a value that its column cannot hold
+    │   ├── BadValue (formats/records/codecs.py)  a value its column cannot hold
     │   ├── RemoteMissing (formats/storage/store.py)  a file is not in the bucket or on the server
-    │   ├── RemoteDamaged (formats/storage/transfer.py)  a server sends another file
-    │   ├── BadItem (formats/conversion/save.py)  an item to save that does not fit the others
-    │   └── FrameDamaged (loaders/machines/codec.py)  a message that is not a frame
-    ├── OperationError  exit 3: a check or an operation could not be done: I/O, permission, space
+    │   ├── RemoteDamaged (formats/storage/transfer.py)  a server sends a different file
+    │   ├── BadItem (formats/conversion/save.py)  an item to save does not match the others
+    │   └── FrameDamaged (loaders/machines/codec.py)  a malformed message
+    ├── OperationError  exit 3: a check or an operation could not be completed: I/O, permission, space
     │   ├── DatasetNotFound  there is no such folder; also a FileNotFoundError
     │   ├── MissingExtra  a package of an extra is not installed; also an ImportError
     │   ├── OutputBusy  another process works on the same output
     │   ├── ExecutorFailed (formats/runtime/executors.py)  an executor lost a job
     │   ├── OtherMachine (formats/runtime/executors.py)  a worker's machine differs
-    │   ├── NoSpace  the disk is, or would get, full
+    │   ├── NoSpace  the disk is full, or would be
     │   │   └── CacheTooSmall (formats/storage/cache.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did
     │   ├── ChildLost (formats/runtime/workers.py)  a process was killed, or took too long
     │   ├── WorkFailed (loaders/engine/messages.py)  an exception that cannot be pickled
-    │   ├── CacheBusy (formats/storage/cache_folder.py)  another process keeps a cache's lock
+    │   ├── CacheBusy (formats/storage/cache_folder.py)  another process holds a cache's lock
     │   ├── RemoteFailed (formats/storage/store.py)  a bucket or a server does not answer
     │   │   ├── NothingThere (formats/storage/store.py)  there is no such bucket, folder or dataset
     │   │   ├── RemoteDenied (formats/storage/store.py)  it gives no access
     │   │   ├── AnswerBroken (formats/storage/store.py)  its answer broke off
-    │   │   │   └── OtherFile (formats/storage/store.py)  a file is not the one that was there before
-    │   │   └── RangeRefused (formats/storage/store.py)  it sends no parts of files
+    │   │   │   └── OtherFile (formats/storage/store.py)  a file was replaced since it was last seen
+    │   │   └── RangeRefused (formats/storage/store.py)  it does not serve byte ranges
     │   ├── SenderFailed (loaders/machines/frames.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
     │   ├── NotAdmitted (loaders/machines/keys.py)  the receiver does not know the sender's key
     │   ├── WrongReceiver (loaders/machines/keys.py)  the receiver does not have the expected key
-    │   └── ConnectionDamaged (loaders/machines/keys.py)  a connection carried what is not ZeroMQ's
-    └── UnknownVersion  exit 4: written by a release that this one does not know
+    │   └── ConnectionDamaged (loaders/machines/keys.py)  a connection carried something other than ZeroMQ
+    └── UnknownVersion  exit 4: written in a format this release does not know
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-MOST_CHARACTERS = 1000  # two fit a line of a log; the longest path of most systems has 4,096 bytes
+MOST_CHARACTERS = 1000  # two fit a log line; most systems allow paths of 4,096 bytes
 
 
 def printable(text: str, most: int = MOST_CHARACTERS) -> str:
-    r"""Return ``text`` on one line, in at most ``most`` characters. Idempotent.
+    r"""Return ``text`` as one printable line of at most ``most`` characters. Idempotent.
 
-    Characters that are not printable are escaped as in a string literal: line breaks, control characters,
-    lone surrogates, changes of direction and invisible characters. In a longer text "…" replaces the
-    middle, so that both ends are shown: the place of an error, and what to do.
+    Line breaks, control characters, lone surrogates, direction marks and invisible characters are escaped as
+    in a string literal. In a longer text, "…" replaces the middle: an error begins with its location and
+    ends with advice.
 
     >>> printable("n01440764\x1b[2J\n"), printable("0123456789", 5)
     ('n01440764\\x1b[2J\\n', '01…89')
@@ -81,7 +81,7 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return ``text`` with each of its lines made printable."""
+    """Return ``text`` with each line made printable."""
     return "\n".join(map(printable, text.splitlines()))
 
 
@@ -92,18 +92,18 @@ def _escaped(text: str) -> str:
 
 
 MOST_NAMED = 5
-MOST_NEIGHBOURS = 10_000  # names that are compared with one that is missing
-TRACEBACK = "\nOriginal Traceback (most recent call last):\n"  # in what torch's ExceptionWrapper makes
+MOST_NEIGHBOURS = 10_000  # names compared with a missing one
+TRACEBACK = "\nOriginal Traceback (most recent call last):\n"  # as in torch's ExceptionWrapper
 
 
 class ShardprepError(Exception):
-    """Base of all errors of this package, with the place and what to do.
+    """Base of this package's errors: where it happened, and what to do.
 
-    ``message`` is the text; ``path``, ``shard`` and ``key`` (of the record) are None if they do not apply.
-    All four may hold any text from a file, of any length. The shown text (``str``, ``repr``, notes) is
-    printable: one line of at most 1,000 characters (MOST_CHARACTERS) for each of the four. Errors are
-    picklable, so a worker's error is raised in the parent with its own type. PyTorch makes the error of a
-    DataLoader's worker anew, of the worker's traceback as its message: that keeps its lines.
+    ``path``, ``shard`` and ``key`` (of the record) are None if they do not apply. They and ``message`` may
+    hold untrusted text of any length; ``str``, ``repr`` and notes show each as one printable line of at most
+    1,000 characters (MOST_CHARACTERS). Errors are picklable, so a worker's error is raised in the parent with
+    its own type. PyTorch recreates a DataLoader worker's error with the traceback as its message, whose lines
+    are kept.
     """
 
     exit_code: ClassVar[int] = 3
@@ -149,7 +149,7 @@ class PlanMismatch(UsageError):
 
 
 class NotCopyable(UsageError, TypeError):
-    """An attempt to copy or pickle an object that owns a resource of the system; nothing was made."""
+    """An attempt to copy or pickle an object that owns a system resource; nothing was copied."""
 
 
 class DataError(ShardprepError):
@@ -159,11 +159,11 @@ class DataError(ShardprepError):
 
 
 class SourceDamaged(DataError):
-    """An archive or a file of the source is damaged, or has content that is not allowed."""
+    """An archive or a file of the source is damaged, or has forbidden content."""
 
 
 class SourceIncomplete(DataError):
-    """The source has fewer or more images than it should."""
+    """The source has fewer or more images than expected."""
 
 
 class LabelConflict(DataError):
@@ -175,7 +175,7 @@ class BadImage(DataError):
 
 
 class BadTarget(DataError):
-    """A mask or boxes that a transform cannot use: of another kind or size than the image asks for."""
+    """A mask or boxes whose kind or size does not fit the image."""
 
 
 class ManifestDamaged(DataError):
@@ -183,7 +183,7 @@ class ManifestDamaged(DataError):
 
 
 class ShardDamaged(DataError):
-    """A shard's container cannot be read, or has content that is not allowed."""
+    """A shard's container cannot be read, or has forbidden content."""
 
 
 class CorruptRecord(DataError):
@@ -205,7 +205,7 @@ class DatasetNotFound(OperationError, FileNotFoundError):
 
     @classmethod
     def at(cls, folder: Path) -> DatasetNotFound:
-        """Return the error for a folder, with the path that is there and was probably meant."""
+        """Return the error for a folder, with the existing path that was probably meant."""
         if folder.exists():
             return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
         close = _close_path(folder)
@@ -214,7 +214,7 @@ class DatasetNotFound(OperationError, FileNotFoundError):
 
 
 def _close_path(path: Path) -> Path | None:
-    """Return the folder with the names of the path, or where one is missing a name close to it."""
+    """Return the existing folder closest to the path, replacing each missing name by a similar one."""
     found = Path(path.anchor)
     for name in path.parts[bool(path.anchor) :]:
         if not (found / name).is_dir():
@@ -231,7 +231,7 @@ def _close_path(path: Path) -> Path | None:
 
 
 def _beside(folder: Path) -> str:
-    """Say which folders are beside one that is missing, if they are few."""
+    """Describe the siblings of a missing folder, if they are few."""
     try:
         with os.scandir(folder.parent) as entries:
             names = sorted(
@@ -243,27 +243,27 @@ def _beside(folder: Path) -> str:
 
 
 class MissingExtra(OperationError, ImportError):
-    """A package is not installed that an extra of this package brings."""
+    """A package of an optional extra is not installed."""
 
     @classmethod
     def of(
         cls, what: str, package: str, extra: str, *, path: str | os.PathLike[str] | None = None
     ) -> MissingExtra:
-        """Return the error for what needs a package, with the command that installs it."""
+        """Return the error, with the command that installs the package."""
         advice = f"pip install 'shardprep[{extra}]'"
         return cls(f"{what} needs {package}, which is not installed: {advice}", path=path)
 
 
 class OutputBusy(OperationError):
-    """Another process works on the same output."""
+    """Another process is working on the same output."""
 
 
 class NoSpace(OperationError):
-    """The disk is full, or would get full."""
+    """The disk is full, or would be."""
 
 
 class WorkerDied(OperationError):
-    """A worker process ended before its work was done; ``key`` is the record it was at."""
+    """A worker process died before its work was done; ``key`` is the record it was at."""
 
 
 class UnknownVersion(ShardprepError):
