@@ -1,6 +1,6 @@
-"""The columns of an open dataset: their files in the manifest, and each value checked when it is read.
+"""Columns of a dataset: their files, and checked reads of their values.
 
-Boxes of annotations have a table of their own, and are read as columns.
+Bounding boxes have a table of their own, and are read as columns.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ ROOT_DOMAIN = b"shardprep-columns-1\0"
 
 @dataclass(frozen=True)
 class ColumnEntry:
-    """A column's ``field``, ``table`` of a row for each record, ``shards`` and ``content_root``.
+    """A column's ``field``, ``table`` (one row per record), ``shards`` and ``content_root``.
 
-    Values of one size are in the table; others are in the shards, which hold the records of the dataset's
-    shards, in the same order. ``content_root`` is that of a dataset of records with the same keys, no
-    labels and the values' bytes as images.
+    Fixed-size values are in the table; others are in shards with the same records, in the same order, as the
+    dataset's. ``content_root`` is that of a dataset with the same keys, no labels, and the values as images.
     """
 
     field: Field
@@ -52,18 +51,16 @@ class ColumnEntry:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files of the column."""
         return (self.table, *self.shards)
 
     @property
     def row(self) -> np.dtype[np.void]:
-        """The dtype of a row of its table: that of format 1.0 if the table has its size."""
+        """The dtype of the table's rows: that of format 1.0 if the table's size matches it."""
         earlier, records = column_row(self.field, offsets=False), self.table.records
         is_earlier = self.table.size == len(table_header(earlier, records)) + records * earlier.itemsize
         return earlier if is_earlier else column_row(self.field)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the column as the manifest holds it."""
         return self.field.to_json() | {
             "table": self.table.to_json(),
             "shards": [shard.to_json() for shard in self.shards],
@@ -72,7 +69,7 @@ class ColumnEntry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnEntry:
-        """Return the column of a valid manifest; the inverse of :meth:`to_json`."""
+        """Return the column of a valid manifest."""
         shards = tuple(FileEntry(**shard) for shard in value["shards"])
         return cls(Field.from_json(value), FileEntry(**value["table"]), shards, value["content_root"])
 
@@ -81,8 +78,8 @@ class ColumnEntry:
 class DatasetColumns:
     """The columns of a dataset, in order.
 
-    ``has_images`` is False where records have no image, and zero bytes in its place. ``records_root`` is the
-    content root of keys, labels and images alone.
+    ``records_root`` is the content root of keys, labels and images alone. Without ``has_images``, every image
+    is empty.
     """
 
     entries: tuple[ColumnEntry, ...]
@@ -95,7 +92,6 @@ class DatasetColumns:
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """The files of all columns."""
         return (file for entry in self.entries for file in entry.files)
 
     def __getitem__(self, name: str) -> ColumnEntry:
@@ -105,15 +101,14 @@ class DatasetColumns:
     def content_root(self) -> str:
         """The hash over the records and all columns: ``blake3:<hex>``.
 
-        It is the BLAKE3 of ROOT_DOMAIN and the canonical JSON of a list: the root of the records, whether
-        they have images, and for each column its field with its content root.
+        It is the BLAKE3 of ROOT_DOMAIN and the canonical JSON of [records_root, has_images, fields], where
+        each field has its column's content root.
         """
         fields = [entry.field.to_json() | {"content_root": entry.content_root} for entry in self.entries]
         parts = [self.records_root, self.has_images, fields]
         return f"blake3:{blake3(ROOT_DOMAIN).update(canonical_json(parts)).hexdigest()}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the columns as the manifest holds them."""
         return {
             "fields": [entry.to_json() for entry in self.entries],
             "records_root": self.records_root,
@@ -122,27 +117,24 @@ class DatasetColumns:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> DatasetColumns:
-        """Return the columns of a valid manifest; the inverse of :meth:`to_json`."""
+        """Return the columns of a valid manifest."""
         entries = tuple(ColumnEntry.from_json(each) for each in value["fields"])
         return cls(entries, value["records_root"], value["has_images"])
 
 
 def table_name(column: str) -> str:
-    """Return the name of a column's table."""
     return f"column-{column}.npy"
 
 
 def shard_name(column: str, number: int, container: str) -> str:
-    """Return the name of a column's shard."""
     return f"column-{column}-{number:05d}{SUFFIXES[container]}"
 
 
 def column_row(field: Field, *, offsets: bool = True) -> np.dtype[np.void]:
-    """Return the dtype of a row of the column's table.
+    """Return the row dtype of a column's table.
 
-    It has ``value``, or the ``offset`` of a value in its shard's file and its ``length`` in bytes, and
-    ``crc32c``, the checksum of a record of the key, no label and the value's bytes. Format 1.0 has no
-    ``offsets``.
+    A row has either ``value``, or the value's ``offset`` in its shard file and ``length`` in bytes; and
+    ``crc32c``, the checksum over the record's key, no label and the value. Format 1.0 has no ``offsets``.
     """
     if field.codec.dtype is not None:
         return np.dtype([("value", field.codec.dtype), ("crc32c", "<u4")])
@@ -150,24 +142,24 @@ def column_row(field: Field, *, offsets: bool = True) -> np.dtype[np.void]:
 
 
 def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return the rows of a column's table for these encoded values and their checksums, without offsets."""
+    """Return table rows for encoded values and their checksums; offsets are 0."""
     rows = np.zeros(len(values), column_row(field))
     rows["crc32c"] = crcs
     if field.codec.dtype is None:
         rows["length"] = [len(value) for value in values]
-    elif rows.dtype.itemsize > 4:  # a value may have no bytes
+    elif rows.dtype.itemsize > 4:  # a value may be empty
         size = rows.dtype.itemsize - 4
         body = np.frombuffer(b"".join(values), np.uint8).reshape(len(values), size)
         rows.view(np.uint8).reshape(len(values), rows.dtype.itemsize)[:, :size] = body
     return rows
 
 
-ROWS_BYTES = 4096  # of a table that are read at once
+ROWS_BYTES = 4096  # of a table, read at once
 _PLACE = struct.Struct("<QII")  # offset, length, CRC-32C
 
 
 class RecordPlace(NamedTuple):
-    """A record's place: its number in the dataset, its shard and ordinal there, and its key."""
+    """A record's number in the dataset, its shard, its ordinal in that shard, and its key."""
 
     number: int
     shard: int
@@ -176,7 +168,7 @@ class RecordPlace(NamedTuple):
 
 
 class _Table:
-    """A column's table in one dataset, open. Raises ManifestDamaged for one of another size; OSError."""
+    """An open column table of one dataset. Raises ManifestDamaged for a wrong size; OSError."""
 
     def __init__(self, path: Path, entry: ColumnEntry) -> None:
         self._path, self.row = path, entry.row
@@ -190,16 +182,15 @@ class _Table:
             raise ManifestDamaged(message, path=path)
 
     def row_at(self, number: int) -> bytes:
-        """Return the bytes of a row; the rows around it are kept for the next records."""
+        """Return the bytes of a row, and cache the rows around it."""
         first = number - number % self._rows_at_once
-        if (block := self._block)[0] != first:
+        if (block := self._block)[0] != first:  # one read of the attribute: threads share it
             count = min(self._rows_at_once, self._records - first)
             self._block = block = first, self._read(first, count)
         start = (number - first) * self.row.itemsize
         return block[1][start : start + self.row.itemsize]
 
     def rows(self) -> Rows:
-        """Return all rows, read-only."""
         return np.frombuffer(self._read(0, self._records), self.row)
 
     def _read(self, first: int, count: int) -> bytes:
@@ -217,12 +208,12 @@ BOX_COLUMNS = ("boxes", "box_labels")
 
 @dataclass(frozen=True)
 class BoxTable:
-    """A dataset's table of boxes. Picklable before it is read.
+    """A dataset's table of boxes, read and checked on first use and then kept: 24 bytes per box.
 
-    ``entry`` is the file in ``folder``, and ``records`` the number of the dataset's records. A box of class n
-    has the label ``label_map[n]``; the last one is that of a box without a class. A record has ``boxes``,
-    float32 [n, 4], and ``box_labels``, int32 [n], read-only. The table is read and checked when a record's
-    boxes are first asked for, and then kept: 24 bytes a box. Thread-safe. Raises ManifestDamaged, OSError.
+    ``entry`` is the file in ``folder``; ``records`` is the dataset's number of records. A box of class n has
+    the label ``label_map[n]``, one without a class the last of them. A record's values are ``boxes``, float32
+    [n, 4], and ``box_labels``, int32 [n], both read-only. Thread-safe. Picklable before it is read. Raises
+    ManifestDamaged, OSError.
     """
 
     folder: Path
@@ -238,7 +229,7 @@ class BoxTable:
 
     @cached_property
     def _columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns of the table, each contiguous: they are searched and cut for each record."""
+        """The table's columns, each contiguous, since each record searches and slices them."""
         rows = self.rows()
         boxes = np.stack([rows[side] for side in SIDES], axis=1)
         labels = np.array(self.label_map, np.int32)[rows["label"]]
@@ -247,10 +238,7 @@ class BoxTable:
         return {"record": np.ascontiguousarray(rows["record"]), "boxes": boxes, "box_labels": labels}
 
     def rows(self) -> Rows:
-        """Read all rows: of existing records, in their order, within the image.
-
-        Raises ManifestDamaged, OSError.
-        """
+        """Read all rows, checked to be of existing records, in order, and within the image."""
         path = self.folder / self.entry.name
         rows = read_table(path, self.entry, lambda _: BOX_DTYPE)
         if len(rows) and (found := "; ".join(self._issues(rows))):
@@ -269,10 +257,9 @@ class BoxTable:
 
 @dataclass(frozen=True)
 class PartFiles:
-    """The files of one dataset among several with records and shards that are numbered over all.
+    """The files to read of one dataset in a set of datasets. Picklable.
 
-    ``folder`` is the dataset's, and ``container`` that of its ``shards``. ``columns`` are those that are
-    read; records have those of ``boxes`` by the names ``box_columns``. Picklable.
+    ``columns`` are those to read. Records have the values of ``boxes`` under the names ``box_columns``.
     """
 
     folder: Path
@@ -284,16 +271,15 @@ class PartFiles:
 
     @cached_property
     def records(self) -> int:
-        """The number of its records."""
         return sum(shard.records for shard in self.shards)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of a record's columns, those of boxes last."""
+        """The names of a record's columns, boxes last."""
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
 
 
-# A quarter of a process's descriptors: 64 with the usual limit of macOS, 256 with that of Linux.
+# A quarter of the process's descriptors: 64 by default on macOS, 256 on Linux.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
 Result = TypeVar("Result")
@@ -301,17 +287,16 @@ File = TypeVar("File", Shard, _Table)
 
 
 class OpenRecords(Owned):
-    """The open files of records and shards that are numbered over all ``parts``, which have equal columns.
+    """Reads records and column values by numbers that count over all ``parts``, which have equal columns.
 
-    A file is opened when it is first read, after ``files`` made it be there. At most MAX_OPEN shards are
-    open, those of columns among them, and as many columns' tables: the one that was opened first is released
-    first, and deleted ones when another is opened. A released file is closed when the last thread that reads
-    from it has finished.
+    Files are made available by ``files`` and opened on first use. At most MAX_OPEN shards (including those of
+    columns) and MAX_OPEN column tables stay open; the first opened is released first, and deleted shards
+    whenever another is opened. A released file is closed once no thread reads from it.
 
-    Every value of a column is checked against its checksum in the table, which covers the record's key. What
-    cannot be read is read once more, from a file that is right, if ``files`` can replace it. Then it raises
-    what a :class:`.Shard` raises, and ManifestDamaged for a damaged table. Thread-safe except for
-    :meth:`close`; usable after a fork, and after :meth:`close`.
+    Every value is checked against its checksum in the table, which covers the record's key. A failed read is
+    repeated once if ``files`` can replace the file; then it raises the errors of :class:`.Shard`, or
+    ManifestDamaged for a damaged table. Thread-safe except for :meth:`close`; usable after a fork, and after
+    :meth:`close`.
     """
 
     instead = "open the dataset again by its path"
@@ -324,8 +309,8 @@ class OpenRecords(Owned):
         self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
         self._columns = {entry.field.name: at for at, entry in enumerate(parts[0].columns)}
         self._codecs = [entry.field.codec for entry in parts[0].columns]
-        # Changed by single calls, without a lock: opening can download. Shards of columns have the numbers
-        # after those of all records' shards.
+        # Both are changed by single calls, without a lock, because opening can download. Column shards are
+        # numbered after all record shards.
         self._shards: dict[int, Shard] = {}
         self._tables: dict[tuple[int, int], _Table] = {}
 
@@ -333,21 +318,21 @@ class OpenRecords(Owned):
         return self._shards.get(number) or self._opened(number)
 
     def shard(self, number: int) -> Shard:
-        """Return an open shard of records. Raises IndexError."""
+        """Return an opened record shard. Raises IndexError."""
         count = self._first_shards[-1]
         if not 0 <= number < count:
             raise IndexError(f"shard {number} of {count}")
         return self[number]
 
     def image(self, number: int, ordinal: int, address: Address) -> bytes:
-        """Return the image of a record, as :meth:`.Shard.image` does."""
+        """Return a record's image, as :meth:`.Shard.image` does."""
         try:
             return self[number].image(ordinal, address)
         except DAMAGE as error:
             return self.again(number, error, lambda shard: shard.image(ordinal, address))
 
     def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
-        """Read once more: from the file that is there now, if another was open, or from one that is right."""
+        """Retry a failed read: from the current file if a deleted one was open, else from a replaced file."""
         if self._files is LOCAL:
             raise error
         shard = self._shards.pop(number, None)
@@ -385,11 +370,11 @@ class OpenRecords(Owned):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns of the first record, those of boxes last."""
+        """The column names of the first part, boxes last."""
         return self._names[0]
 
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
-        """Return the record at ``place``, with columns that are read when they are asked for."""
+        """Return the record at ``place`` with its columns, which are read on access."""
         part = self._part_of(place)
         return ColumnRecord.of(record, ColumnValues(self._names[part], partial(self._named, part, place)))
 
@@ -400,14 +385,13 @@ class OpenRecords(Owned):
         return boxes.value(name, place.number - self._first_records[part])
 
     def value(self, name: str, place: RecordPlace) -> Any:
-        """Return a record's value of a column."""
         try:
             return self._codecs[self._columns[name]].decode(self.data(name, place))
         except BadValue as error:
             raise self._corrupt(name, place, error.message) from error
 
     def data(self, name: str, place: RecordPlace) -> bytes:
-        """Return a record's value of a column, encoded."""
+        """Return a record's encoded value of a column."""
         part, column = self._part_of(place), self._columns[name]
         try:
             return self._data(part, column, place)
@@ -430,14 +414,14 @@ class OpenRecords(Owned):
         return value
 
     def lengths(self, name: str) -> npt.NDArray[np.uint32]:
-        """Return the length of each value of a column in bytes."""
+        """Return the length in bytes of each value of a column."""
         size = self._codecs[self._columns[name]].size
         if size is not None:
             return np.full(self._first_records[-1], size, np.uint32)
         return self._all_of("length", self._columns[name])
 
     def fixed_values(self, name: str) -> npt.NDArray[Any]:
-        """Return all values of a column of one size, unchecked."""
+        """Return all values of a fixed-size column, unchecked."""
         return self._all_of("value", self._columns[name])
 
     def _all_of(self, of_row: str, column: int) -> npt.NDArray[Any]:
@@ -467,7 +451,7 @@ class OpenRecords(Owned):
 
 
 def _kept(files: dict[Any, File], number: Any, file: File) -> File:
-    """Keep a file open, in the place of those that were opened first; return it."""
+    """Add a file to the open ones, and release those beyond MAX_OPEN; return it."""
     opened = list(files)
     for first in opened[: len(opened) + 1 - MAX_OPEN]:
         files.pop(first, None)
@@ -479,14 +463,14 @@ COLUMN_FILE = re.compile(r"column-[A-Za-z0-9_.-]+(\.npy|-\d{5,}\.(lmdb|h5))")
 
 
 def unlisted_columns(dataset: Path, listed: Collection[str]) -> list[Path]:
-    """Return the files of columns in the folder that are not among the names ``listed``, in order."""
+    """Return the column files in the folder whose names are not ``listed``, sorted."""
     return sorted(
         path for path in dataset.iterdir() if COLUMN_FILE.fullmatch(path.name) and path.name not in listed
     )
 
 
 def remove_unlisted_columns(dataset: Path, listed: Collection[str]) -> None:
-    """Remove these files. The caller holds the lock of the folder's work."""
+    """Remove unlisted column files. The caller holds the lock of the work folder."""
     for path in unlisted_columns(dataset, listed):
         path.unlink()
     flush_file(dataset)

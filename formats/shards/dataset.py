@@ -1,6 +1,6 @@
-"""An opened dataset: its records by number, as they are, transformed, or some of them to look at.
+"""Opened datasets: records by number, as they are, transformed or shown.
 
-``RecordSet`` is the records that a loader reads, of one dataset or of several.
+``RecordSet`` is what a loader reads: the records of one dataset or of several.
 """
 
 from __future__ import annotations
@@ -41,25 +41,19 @@ _CROP_READY = int(ImageFlag.CROP_READY)
 
 
 class IndexRows(Protocol):
-    """The rows of an index by number, in the form of NumPy's structured arrays.
-
-    It is indexed by a number, a slice, an array of numbers, or the name of a column.
-    """
+    """The rows of an index, as in a structured NumPy array: by number, slice, numbers or column name."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The columns of a row."""
+    def dtype(self) -> np.dtype[Any]: ...
 
-    def __len__(self) -> int:
-        """Number of rows."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, wanted: Any, /) -> Any:
-        """Return a row, rows or a column."""
+    def __getitem__(self, wanted: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetPart:
-    """A finished dataset, and the numbers of its first record and shard in a :class:`RecordSet`."""
+    """A finished dataset in a :class:`RecordSet`, and the numbers of its first record and shard there."""
 
     name: str
     folder: Path
@@ -69,38 +63,35 @@ class DatasetPart:
 
     @property
     def records(self) -> slice:
-        """The numbers of its records."""
         return slice(self.first_record, self.first_record + self.manifest.records)
 
     def files(
         self, labels: str, columns: Sequence[str] | None = None, boxes: Sequence[str] | None = None
     ) -> PartFiles:
-        """Return the files that are read, for labels of this space.
+        """Return the files to read, with labels in the space ``labels``.
 
-        ``columns`` and ``boxes`` are the names of the columns, and of those of the table of boxes; None is
-        all. Raises UsageError for unknown labels.
+        ``columns`` and ``boxes`` name the columns and box columns to read; None is all. Raises UsageError for
+        an unknown label space.
         """
         manifest = self.manifest
-        entries = manifest.columns.entries if manifest.columns else ()
-        wanted = {entry.field.name: entry for entry in entries}
-        names = tuple(wanted) if columns is None else columns
+        entries = {entry.field.name: entry for entry in manifest.column_entries}
+        names = entries if columns is None else columns
         box_names = box_columns(manifest) if boxes is None else tuple(boxes)
         return PartFiles(
             folder=self.folder,
             container=manifest.container,
             shards=manifest.shards,
-            columns=tuple(wanted[name] for name in names if name in wanted),
+            columns=tuple(entries[name] for name in names if name in entries),
             boxes=box_table(self.folder, manifest, labels) if box_names else None,
             box_columns=box_names,
         )
 
 
 class RecordSet(ABC):
-    """Records of one or more finished datasets, ``parts``, in stored order; opened to be read by number.
+    """The records of one or more finished datasets (``parts``), in stored order.
 
-    ``path`` is its folder, and ``index`` has a row for each record: its column ``shard`` counts the shards
-    of all parts. ``label_space`` is that of the records' labels. ``len``, ``[i]`` and iteration give the
-    records.
+    ``len``, ``[i]`` and iteration give the records, with labels in ``label_space``. ``path`` is its folder.
+    ``index`` has a row for each record; its column ``shard`` counts over the shards of all parts.
 
     Every read is checked against its CRC-32C and the index. Raises CorruptRecord, ShardDamaged and OSError.
     Thread-safe except for :meth:`close`.
@@ -129,16 +120,16 @@ class RecordSet(ABC):
     @property
     @abstractmethod
     def root(self) -> str:
-        """The digest that determines every byte of all parts: the string to pin."""
+        """The digest that determines every byte of all parts: pin this string."""
 
     @property
     def location(self) -> str:
-        """Location of the dataset: the path of its folder, or the URL that it was opened by."""
+        """The path of its folder, or the URL it was opened by."""
         return os.fspath(self.path)
 
     @property
     def split(self) -> str:
-        """The split of all parts; empty where these differ."""
+        """The split of all parts; empty if they differ."""
         splits = {part.manifest.split for part in self.parts}
         return splits.pop() if len(splits) == 1 else ""
 
@@ -149,7 +140,7 @@ class RecordSet(ABC):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, sorted: label *i* of ``sorted_wnid0`` is that of ``classes[i]``."""
+        """The names of the classes, sorted: label *i* in ``sorted_wnid0`` is ``classes[i]``."""
         return tuple(each.name for each in self.space.classes)
 
     @property
@@ -159,7 +150,7 @@ class RecordSet(ABC):
 
     @property
     def image_bytes(self) -> int:
-        """The sum of the images' lengths in bytes."""
+        """The total size of the images in bytes."""
         return sum(part.manifest.image_bytes for part in self.parts)
 
     @property
@@ -169,12 +160,12 @@ class RecordSet(ABC):
 
     @property
     def class_sorted(self) -> bool:
-        """Whether the records of a part are stored class after class."""
+        """Whether any part stores its records class by class."""
         return any(part.manifest.class_sorted for part in self.parts)
 
     @property
     def in_place(self) -> bool:
-        """Whether images of a part stay in their archive."""
+        """Whether the images of any part stay in their archive."""
         return any(part.manifest.archive for part in self.parts)
 
     @property
@@ -186,21 +177,21 @@ class RecordSet(ABC):
     def blocks(self) -> tuple[Block, ...]:
         """The blocks that an epoch reads whole, in stored order: shards, or parts of an archive.
 
-        Their names are paths from the folder ``path``, or absolute ones.
+        Their names are paths relative to ``path``, or absolute.
         """
-        return tuple(block for part in self.parts for block in self._blocks_of(part))
-
-    def _blocks_of(self, part: DatasetPart) -> Sequence[Block]:
-        shards, archive = part.manifest.shards, part.manifest.archive
-        if archive is None:
-            blocks = blocks_of(shards)
-        else:
-            lengths = self.index[part.records]["length"]
-            blocks = blocks_in(archive, [shard.records for shard in shards], lengths)
-        return self.placed(part, blocks)
+        found: list[Block] = []
+        for part in self.parts:
+            shards, archive = part.manifest.shards, part.manifest.archive
+            if archive is None:
+                blocks = blocks_of(shards)
+            else:
+                lengths = self.index[part.records]["length"]
+                blocks = blocks_in(archive, [shard.records for shard in shards], lengths)
+            found += self.placed(part, blocks)
+        return tuple(found)
 
     def placed(self, part: DatasetPart, blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return blocks of a part with names that lead to its folder."""
+        """Return blocks of a part, with names that lead to its folder."""
         if part.folder == self.path:
             return blocks
         return [block._replace(name=str(part.folder / block.name)) for block in blocks]
@@ -224,11 +215,11 @@ class RecordSet(ABC):
         return (self[number] for number in range(len(self)))
 
     def show(self, records: int | Sequence[int] = 9) -> Gallery:
-        """Return records that a notebook shows as pictures, and a terminal as a list.
+        """Return records to show: as pictures in a notebook, as a list in a terminal.
 
-        ``records`` is a number of records, evenly chosen in stored order, or the record numbers; at most 100.
-        Below each is its number, its key and its class. Raises UsageError for more, IndexError for a number
-        that no record has, and what reading a record raises.
+        ``records`` is how many to show, evenly spaced in stored order, or their numbers; at most 100. Each
+        has its number, key and class below it. Raises UsageError for more, IndexError for a number that no
+        record has, and the errors of reading a record.
         """
         if isinstance(records, int):
             count = min(records, len(self))
@@ -247,7 +238,7 @@ class RecordSet(ABC):
         return Gallery(f"{self.path}: {len(shown)} of {len(self):,} {of}", shown)
 
     def shard(self, number: int) -> Shard:
-        """Return an open shard, opened at its first use. Raises IndexError."""
+        """Return a shard, opened on first use. Raises IndexError."""
         return self._opened.shard(number)
 
     def close(self) -> None:
@@ -262,14 +253,14 @@ class RecordSet(ABC):
 
 
 USUAL_ORDER = ("train", "val", "test")
-MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # also of one that is unfinished, or lost its manifest
+MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset, even an incomplete one
 
 
 def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the datasets in the sub-folders of ``folder``, by name: train, val, test, then all others.
+    """Return the datasets in the subfolders of ``folder`` by name: train, val, test, then all others.
 
-    A dataset that is not finished, or has lost its manifest, is one of them: reading it says so. Empty where
-    ``folder`` is a dataset or a collection itself, holds none, or is no folder. Raises OSError.
+    They include unfinished datasets and those without a manifest, which fail when they are read. Empty if
+    ``folder`` is itself a dataset or a collection, contains no dataset, or is not a folder. Raises OSError.
     """
     path = Path(folder)
     if not path.is_dir() or _is_dataset(path) or is_collection(path):
@@ -280,15 +271,12 @@ def splits_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def is_collection(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder has a collection.json; its contents are not looked at."""
+    """Whether the folder has a collection.json, valid or not."""
     return os.path.lexists(Path(folder) / COLLECTION_NAME)
 
 
 def refuse_folder_of_splits(folder: Path) -> None:
-    """Raise UsageError, which names the splits, for a folder of splits in the place of one dataset.
-
-    So it does for a collection.
-    """
+    """Raise UsageError for a collection, or a folder of splits, which it names."""
     if is_collection(folder) and not _is_dataset(folder):
         raise UsageError("is a collection: open_collection() opens it, and a Loader takes it", path=folder)
     if splits := splits_of(folder):
@@ -306,21 +294,21 @@ def _is_dataset(folder: Path) -> bool:
 class Dataset(RecordSet):
     """An opened dataset: its records by number, and its manifest, index and boxes.
 
-    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. The records of a dataset with
-    columns also have ``record["mask"]`` and ``record.columns``, which are read when they are asked for, while
-    the dataset is open. Those of a dataset with a table of boxes have ``record["boxes"]``, float32 [n, 4],
-    and ``record["box_labels"]``, int32 [n] of the space ``labels``.
+    ``len(ds)``, ``ds[i]`` and iteration give the records in stored order. Records of a dataset with columns
+    also have ``record["mask"]`` and ``record.columns``, read on access while the dataset is open. Records of
+    a dataset with boxes have ``record["boxes"]``, float32 [n, 4], and ``record["box_labels"]``, int32 [n] in
+    the space ``labels``.
 
-    Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory. Shards
-    are opened when first read, some dozens at a time. Every read is checked against its CRC-32C and the
-    index, and raises CorruptRecord or ShardDamaged rather than return a damaged or different record, and
-    OSError if the system fails. Where images stay in their archive, ShardDamaged is raised at once if that is
-    not there, or has another size. Files that change while the dataset is open give errors, never a signal.
+    Deterministic, thread-safe, picklable (as its path), usable after a fork. The index is in memory; a few
+    dozen shards are open at a time. Every read is checked against its CRC-32C and the index: it raises
+    CorruptRecord or ShardDamaged rather than return a damaged or different record, and OSError if the system
+    fails. A missing archive, or one of the wrong size, raises ShardDamaged at once. Files that change while
+    the dataset is open cause errors, never a signal.
 
     Args:
         path: Folder of the dataset.
         labels: Label space of the records: "sorted_wnid0", "ilsvrc2012_id" or "sorted_wnid1_bg".
-        verify: Whether to hash a large index again, as for :func:`open_dataset`.
+        verify: Whether to rehash a large index, as for :func:`open_dataset`.
 
     Raises:
         ManifestDamaged, UnknownVersion: The manifest cannot be read.
@@ -349,7 +337,7 @@ class Dataset(RecordSet):
         )
 
     def _name_at(self, path: Path) -> str:
-        """Its name in ``weights``: the last part of its path or URL."""
+        """Its name in ``weights``: the last component of its path or URL."""
         return path.name
 
     @property
@@ -359,16 +347,16 @@ class Dataset(RecordSet):
 
     @property
     def columns(self) -> OpenRecords:
-        """The columns beside key, label and image: values, encoded ones and lengths, by name."""
+        """The columns beside key, label and image: decoded and encoded values, and lengths, by name."""
         return self._opened
 
     @property
     def boxes(self) -> npt.NDArray[np.void] | None:
-        """The table of boxes (record, label, x_min, y_min, x_max, y_max; fractions), None without any."""
+        """The table of boxes (record, label, x_min, y_min, x_max, y_max as fractions), or None."""
         return checked_boxes(self.path, self.manifest)
 
     def place(self, number: int) -> RecordPlace:
-        """Return the place of a record by its number, to read its columns."""
+        """Return a record's place, for reading its columns."""
         row = self.index[number]
         return RecordPlace(number, int(row["shard"]), int(row["ordinal"]), row["key"])
 
@@ -381,7 +369,7 @@ class Dataset(RecordSet):
 
 
 def open_unreplaced(folder: Path, root: str) -> Dataset:
-    """Open the dataset that was listed as a source. Raises SourceDamaged if its ``root`` is another now."""
+    """Open a dataset that was listed as a source. Raises SourceDamaged if its root is no longer ``root``."""
     dataset = Dataset(folder)
     if dataset.manifest.root != root:
         dataset.close()
@@ -390,13 +378,13 @@ def open_unreplaced(folder: Path, root: str) -> Dataset:
 
 
 class TransformedDataset:
-    """The records of ``dataset`` by number, each as (what ``transform`` makes of it, its label).
+    """The records of ``dataset`` by number, each as (its transformed value, its label).
 
     PyTorch's DataLoader takes it with any number of workers, forked or spawned; it is as picklable as
-    ``dataset`` and ``transform`` are. ``transform`` is a Loader's, called with a record and a random
-    generator, or a function of the record alone. The generator's seed is drawn from Python's ``random``,
-    which DataLoader seeds in each worker. Errors of ``transform`` are raised unchanged, with the record's key
-    in a note. :meth:`close` closes the dataset's shards, too.
+    ``dataset`` and ``transform`` are. ``transform`` is called with a record and a random generator, as in a
+    Loader, or with the record alone. The generator is seeded from Python's ``random``, which DataLoader seeds
+    in each worker. Errors of ``transform`` are raised unchanged, with the record's key in a note.
+    :meth:`close` also closes the dataset's shards.
     """
 
     def __init__(self, dataset: RecordSet, transform: Callable[..., Any]) -> None:
@@ -447,7 +435,7 @@ class TransformedDataset:
 
 
 def _takes_two(transform: Callable[..., Any]) -> bool:
-    """Whether it takes a random generator beside the record."""
+    """Whether the transform takes a random generator after the record."""
     try:
         inspect.signature(transform).bind(None, None)
     except (TypeError, ValueError):  # one argument, or a builtin without a signature
@@ -457,6 +445,6 @@ def _takes_two(transform: Callable[..., Any]) -> bool:
 
 @lru_cache
 def _be_one_of_several(process: int) -> None:
-    """In a worker process, once: leave the other CPUs to the other workers."""
+    """Limit a worker process to one thread: its siblings use the other CPUs."""
     if parent_process() is not None:
         use_one_thread()

@@ -1,8 +1,7 @@
-"""Files of a dataset: small ones read into memory and checked, shards read by position, and tables.
+"""Reading a dataset's files: tables and other small files into memory, shards by position.
 
-A file of a published dataset: read once into memory, and checked there. It is not mapped: a map of a
-truncated file, or of a failing disk, kills the process (SIGBUS), and its bytes can change after they were
-checked.
+No file is memory-mapped: a map of a truncated file, or on a failing disk, kills the process (SIGBUS), and its
+bytes can change after they were checked.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.seal import Seal
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
-READ_BYTES = 1 << 18  # fits the CPU's cache, so that hashing does not read from memory
+READ_BYTES = 1 << 18  # fits the CPU's cache, for hashing
 
-ARCHIVE_NAME = "archive.tar"  # in the dataset's folder: a link to the archive, or the archive itself
+ARCHIVE_NAME = "archive.tar"  # in a dataset's folder: the archive, or a link to it
 
 OUTPUT_FILES = re.compile(
     r"(shard|column-[A-Za-z0-9_.-]+)-\d{5,}\.(lmdb|h5|tar\.npy)|(index|boxes|column-[A-Za-z0-9_.-]+)\.npy|"
     r"(quarantine|provenance)\.json"
 )
-"""The names of the files that a conversion makes, except the manifest."""
+"""The names of the files that a conversion writes, except the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a dataset: name, size in bytes, SHA-256 and number of rows or records."""
+    """A file in the manifest: its name, size in bytes, SHA-256 and number of rows or records."""
 
     name: str
     size: int
@@ -48,11 +47,10 @@ class FileEntry:
     records: int
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as the manifest holds it."""
         return {"name": self.name, "size": self.size, "sha256": self.sha256, "records": self.records}
 
     def is_in(self, folder: Path) -> bool:
-        """Whether that folder has this file, with these bytes. Raises OSError."""
+        """Whether the folder has this file, with these bytes. Raises OSError."""
         path = folder / self.name
         try:
             has_size = not path.is_symlink() and path.stat().st_size == self.size
@@ -63,11 +61,11 @@ class FileEntry:
 
 @contextmanager
 def published_file(path: Path) -> Iterator[int]:
-    """Open a file to read. Raises ManifestDamaged if it is not a regular file, and OSError with its name."""
+    """Open a file for reading. Raises ManifestDamaged if it is not a regular file; OSError with its name."""
     with naming(path):
         descriptor = os.open(path, OPEN_FLAGS)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a fifo would wait
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # reading a fifo would block
                 raise ManifestDamaged("is not a regular file", path=path)
             yield descriptor
         finally:
@@ -75,7 +73,7 @@ def published_file(path: Path) -> Iterator[int]:
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """Read a file. Raises ManifestDamaged if it is not regular or has more than ``most`` bytes; OSError."""
+    """Read a file. Raises ManifestDamaged if it is not regular or exceeds ``most`` bytes; OSError."""
     with published_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > most:
@@ -84,10 +82,10 @@ def read_small(path: Path, most: int) -> bytes:
 
 
 def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> npt.NDArray[np.uint8]:
-    """Read a file that the manifest lists. Raises ManifestDamaged if its bytes differ from it; OSError.
+    """Read a file that the manifest lists. Raises ManifestDamaged if its bytes differ; OSError.
 
-    With ``seal``, the root of the manifest, a file with a :class:`.Seal` is not hashed; one that is hashed
-    gets a seal.
+    With ``seal``, the root of the manifest, a file that has a :class:`.Seal` is not hashed, and any other
+    gets one.
     """
     if entry.size > MAX_TABLE_BYTES:
         raise ManifestDamaged(f"has {entry.size} bytes, more than any table", path=path)
@@ -96,7 +94,7 @@ def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> 
         if status.st_size == entry.size:
             known = Seal(status, seal) if seal else None
             is_known = known is not None and known.holds
-            data, digest = _read(descriptor, entry.size, hashed=not is_known)
+            data, digest = _read(descriptor, entry.size, hash_it=not is_known)
             if len(data) == entry.size and (is_known or digest == entry.sha256):
                 if known and not is_known:
                     known.keep(os.fstat(descriptor))
@@ -104,14 +102,14 @@ def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> 
     raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
 
 
-def _read(descriptor: int, size: int, *, hashed: bool = True) -> tuple[npt.NDArray[np.uint8], str]:
-    """Return the first ``size`` bytes, fewer if the file ends before, and their SHA-256 if it is wanted."""
+def _read(descriptor: int, size: int, *, hash_it: bool) -> tuple[npt.NDArray[np.uint8], str]:
+    """Return at most the first ``size`` bytes, and their SHA-256 with ``hash_it``."""
     data = np.empty(size, np.uint8)
     digest, whole, done = hashlib.sha256(), data.data, 0
     while done < size:
         part = whole[done : done + READ_BYTES]
         count = read_into(descriptor, part, done)
-        if hashed:
+        if hash_it:
             digest.update(part[:count])
         done += count
         if count < len(part):
@@ -120,7 +118,7 @@ def _read(descriptor: int, size: int, *, hashed: bool = True) -> tuple[npt.NDArr
 
 
 class ShardFile(Owned):
-    """A file that any number of threads read by position. ``size`` is its size when it was opened.
+    """A file read by position. ``size`` is its size when it was opened. Thread-safe.
 
     Raises OSError with the file's name, and ValueError once it is closed.
     """
@@ -136,11 +134,11 @@ class ShardFile(Owned):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file has no name any more, and holds its space only because it is open."""
+        """Whether the file was deleted, and takes space only because it is open."""
         return os.fstat(self._open_number()).st_nlink == 0
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Return ``length`` bytes from ``offset``, fewer only if the file ends before."""
+        """Return ``length`` bytes from ``offset``, fewer only at the end of the file."""
         try:
             return read_at(self._open_number(), length, offset)
         except OSError as error:
@@ -148,7 +146,7 @@ class ShardFile(Owned):
             raise
 
     def read_into(self, memory: memoryview, offset: int) -> int:
-        """Fill ``memory`` from ``offset``; return the number of bytes that the file had."""
+        """Fill ``memory`` from ``offset``; return the number of bytes read, fewer only at the end."""
         try:
             return read_into(self._open_number(), memory, offset)
         except OSError as error:
@@ -170,16 +168,16 @@ Rows = npt.NDArray[np.void]
 
 
 def write_table(file: BinaryIO, rows: Rows) -> None:
-    """Write a table as .npy version 1.0; its bytes depend on the rows alone.
+    """Write a table as .npy version 1.0; its bytes depend only on the rows.
 
-    ``np.save`` is not used: it writes through C's stdio and ignores errors of the disk.
+    ``np.save`` writes through C's stdio, and ignores disk errors.
     """
     file.write(table_header(rows.dtype, len(rows)))
     write_rows(file, rows)
 
 
 def write_rows(file: BinaryIO, rows: Rows) -> None:
-    """Write rows of a table after its header."""
+    """Write rows of a table, after its header or earlier rows."""
     file.write(np.ascontiguousarray(rows).tobytes())
 
 
@@ -192,9 +190,9 @@ def read_table(
 ) -> Rows:
     """Read a table's rows into memory, read-only.
 
-    ``row_of`` returns the columns of a row of that many bytes, None if no row has as many. Columns and number
-    of rows determine the header, and the file must begin with it. Raises ManifestDamaged if the file is not
-    the one in the manifest, or not such a table; OSError. ``seal`` is as for :func:`.read_published`.
+    ``row_of`` returns the dtype of a row of a given size in bytes, or None if there is none; the file must
+    begin with the header for that dtype and number of rows. ``seal`` is as for :func:`.read_published`.
+    Raises ManifestDamaged if the file differs from the manifest, or is not such a table; OSError.
     """
     data = read_published(path, entry, seal=seal)
     start = 10 + int.from_bytes(data[8:10].tobytes(), "little")
@@ -212,7 +210,6 @@ def read_table(
 
 
 def table_header(row: np.dtype[np.void], rows: int) -> bytes:
-    """Return the header of a .npy file."""
     described = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (rows,)}
     file = BytesIO()
     np.lib.format.write_array_header_1_0(file, described)

@@ -1,14 +1,12 @@
-"""Shards in HDF5: flat and plain, so that any HDF5 tool reads them and nothing can be hidden in them.
+"""Shards in HDF5: flat and plain, so that any HDF5 tool reads them and nothing can hide in them.
 
-``data`` uint8 contiguous (all images one after the other), ``offsets`` int64 [n+1] into it, ``labels`` int32,
+``data`` uint8 contiguous (all images, concatenated), ``offsets`` int64 [n+1] into it, ``labels`` int32,
 ``keys`` fixed-width bytes, ``crc32c`` uint32. Any other content is refused.
 
-libhdf5 reads the small columns, through a file object of this module, which keeps the errors of the system
-apart from damage; images are read by position.
-
-libhdf5 never writes to the disk here: it crashes the process when the disk fills up, and after a failed write
-the same process reads the file back without an error. It makes the headers and the small columns in memory;
-the images are written with ordinary writes.
+libhdf5 reads only the small columns, through a file object that tells system errors from damage; images are
+read by position. It never writes to the disk: when the disk fills up, it crashes the process, and after a
+failed write the same process reads the file back without an error. So it builds headers and small columns in
+memory, and images are written with ordinary writes.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from shardprep.formats.shards.read import ColumnAddresses, Container, Extent, Sh
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 
-MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
+MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs beside the columns
 
 
 def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
-    """Read the small columns of a shard, and where ``data`` is. Raises ShardDamaged, MemoryError, OSError."""
+    """Read a shard's small columns, and locate ``data``. Raises ShardDamaged, MemoryError, OSError."""
     stream = _ShardStream(file)
     try:
         bytearray(MEMORY_TO_OPEN)  # libhdf5 may crash if an allocation fails
@@ -55,7 +53,7 @@ def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
 
 
 class _FileObject(io.RawIOBase):
-    """The file object that libhdf5 is given. ``size`` is that of the file."""
+    """A file object for libhdf5."""
 
     size = 0
     _position = 0
@@ -70,7 +68,7 @@ class _FileObject(io.RawIOBase):
 
 
 class _ShardStream(Owned, _FileObject):
-    """A shard that is read. ``error`` keeps the system's error, which libhdf5 replaces."""
+    """A shard that libhdf5 reads. ``error`` keeps the system's error, which libhdf5 replaces."""
 
     def __init__(self, file: ShardFile) -> None:
         self.error: OSError | None = None
@@ -92,9 +90,9 @@ class _ShardStream(Owned, _FileObject):
 
 
 def plain_datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
-    """Return the five datasets, after checking that the file has no others, and that these are plain.
+    """Return the five datasets, after checking that they are plain and the file has no others.
 
-    This is an allow-list, because every deny-list so far missed a way to point at other files.
+    It is an allow-list because every deny-list so far missed a way to point at other files.
     """
     names = set(file.id)
     if names != {name.encode() for name in COLUMNS}:
@@ -130,12 +128,12 @@ WRITE_BYTES = 1 << 20
 
 
 def bytes_needed(extent: Extent) -> int:
-    """Return an upper bound of the file's size."""
+    """Return an upper bound on the file's size."""
     return DATA_OFFSET + extent.payload_bytes + extent.records * (extent.key_bytes + 16) + 8192
 
 
 class _Skeleton(_FileObject):
-    """What libhdf5 writes, by offset: headers and small columns, not the data."""
+    """Collects what libhdf5 writes, by offset: headers and small columns, not the data."""
 
     def __init__(self) -> None:
         self.parts: dict[int, bytes] = {}
@@ -159,7 +157,7 @@ class _Skeleton(_FileObject):
 
 
 def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
-    """Create a contiguous dataset without fill, filter, time or attribute; an int is an unwritten size."""
+    """Create a contiguous dataset without fill, filter, time or attribute; for an int, one of that size."""
     options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     options.set_layout(h5py.h5d.CONTIGUOUS)
     options.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -176,7 +174,7 @@ def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
 
 
 class Hdf5ShardWriter(ShardWriter):
-    """Writer that streams images into ``data``, and writes the headers and columns at the end."""
+    """Streams images into ``data``, and writes the headers and columns at the end."""
 
     def __init__(self, path: Path, extent: Extent) -> None:
         self._path = path
@@ -213,7 +211,7 @@ class Hdf5ShardWriter(ShardWriter):
 
 
 def library() -> dict[str, str | int]:
-    """Return the versions that decide the bytes of a file besides the records."""
+    """Return the versions that determine a file's bytes beside its records."""
     return {"hdf5": h5py.version.hdf5_version}
 
 

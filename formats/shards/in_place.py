@@ -3,9 +3,9 @@
 Such a shard's file is a table of the images' places in the archive: .npy, one row per record. The archive is
 ``archive.tar`` in the table's folder, usually a link.
 
-A block is the part of a dataset that an epoch reads from beginning to end, blocks in random order where it
-shuffles: a shard, or in an archive, where images lie class after class, a small part of one. The smaller the
-blocks, the more classes a window of the same size has.
+A block is a part of a dataset that an epoch reads sequentially; a shuffle takes blocks in random order. It is
+a shard, or a small part of an archive, whose images are stored class by class: smaller blocks put more
+classes into a shuffle window.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_ARCHIVE_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The bytes from ``start`` to ``stop`` of an archive, in which the images of one shard lie.
+    """The bytes from ``start`` to ``stop`` of an archive, which contain the images of one shard.
 
     ``sha256`` is their digest, empty before they are hashed.
     """
@@ -60,11 +60,10 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class IndexedArchive:
-    """The archive of a dataset, as the manifest has it.
+    """The archive of a dataset, as in the manifest.
 
-    ``name`` is the file's name when it was indexed; nothing is found by it. ``regions`` are those of the
-    shards, in stored order, which are the whole archive, one after the other. ``block_bytes`` is about the
-    number of image bytes in a block, which an epoch reads from its beginning to its end.
+    ``name`` is the file's name when it was indexed, for information only. ``regions`` are those of the shards
+    in stored order, and together the whole archive. A block has about ``block_bytes`` bytes of images.
     """
 
     name: str
@@ -73,17 +72,15 @@ class IndexedArchive:
 
     @property
     def size(self) -> int:
-        """The archive's size in bytes."""
         return self.regions[-1].stop
 
     def to_json(self) -> dict[str, Any]:
-        """Return the archive as the manifest has it."""
         listed = [{"size": region.size, "sha256": region.sha256} for region in self.regions]
         return {"name": self.name, "block_bytes": self.block_bytes, "regions": listed}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> IndexedArchive:
-        """Return the archive of a valid manifest; the inverse of :meth:`to_json`."""
+        """Return the archive of a valid manifest."""
         stops = accumulate(each["size"] for each in value["regions"])
         regions = (
             Region(stop - each["size"], stop, each["sha256"])
@@ -92,10 +89,7 @@ class IndexedArchive:
         return cls(value["name"], tuple(regions), value["block_bytes"])
 
     def issue(self, dataset: Path) -> str:
-        """Say what is wrong with the archive of a dataset's folder, by its size; empty if nothing.
-
-        Raises OSError.
-        """
+        """Return what is wrong with the archive in a dataset's folder, or "". Raises OSError."""
         link = dataset / ARCHIVE_NAME
         try:
             status = link.stat()
@@ -106,13 +100,13 @@ class IndexedArchive:
         return f"has {status.st_size} bytes, not {self.size}" if status.st_size != self.size else ""
 
     def check(self, dataset: Path) -> None:
-        """Raise ShardDamaged, which names the archive, where :meth:`issue` finds anything; OSError."""
+        """Raise ShardDamaged, naming the archive, if it has an :meth:`issue`; OSError."""
         if issue := self.issue(dataset):
             raise not_indexed(dataset / ARCHIVE_NAME, issue)
 
 
 def changed_in(link: Path, region: Region) -> str:
-    """Return the finding for a region with other bytes than were indexed."""
+    """Return the finding for a region whose bytes have changed."""
     return (
         f"the SHA-256 of bytes {region.start} to {region.stop} of {place_of(link)} differs from the "
         f"manifest; {advice_for(link)}"
@@ -120,15 +114,12 @@ def changed_in(link: Path, region: Region) -> str:
 
 
 def is_linked(link: Path, archive: Path) -> bool:
-    """Whether ``link`` leads to the archive, or is itself a file, which no link replaces."""
+    """Whether ``link`` leads to the archive, or is itself a file, which is never replaced."""
     return link.exists() and (not link.is_symlink() or link.samefile(archive))
 
 
 def link_archive(link: Path, archive: Path, folder: Path) -> None:
-    """Make ``link`` a link to the archive, in place of another link, by a rename from ``folder``.
-
-    A file in place of the link stays. Raises OSError.
-    """
+    """Make ``link`` a link to the archive, atomically, by a rename from ``folder``; a file there stays."""
     if is_linked(link, archive):
         return
     made = folder / f"{link.name}.{secrets.token_hex(8)}"
@@ -137,7 +128,7 @@ def link_archive(link: Path, archive: Path, folder: Path) -> None:
 
 
 def hash_region(archive: Path, region: Region) -> str:
-    """Return ``sha256:<hex>`` of a region's bytes, fewer where the archive ends before. Raises OSError."""
+    """Return ``sha256:<hex>`` of a region, cut at the end of the archive. Raises OSError."""
     descriptor = os.open(archive, OPEN_FLAGS)
     try:
         with naming(archive):
@@ -147,7 +138,7 @@ def hash_region(archive: Path, region: Region) -> str:
 
 
 def spanned(ends: Iterable[int], size: int) -> tuple[Region, ...]:
-    """Return regions that end where the last image of each shard does; the last one ends with the archive.
+    """Return regions that end with each shard's last image, and the last one with the archive.
 
     >>> [(region.start, region.stop) for region in spanned([10, 30], 40)]
     [(0, 10), (10, 40)]
@@ -158,13 +149,13 @@ def spanned(ends: Iterable[int], size: int) -> tuple[Region, ...]:
 
 
 MAX_TABLE_BYTES = 1 << 30  # of 20 million records
-HEADER_BYTES = 256  # more than the header of any table has
+HEADER_BYTES = 256  # more than any table's header
 
 _SHAPE = re.compile(rb"'key', '\|S([1-9]\d{0,3})'.*'shape': \((0|[1-9]\d{0,9}),\)")
 
 
 def place_dtype(key_bytes: int) -> np.dtype[np.void]:
-    """Return the columns of a table: the place of an image in the archive, and its record without it."""
+    """Return a table's row dtype: the image's place in the archive, and the rest of its record."""
     return np.dtype(
         [
             ("offset", "<u8"),
@@ -177,12 +168,12 @@ def place_dtype(key_bytes: int) -> np.dtype[np.void]:
 
 
 def bytes_needed(extent: Extent) -> int:
-    """Return an upper bound of the file's size."""
+    """Return an upper bound on the file's size."""
     return HEADER_BYTES + extent.records * place_dtype(extent.key_bytes).itemsize
 
 
 class TarTableWriter(ShardWriter):
-    """Writer of a table. It writes the file when it is left, and does not look at the archive."""
+    """Writes a table when the context ends; does not look at the archive."""
 
     def __init__(self, path: Path, extent: Extent) -> None:
         self._file = path.open("xb")
@@ -217,18 +208,18 @@ def addresses(path: Path, archive: ShardFile) -> ColumnAddresses:
 
 
 def library() -> dict[str, str | int]:
-    """Return nothing: the bytes of a table depend on the records and their places alone."""
+    """Return nothing: a table's bytes depend only on the records and their places."""
     return {}
 
 
 CONTAINER = Container(write=TarTableWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)
 
 BLOCK_BYTES = 4 << 20  # a disk that seeks in 10 ms and reads 150 MB/s spends a quarter of the time seeking
-_OVERHEAD = 768  # of a member of a tar: its header, and padding to whole blocks of 512 bytes
+_OVERHEAD = 768  # of a tar member: its header, and padding to a multiple of 512 bytes
 
 
 class Block(NamedTuple):
-    """Consecutive records of one file: its name, and the bytes from ``start`` on in which they lie."""
+    """Consecutive records in one file, in ``size`` bytes from ``start``."""
 
     name: str
     start: int
@@ -237,7 +228,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(shards: Iterable[FileEntry]) -> tuple[Block, ...]:
-    """Return the blocks of shards: each is one."""
+    """Return one block for each shard."""
     return tuple(Block(shard.name, 0, shard.size, shard.records) for shard in shards)
 
 
@@ -246,9 +237,8 @@ def blocks_in(
 ) -> tuple[Block, ...]:
     """Return the blocks of an archive: about ``block_bytes`` of images each, within one region.
 
-    ``counts`` are the regions' numbers of records, ``lengths`` the images' lengths in bytes. The records of a
-    block depend on these alone. Where a block begins is estimated within its region, as a table has the exact
-    places: reading ahead needs no more.
+    ``counts`` are the records of each region, ``lengths`` the images' sizes in bytes; the division depends on
+    these alone. A block's start and size are estimates within its region, good enough for readahead.
     """
     blocks: list[Block] = []
     stops = np.cumsum(counts)

@@ -1,7 +1,6 @@
-"""Shards in LMDB: one file, keys are 8-byte big-endian ordinals, values carry a small header.
+"""Shards in LMDB: one file, with 8-byte big-endian ordinals as keys, and a small header in each value.
 
-Any LMDB tool reads them. LMDB's library writes them, and :mod:`shardprep.formats.shards.lmdb_reader` reads
-them.
+Any LMDB tool reads them. LMDB's library writes them; :mod:`shardprep.formats.shards.lmdb_reader` reads them.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from shardprep.formats.runtime.files import no_space
 from shardprep.formats.shards.lmdb_reader import VALUE_HEADER, VALUE_VERSION, LmdbAddresses
 from shardprep.formats.shards.read import Container, Extent, ShardWriter, StoredRecord
 
-# A commit writes all pages changed since the last: one large transaction holds the whole shard in
-# memory and takes twice as long. Equal bytes need a fixed count, not a time.
+# One transaction for the whole shard would hold it in memory and take twice as long. The count is fixed, so
+# that equal records give equal bytes.
 RECORDS_PER_COMMIT = 256
 
 _ERRNO_OF = {os.strerror(number): number for number in errno.errorcode}
 
 
 def value_of(stored: StoredRecord) -> bytes:
-    """Return a record's value in LMDB."""
     head = VALUE_HEADER.pack(VALUE_VERSION, 0, len(stored.key), stored.label, stored.crc32c)
     return b"".join((head, stored.key, stored.image))
 
 
 def bytes_needed(extent: Extent) -> int:
-    """Return an upper bound of the file's size: whole overflow pages, and pages of the tree."""
+    """Return an upper bound on the file's size: whole overflow pages, and the pages of the tree."""
     page = os.sysconf("SC_PAGE_SIZE")
     values = extent.payload_bytes + extent.records * (VALUE_HEADER.size + extent.key_bytes)
     leaves = values // page + extent.records * 2
@@ -42,20 +40,15 @@ def bytes_needed(extent: Extent) -> int:
 
 
 def map_size(extent: Extent) -> int:
-    """Return the map size in whole MiB; it depends on the plan alone, because LMDB stores it in the file."""
+    """Return the map size in whole MiB; only the plan determines it, because LMDB stores it in the file."""
     return (bytes_needed(extent) + (1 << 20)) // (1 << 20) << 20
 
 
-def _system_error(error: lmdb.Error) -> int:
-    """Return the errno that an error's text ends with, 0 if the error is LMDB's own."""
-    return _ERRNO_OF.get(str(error).rpartition(": ")[2], 0)
-
-
 class LmdbShardWriter(ShardWriter):
-    """Writer that appends in order and commits at fixed counts, so that equal records give equal bytes.
+    """Appends in order and commits at fixed counts, so that equal records give equal bytes.
 
-    No writemap (a full disk would be SIGBUS). Memory is initialised (otherwise the process's heap
-    leaks into unused parts of pages). Nothing is synced here: publishing flushes the file once.
+    No writemap, or a full disk raises SIGBUS. Memory is initialised, or heap contents leak into unused parts
+    of pages. Nothing is synced: publishing flushes the file once.
     """
 
     def __init__(self, path: Path, extent: Extent) -> None:
@@ -99,7 +92,7 @@ class LmdbShardWriter(ShardWriter):
             transaction.commit()
 
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
-        number = _system_error(error) or errno.EIO
+        number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
         if number in (errno.EIO, errno.ENOSPC):  # LMDB reports a short write as either
             number = self._limit() or number
         if number == errno.ENOSPC:
@@ -107,7 +100,7 @@ class LmdbShardWriter(ShardWriter):
         return OSError(number, f"LMDB: {error}", os.fspath(self._path))
 
     def _limit(self) -> int:
-        """Return the errno of the limit that the next commit would exceed, 0 for none."""
+        """Return the errno of the limit that the next commit would exceed, or 0."""
         commits = max(1, self._extent.records // RECORDS_PER_COMMIT)
         needed = bytes_needed(self._extent) // commits
         disk, (largest, _) = os.statvfs(self._path.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -129,7 +122,7 @@ class LmdbShardWriter(ShardWriter):
 
 
 def library() -> dict[str, str | int]:
-    """Return the versions and settings that decide the bytes of a file besides the records."""
+    """Return the versions and settings that determine a file's bytes beside its records."""
     return {
         "lmdb": ".".join(map(str, lmdb.version())),
         "page_size": os.sysconf("SC_PAGE_SIZE"),

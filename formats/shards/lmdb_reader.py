@@ -1,8 +1,8 @@
-"""The pages of an LMDB file, read by position, without LMDB's library.
+"""A reader of LMDB files, by position, without LMDB's library.
 
-The library trusts its file: a truncated or malicious one ends the process. Here each page is checked before
-it is used, no offset is followed out of the file, and the file is neither mapped nor locked: one that is
-damaged, truncated or on a bad sector gives an error.
+The library trusts its file: a truncated or malicious one kills the process. Here each page is checked before
+it is used, no offset is followed out of the file, and the file is neither mapped nor locked: damage,
+truncation and bad sectors raise an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_DEPTH = 32
 
 
 class Meta(NamedTuple):
-    """A meta page; of the two, the one with the later transaction is valid."""
+    """A meta page; the one with the later transaction is current."""
 
     magic: int
     version: int
@@ -46,7 +46,7 @@ class Meta(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of the tree with ``length`` nodes, at ``upper`` and after it."""
+    """A page of the tree with ``length`` nodes, which begin at ``upper``."""
 
     number: int
     data: bytes
@@ -54,17 +54,17 @@ class Page(NamedTuple):
     upper: int
 
 
-# Plain tuples: finding a record takes 3 microseconds, and two named tuples would add a quarter.
+# Plain tuples: finding a record takes 3 µs, and two named tuples would add a quarter.
 Node = tuple[int, int, int, int, int]
-"""A node: its fields low, high and flags, and the start and end of its key in the page."""
+"""A node: its fields low, high and flags, and its key's start and end in the page."""
 Value = tuple[int, int, bytes]
-"""A value: its offset in the file, its length, and as many of its first bytes as requested."""
+"""A value: its offset in the file, its length, and its first bytes, as requested."""
 
 
 class LmdbPages:
-    """The pages of a file of ``end`` bytes that ``read_at`` reads.
+    """The pages of a file of ``end`` bytes, read with ``read_at``.
 
-    Raises ``damaged(reason)`` if a page is malformed, and what ``read_at`` raises. Thread-safe if
+    Raises ``damaged(reason)`` if a page is malformed, and the errors of ``read_at``. Thread-safe if
     ``read_at`` is.
     """
 
@@ -82,20 +82,18 @@ class LmdbPages:
     def _meta_at(self, offset: int) -> Meta:
         data = self._read_at(HEADER.size + _META.size, offset)
         if len(data) < HEADER.size + _META.size:
-            raise self._damaged("it is cut off")
+            raise self._damaged("it is truncated")
         _, _, flags, _, _ = HEADER.unpack_from(data)
         meta = Meta(*_META.unpack_from(data, HEADER.size))
         possible = meta.page_size in _PAGE_SIZES and meta.depth <= _MAX_DEPTH
         if flags != _META_PAGE or meta.magic != MAGIC or not possible:
             raise self._damaged(f"its meta page at byte {offset} is invalid")
         if meta.version != VERSION or meta.flags:
-            raise self._damaged(
-                "it is of another kind of LMDB: another version, or with keys of another order"
-            )
+            raise self._damaged("it is an unsupported LMDB file: another version, or another key order")
         return meta
 
     def leaves(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each leaf in the order of keys: a key that none in it is below, and its page number."""
+        """Yield each leaf in key order: a lower bound of its keys, and its page number."""
         left, waiting = self._end // self.size, [(b"", self.meta.root, self.meta.depth)]
         while waiting:
             first, number, depth = waiting.pop()
@@ -111,7 +109,7 @@ class LmdbPages:
             waiting += [(key or first, child, depth - 1) for key, child in reversed(below)]
 
     def page(self, number: int, kind: int = _LEAF) -> Page:
-        """Return a page of the tree; a leaf has keys and values."""
+        """Return a page of the tree, checked to be of this kind."""
         data = self._read(number, self.size)
         own_number, _, flags, lower, upper = HEADER.unpack_from(data)
         if own_number != number or flags != kind:
@@ -121,7 +119,7 @@ class LmdbPages:
         return Page(number, data, (lower - HEADER.size) // _POINTER.size, upper)
 
     def nodes(self, page: Page) -> Iterator[Node]:
-        """Return all nodes of a page in the order of their keys."""
+        """Return all nodes of a page in key order."""
         return (self.node(page, place) for place in range(page.length))
 
     def node(self, page: Page, place: int) -> Node:
@@ -136,12 +134,12 @@ class LmdbPages:
         return low, high, flags, key_start, key_start + key_bytes
 
     def _children(self, page: Page) -> Iterator[tuple[bytes, int]]:
-        """Yield each child's first key and page number; the first child's key is unused, and empty here."""
+        """Yield each child's first key and page number. The first child's key is unused, so it is empty."""
         for place, (low, high, flags, start, end) in enumerate(self.nodes(page)):
             yield page.data[start:end] if place else b"", low | high << 16 | flags << 32
 
     def value(self, page: Page, node: Node, wanted: int = 0) -> Value:
-        """Return the value of a leaf's node, with its first ``wanted`` bytes."""
+        """Return the value of a leaf node, with its first ``wanted`` bytes."""
         low, high, flags, _, start = node
         length = low | high << 16
         if flags == _IN_OVERFLOW and start + _PAGE_NUMBER.size <= self.size:
@@ -152,7 +150,7 @@ class LmdbPages:
         return page.number * self.size + start, length, first
 
     def _overflow(self, number: int, length: int, wanted: int) -> Value:
-        """Return a value in overflow pages, after checking that the file has all of them."""
+        """Return a value in overflow pages, all of which are in the file."""
         data = self._read(number, HEADER.size + min(length, wanted))
         own_number, _, flags, low, high = HEADER.unpack_from(data)
         pages = low | high << 16
@@ -176,11 +174,11 @@ VALUE_VERSION = 1
 
 KEY_BYTES = 8
 FIRST_BYTES = VALUE_HEADER.size + 100  # of a value: usually all but the image
-SMALLEST_RECORD = 18  # bytes that a record takes in a leaf: its key, its node and the pointer to that
+SMALLEST_RECORD = 18  # bytes in a leaf: key, node header and pointer
 
 
 class LmdbAddresses:
-    """The addresses of a shard. The leaves of its tree are listed when this is made, and one is kept."""
+    """The addresses of a shard. All leaves are listed on construction, and the last one read is cached."""
 
     def __init__(self, path: Path, file: ShardFile) -> None:
         self._path, self._file = path, file
@@ -208,7 +206,7 @@ class LmdbAddresses:
             reason = f"cannot be read at record {ordinal}: {error.message}; prep repair rebuilds it"
             raise ShardDamaged(reason, path=self._path) from None
         if length < VALUE_HEADER.size:
-            raise ShardDamaged(f"record {ordinal} is cut short", path=self._path)
+            raise ShardDamaged(f"record {ordinal} is truncated", path=self._path)
         version, _, key_bytes, label, crc32c = VALUE_HEADER.unpack_from(first)
         head = VALUE_HEADER.size + key_bytes
         if version != VALUE_VERSION or head > length:

@@ -1,9 +1,8 @@
-"""The manifest of a dataset, and the checks that each part of one must pass.
+"""The manifest of a dataset, and its validation.
 
-The manifest describes a dataset, with the hashes of its files, and is published last. ``manifest.json`` is
-canonical JSON, so equal manifests have equal bytes, and any changed byte is found: the file is not JSON, or
-not canonical, or does not match its own ``root``. The root determines every byte of the dataset, so it is the
-one string to pin.
+``manifest.json`` describes a dataset, with the hashes of its files, and is published last. It is canonical
+JSON: equal manifests have equal bytes, and any changed byte is detected, as invalid or non-canonical JSON or
+as a mismatch with its own ``root``. The root determines every byte of the dataset: it is the string to pin.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
 
 ROOT = re.compile(r"blake3:[0-9a-f]{64}")
 
-
 _COLUMN = {"name": str, "kind": str, "table": FILE, "shards": [FILE], "content_root": ROOT}
-_REGION = {"size": int, "sha256": SHA256}
 _CLASS = {
     "name": is_text,
     "words": lambda words: words is None or is_text(words),
@@ -49,7 +46,7 @@ _CLASS = {
 
 
 def _columns_ok(value: object) -> bool:
-    """Whether the value is the part "columns" of a manifest, with a schema that this release knows."""
+    """Whether the value is a valid "columns" part, with a schema known to this release."""
     if not matches(value, {"fields": [_column_ok], "records_root": ROOT, "has_images": bool}):
         return False
     try:
@@ -64,12 +61,12 @@ def _column_ok(value: object) -> bool:
 
 
 def _archive_ok(value: Any) -> bool:
-    shape = {"name": is_text, "block_bytes": _is_count, "regions": [_REGION]}
+    shape = {"name": is_text, "block_bytes": _is_count, "regions": [{"size": int, "sha256": SHA256}]}
     return matches(value, shape) and sum(each["size"] for each in value["regions"]) <= MOST_ARCHIVE_BYTES
 
 
 def _labels_ok(value: Any) -> bool:
-    """Whether the classes' names are unique and in order, so that a label is one class."""
+    """Whether the classes are unique and in order, so that a label determines its class."""
     if not matches(value, {"space": re.compile("sorted_wnid0"), "classes": [_CLASS], "sha256": str}):
         return False
     return all(one["name"] < other["name"] for one, other in pairwise(value["classes"]))
@@ -84,7 +81,7 @@ def _is_count(value: object) -> bool:
 
 
 def _having(kinds: dict[str, type]) -> Callable[[Any], bool]:
-    """Return the shape of a dict that has these keys with values of these types, and any others."""
+    """Return the shape of a dict with at least these keys, with values of these types."""
     return lambda value: (
         isinstance(value, dict) and all(type(value.get(name)) is kind for name, kind in kinds.items())
     )
@@ -109,14 +106,14 @@ PARTS: dict[str, tuple[str, Any]] = {
     "tables": ("a list of files", [FILE]),
     "shards": ("a list of files", [FILE]),
 }
-"""What each part of a manifest must be, and its shape; the critical ones may be left out."""
+"""Description and shape of each part of a manifest; critical parts are optional."""
 
 KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
 CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 
 def column_issues(value: dict[str, Any]) -> list[str]:
-    """Return what does not agree between the columns of a manifest and its other parts."""
+    """Return the inconsistencies between the columns of a manifest and its other parts."""
     columns, issues = DatasetColumns.from_json(value["columns"]), []
     records = [shard["records"] for shard in value["shards"]]
     for entry in columns.entries:
@@ -136,7 +133,7 @@ def column_issues(value: dict[str, Any]) -> list[str]:
 
 
 def issues_of(value: dict[str, Any]) -> list[str]:
-    """Return everything that is wrong with a manifest of a known version."""
+    """Return all problems of a manifest of a known version."""
     issues = [
         f"{name} is not {wanted}"
         for name, (wanted, shape) in PARTS.items()
@@ -171,11 +168,11 @@ FORMAT_VERSION = (1, 1)
 MANIFEST_NAME = "manifest.json"
 PROVENANCE_NAME = "provenance.json"
 QUARANTINE_NAME = "quarantine.json"
-COLLECTION_NAME = "collection.json"  # lists datasets that lie elsewhere, in place of a manifest
+COLLECTION_NAME = "collection.json"  # instead of a manifest, lists datasets in other folders
 FORMAT_NAME = "shardprep"
 MAX_MANIFEST_BYTES = 64 << 20
 
-JOINED = "joined"  # in the source: a list of an object for each joined column, with its name
+JOINED = "joined"  # in ``source``: a list with an object for each joined column, with its name
 
 
 @dataclass(frozen=True)
@@ -185,9 +182,9 @@ class Manifest:
     Attributes:
         split: "train", "val" or "test".
         records: Number of records.
-        image_bytes: Sum of the images' lengths.
-        partial: Whether the source had another number of images than it should.
-        class_sorted: Whether the records are stored class after class.
+        image_bytes: Total size of the images.
+        partial: Whether the source had fewer or more images than expected.
+        class_sorted: Whether the records are stored class by class.
         skipped: Number of bad images left out.
         labels: The label space.
         source: Layout and archives, as the conversion wrote them.
@@ -202,10 +199,10 @@ class Manifest:
         kinds: Kinds of image files other than JPEG and PNG, by name, in the order of
             :data:`~shardprep.formats.images.info.KINDS`.
         crop_ready: Number of images with a table of their segments.
-        columns: Those beside key, label and image, None without any.
-        archive: The archive that the images are in, None where shards hold them.
-        offsets: Whether the index and the columns' tables say where each image and value begins in its file;
-            format 1.0 leaves that to the containers.
+        columns: The columns beside key, label and image, or None.
+        archive: The archive that contains the images; None if the shards do.
+        offsets: Whether the index and the column tables have the offset of each image and value in its file;
+            in format 1.0, only the containers have.
     """
 
     split: str
@@ -232,7 +229,7 @@ class Manifest:
 
     @cached_property
     def root(self) -> str:
-        """The SHA-256 over everything else in the manifest: the string to pin."""
+        """The SHA-256 over the rest of the manifest: pin this string."""
         return sha256_of(self._body())
 
     def __repr__(self) -> str:
@@ -240,46 +237,43 @@ class Manifest:
         return f"<Manifest: {self.split}, {size}>"
 
     def table(self, name: str) -> FileEntry | None:
-        """Return the table of that file name, None if there is none."""
+        """Return the table with that file name, or None."""
         return next((t for t in self.tables if t.name == name), None)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files that the manifest lists, with their hashes."""
+        """All files that the manifest lists."""
         return (*self.tables, *self.shards, *self.column_files)
 
     @property
     def column_entries(self) -> tuple[ColumnEntry, ...]:
-        """The columns, none where the dataset has only images."""
         return self.columns.entries if self.columns else ()
 
     @property
     def column_files(self) -> tuple[FileEntry, ...]:
-        """The files of the columns."""
         return tuple(self.columns.files) if self.columns else ()
 
     @property
     def joined(self) -> tuple[str, ...]:
-        """The names of the columns that were joined: the source of the conversion has not their values."""
+        """The names of joined columns, whose values are not in the source of the conversion."""
         found = self.source.get(JOINED)
         names = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
         return tuple(name for name in names if isinstance(name, str) and name in self.schema)
 
     @property
     def archive_md5(self) -> dict[str, str]:
-        """The official MD5 of each archive of the source that was checked, by the archive's name."""
+        """The official MD5s that the source's archives were checked against, by archive name."""
         found = self.source.get("archives")
         named = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
         return {str(one.get("name")): md5 for one in named if isinstance(md5 := one.get("md5"), str)}
 
     @property
     def schema(self) -> Schema:
-        """The columns' names and kinds."""
         return self.columns.schema if self.columns else Schema()
 
     @property
     def has_images(self) -> bool:
-        """Whether the records have images; else these are empty."""
+        """Whether the records have images; otherwise, all images are empty."""
         return self.columns is None or self.columns.has_images
 
     @property
@@ -289,17 +283,17 @@ class Manifest:
 
     @property
     def image_files(self) -> tuple[str, ...]:
-        """The names of the files in the dataset's folder that hold the images."""
+        """The names of the files that hold the images."""
         return (ARCHIVE_NAME,) if self.archive else tuple(shard.name for shard in self.shards)
 
     @property
     def size(self) -> int:
-        """The bytes of all files that the manifest lists, and of the archive."""
+        """The total size of all files that the manifest lists, and of the archive."""
         return sum(file.size for file in self.files) + (self.archive.size if self.archive else 0)
 
     @property
     def image_room(self) -> tuple[int, ...]:
-        """The bytes in which the images of each shard lie."""
+        """The size of each shard, or of its region of the archive."""
         return tuple(each.size for each in (self.archive.regions if self.archive else self.shards))
 
     def _body(self) -> dict[str, Any]:
@@ -339,7 +333,7 @@ class Manifest:
         )
 
     def bytes_of(self, names: Iterable[str]) -> int:
-        """Return the sum of the sizes of these files."""
+        """Return the total size of these files."""
         sizes = {file.name: file.size for file in self.files}
         return sum(sizes[name] for name in names)
 
@@ -351,7 +345,7 @@ class Manifest:
     def parse(cls, data: bytes, path: Path | None = None) -> Manifest:
         """Validate ``data``, the bytes of ``path``, and return the manifest.
 
-        ``Manifest.parse(data).to_bytes() == data``, because only what is kept is accepted. Takes up to 8
+        ``Manifest.parse(data).to_bytes() == data``, because it accepts only what it keeps. Takes up to 8
         times the memory of ``data`` for lists of shards and classes, and at most 0.7 GB for any other data.
         Raises ManifestDamaged with every finding, or UnknownVersion.
         """
@@ -360,8 +354,7 @@ class Manifest:
         except ValueError as error:
             raise ManifestDamaged(f"{error}", path=path) from error
         _check_version(value, path)
-        issues = issues_of(value)
-        if issues:
+        if issues := issues_of(value):
             raise ManifestDamaged("; ".join(issues), path=path)
         return cls(
             **value["dataset"],
@@ -403,7 +396,7 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
 
 
 def _check_version(value: object, path: Path | None) -> None:
-    """Refuse an unknown major version, critical key or kind of image, before anything else is checked."""
+    """Refuse an unknown major version, critical key or image kind, before any other check."""
     if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
         raise ManifestDamaged("is not a shardprep manifest", path=path)
     version, critical = value.get("version"), value.get("crit")

@@ -1,7 +1,7 @@
-"""The contract of shards in every container, and reading by address: ``pread`` of a file, then the checksum.
+"""The interface of shards in every container, and reading by address: ``pread``, then the checksum.
 
-Whatever the container, a record is read by its place in the index: shard, offset and length. An index of
-format 1.0 has no offsets; then the container says them, once for each record that is read.
+In every container, a record is read by its place in the index: shard, offset and length. An index of format
+1.0 has no offsets; then each is looked up in the container when the record is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", "tar": ".tar.npy"}
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The contents of one shard in numbers; the sizes of files and maps depend on these alone."""
+    """The size of one shard's contents, which alone determines the sizes of files and maps."""
 
     records: int
     payload_bytes: int
@@ -38,10 +38,7 @@ class Extent:
 
 
 class StoredRecord(NamedTuple):
-    """A record as stored in a shard, not yet checked against its checksum.
-
-    ``offset`` is the image's place in the shard's file, or in the archive that it stays in.
-    """
+    """A record as stored in a shard, unchecked; ``offset`` is the image's, in the shard file or archive."""
 
     key: bytes
     label: int
@@ -52,17 +49,17 @@ class StoredRecord(NamedTuple):
 
 Memory = npt.NDArray[np.uint8]
 Room = Callable[[int], Memory]
-"""Returns that many bytes, contiguous and writable, to read an image into."""
+"""``room(length)`` returns contiguous, writable memory of that many bytes for an image."""
 
 Address = tuple[bytes, int, int, int, int]
-"""A record without its image: key, label, CRC-32C, and the image's offset in the file and length in bytes."""
+"""A record without its image: key, label, CRC-32C, and the image's offset and length in the file."""
 
 
 class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
-    """Writer of one shard, from its first record to its last. Equal records give equal bytes.
+    """Writes one shard, record by record. Equal records give equal bytes.
 
-    Not thread-safe, not reusable. Leaving the context without an error finishes the file, which is
-    not yet flushed to the disk; leaving it with an error closes the file, unfinished.
+    Leaving the context finishes the file without flushing it to the disk; after an error, it only closes the
+    file. Not thread-safe, not reusable.
     """
 
     @abstractmethod
@@ -71,22 +68,21 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
 
 
 class Addresses(Protocol):
-    """The addresses of a shard's records, as its container says them.
+    """The addresses of a shard's records, according to its container.
 
-    They prove a shard after it was written and when it is verified; an index of format 1.0 has none.
+    They are used to check a shard after it was written and in verification, and with an index of format 1.0.
     Thread-safe. Raises ShardDamaged if the container is malformed, and OSError if the system fails, which
-    says nothing about the data.
+    implies nothing about the data.
     """
 
-    def __len__(self) -> int:
-        """The number of records in the shard."""
+    def __len__(self) -> int: ...
 
     def find(self, ordinal: int) -> Address:
-        """Return the record at an ordinal below the length. Its image may end after the end of the file."""
+        """Return the address of the record at a valid ordinal. Its image may end beyond the file."""
 
 
 class ColumnAddresses:
-    """Addresses in memory, as columns: about 60 bytes for each record."""
+    """Addresses in memory, as columns: about 60 bytes per record."""
 
     def __init__(self, *columns: npt.NDArray[Any]) -> None:
         self._columns = columns
@@ -100,12 +96,12 @@ class ColumnAddresses:
 
 
 def place_of(link: Path) -> str:
-    """Return the path of the archive that a dataset's link leads to, whether it is there or not."""
+    """Return the path of the archive that a dataset's link leads to, even if it is missing."""
     return os.path.realpath(link)
 
 
 def advice_for(link: Path) -> str:
-    """Return what to do about an archive that is not the one that was indexed."""
+    """Return the advice for an archive that is not the indexed one."""
     return (
         f"make {link} the indexed archive or a link to it, or index what is there with prep index into "
         "another folder"
@@ -113,17 +109,17 @@ def advice_for(link: Path) -> str:
 
 
 def not_indexed(link: Path, issue: str) -> ShardDamaged:
-    """Return the error for an archive that is not the one that was indexed; it names the archive."""
+    """Return the error for an archive that is not the indexed one; it names the archive."""
     return ShardDamaged(f"{issue}; {advice_for(link)}", path=place_of(link))
 
 
 @dataclass(frozen=True)
 class Container:
-    """One kind of shard: its writer, addresses, upper bound of its size, and its library's versions."""
+    """One kind of shard: its writer, addresses, upper bound on its size, and its library's versions."""
 
     write: Callable[[Path, Extent], ShardWriter]
     addresses: Callable[[Path, ShardFile], Addresses]
-    """Return the addresses of the shard with this path, whose images are in this file."""
+    """Takes the path of the shard, and the file with its images."""
     bytes_needed: Callable[[Extent], int]
     library: Callable[[], dict[str, str | int]]
 
@@ -131,7 +127,7 @@ class Container:
 CONTAINERS = ("lmdb", "hdf5")
 IN_PLACE = "tar"
 ALL_CONTAINERS = (*CONTAINERS, IN_PLACE)
-_MODULES = {  # start-up time: only the library that is used is imported
+_MODULES = {  # imported on use, for start-up time
     "lmdb": "shardprep.formats.shards.lmdb",
     "hdf5": "shardprep.formats.shards.hdf5",
     IN_PLACE: "shardprep.formats.shards.in_place",
@@ -139,7 +135,7 @@ _MODULES = {  # start-up time: only the library that is used is imported
 
 
 def container(name: str) -> Container:
-    """Return the container of that name. Raises UsageError for an unknown name."""
+    """Return the container with that name. Raises UsageError for an unknown name."""
     if name not in _MODULES:
         raise UsageError(f"unknown shard format {name!r}; known are {', '.join(CONTAINERS)}")
     found: Container = import_module(_MODULES[name]).CONTAINER
@@ -150,12 +146,12 @@ Image = TypeVar("Image", bytes, Memory)
 
 
 class Shard(Owned, AbstractContextManager["Shard"]):
-    """The open file of a shard; records are read by their addresses. Thread-safe except to close.
+    """The open file of a shard, read by addresses. Thread-safe except for :meth:`close`.
 
-    ``entry`` is what the manifest lists; without it, all that the container says is read at once. Raises
-    ShardDamaged for a file that is not as long as the entry says, is malformed or ends before a record,
-    CorruptRecord for a record that does not match its checksum, and OSError if the system fails or memory is
-    short. Each error names the record. A file that changes while it is open gives an error, never a signal.
+    ``entry`` is the shard's entry in the manifest; without it, the container's addresses are read at once.
+    Raises ShardDamaged for a malformed file, a size other than the entry's, or one that ends before a record;
+    CorruptRecord for a record that does not match its checksum; and OSError if the system fails or memory is
+    short. Errors name the record. A file that changes while it is open causes an error, never a signal.
     """
 
     instead = "open the dataset again by its path"
@@ -174,7 +170,7 @@ class Shard(Owned, AbstractContextManager["Shard"]):
             raise not_indexed(images, "is not there") from error
         try:
             if entry is None:
-                self._addresses  # noqa: B018 - read and checked here
+                self._addresses  # noqa: B018 - reads and checks them
             elif not in_place and self.file.size != entry.size:
                 message = f"has {self.file.size} bytes, not {entry.size}; prep repair rebuilds it"
                 raise ShardDamaged(message, path=path)
@@ -194,11 +190,11 @@ class Shard(Owned, AbstractContextManager["Shard"]):
 
     @property
     def records(self) -> int:
-        """The number of records in the shard, as the container says."""
+        """The number of records, according to the container."""
         return len(self._addresses)
 
     def address(self, ordinal: int) -> Address:
-        """Return the key, label, checksum and place of the record at an ordinal, as the container says."""
+        """Return the address of the record at an ordinal, according to the container."""
         try:
             if 0 <= ordinal < self.records:
                 return self._addresses.find(ordinal)
@@ -207,7 +203,7 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         raise ShardDamaged(f"has no record {ordinal}", path=self.path)
 
     def checked(self, ordinal: int) -> StoredRecord:
-        """Return the record at an ordinal, as the container says, checked against its checksum."""
+        """Return the record at an ordinal, according to the container, checked against its checksum."""
         address = self.address(ordinal)
         key, label, crc32c, offset, length = address
         if length > MAX_IMAGE_BYTES:
@@ -216,31 +212,27 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         return StoredRecord(key, label, crc32c, image, offset)
 
     def image(self, ordinal: int, address: Address) -> bytes:
-        """Return the image at an address, its record checked against its checksum."""
-        found = address if address[3] else self._located(ordinal, address)
-        return self._checked(ordinal, found, self.file.read_at)
+        """Return the image at an address, after checking its record against its checksum."""
+        return self._checked(ordinal, address, self.file.read_at)
 
     def image_in(self, ordinal: int, address: Address, room: Room) -> Memory:
-        """Return the image in the memory of ``room(length)``, its record checked from this copy."""
+        """Read the image at an address into ``room(length)``, check its record there, and return it."""
 
         def read_at(length: int, offset: int) -> Memory:
             memory = room(length)
             count = self.file.read_into(memory.data, offset)
             return memory if count == length else memory[:count]
 
-        found = address if address[3] else self._located(ordinal, address)
-        return self._checked(ordinal, found, read_at)
-
-    def _located(self, ordinal: int, address: Address) -> Address:
-        """Return an address of format 1.0 with the offset that the container says."""
-        found = self.address(ordinal)
-        if found[:3] != address[:3] or found[4] != address[4]:
-            raise self._corrupt(ordinal, address[0])
-        return found
+        return self._checked(ordinal, address, read_at)
 
     def _checked(self, ordinal: int, address: Address, read_at: Callable[[int, int], Image]) -> Image:
-        """Return the image that ``read_at(length, offset)`` reads, its record checked."""
+        """Return the image that ``read_at(length, offset)`` reads, after checking its record."""
         key, label, crc32c, offset, length = address
+        if not offset:  # format 1.0
+            found = self.address(ordinal)
+            offset = found[3]
+            if found != (key, label, crc32c, offset, length):
+                raise self._corrupt(ordinal, key)
         if offset + length > self.file.size:
             raise self._cut_off(ordinal)
         try:
@@ -254,18 +246,18 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         return image
 
     def _unread(self, ordinal: int, error: OSError | MemoryError) -> OSError:
-        """Return the error for a record that the system did not read, or has no memory for."""
+        """Return the error for a record that the system failed to read, or has no memory for."""
         number = errno.ENOMEM if isinstance(error, MemoryError) else error.errno or errno.EIO
         return OSError(number, f"{os.strerror(number)}, at record {ordinal}", os.fspath(self.file.path))
 
     def _cut_off(self, ordinal: int) -> ShardDamaged:
-        """Return the error for a shard, or its archive, that ends before a record does."""
+        """Return the error for a shard, or its archive, that ends before a record."""
         if self.file.path != self.path:
             return not_indexed(self.file.path, f"ends before record {ordinal} of {self.path.name} does")
         return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)
 
     def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
-        """Return the error for a record of a shard, or in its archive, that does not match its checksum."""
+        """Return the error for a record that does not match its checksum."""
         place: str | Path = self.path.parent
         advice = "; prep repair rebuilds the shard"
         if self.file.path != self.path:
@@ -287,19 +279,19 @@ class Shard(Owned, AbstractContextManager["Shard"]):
 
 
 DAMAGE = (CorruptRecord, ShardDamaged, OSError)
-"""What reading a file raises that its disk did not keep, or that was taken away."""
+"""The errors of reading a file that is damaged on its disk, or was removed."""
 
 
 class LocalFiles:
-    """The files of a dataset in a folder of this machine: they are there as they are."""
+    """The files of a local dataset, which are neither fetched nor replaced."""
 
     def bring(self, entry: FileEntry) -> None:
-        """Make a file be there; called before it is opened."""
+        """Make a file available; called before it is opened."""
 
     def right(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
-        """The context in which a file is there and right, after reading it raised ``error``.
+        """Replace a file whose reading raised ``error``, and keep it during the context.
 
-        Raises that where it cannot be replaced.
+        Raises ``error`` if the file cannot be replaced.
         """
         raise error
 

@@ -1,4 +1,4 @@
-"""The summary of a dataset and of its columns, from the manifest and the index."""
+"""Summaries of a dataset and its columns, from the manifest and the index."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shardprep.formats.shards.read import place_of
 class ColumnSummary:
     """A column: its ``name`` and ``kind``, the ``bytes`` of all values, and the ``disk_bytes`` of its files.
 
-    ``lengths`` are (5 %, median, 95 %, largest) of the values' bytes, None where all have the same number.
-    Of a column with classes, ``classes`` is their number, else 0. Of one with a single label, ``per_class``
-    are the fewest and most records of the classes that occur, and ``unlabelled`` the number of records
-    without a label; both are None for other kinds.
+    ``lengths`` are (5 %, median, 95 %, largest) of the values' sizes in bytes, None if all are equal.
+    ``classes`` is the number of its classes, 0 without any. For a label column, ``per_class`` are the fewest
+    and most records of the classes that occur, and ``unlabelled`` is the number of records without a label;
+    both are None for other kinds.
     """
 
     name: str
@@ -35,13 +35,6 @@ class ColumnSummary:
     classes: int
     per_class: tuple[int, int] | None
     unlabelled: int | None
-
-
-def column_summaries(dataset: Dataset) -> tuple[ColumnSummary, ...]:
-    """Return the summaries of all columns; no shard is read. Raises ManifestDamaged, OSError."""
-    columns = dataset.manifest.columns
-    entries = columns.entries if columns else ()
-    return tuple(_column(entry, dataset.columns) for entry in entries)
 
 
 def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
@@ -65,7 +58,7 @@ def _column(entry: ColumnEntry, columns: OpenRecords) -> ColumnSummary:
 
 
 def spread(column: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
-    """Return the smallest value but 5 %, the median, the largest but 5 %, and the largest."""
+    """Return the 5th, 50th and 95th percentiles, and the largest value."""
     low, middle, high, largest = np.percentile(column, [5, 50, 95, 100])
     return int(low), int(middle), int(high), int(largest)
 
@@ -77,10 +70,10 @@ SAMPLED = 64  # crop-ready images whose segments are measured
 class CropReadySummary:
     """The crop-ready images of a dataset.
 
-    ``images`` is their number; ``others`` the number of the other images by kind; ``segment_bytes`` the
-    median size of a segment, and ``segment_pixels`` its median width and height, of a sample; ``transcoder``
-    the program that coded them and its version, None where an earlier dataset was copied; ``shorter_side``
-    the pixels to which larger images were shrunk with a loss, and their ``quality``, None for neither.
+    ``images`` is their number, and ``others`` the number of other images by kind. ``segment_bytes`` is the
+    median size of a segment, and ``segment_pixels`` the median width and height, both of a sample.
+    ``transcoder`` is the program and version that encoded them, None if they were copied from an earlier
+    dataset. ``shorter_side``, in pixels, and ``quality`` are those of lossy shrinking, or None.
     """
 
     images: int
@@ -100,31 +93,31 @@ class Summary:
         path: Its folder.
         split: "train", "val" or "test".
         records: Number of records.
-        classes: Number of classes of the label space.
+        classes: Number of classes in the label space.
         classes_present: Number of classes with images.
-        per_class: The fewest and the most images of these.
-        image_bytes: Bytes of all images.
-        disk_bytes: Bytes of all files.
+        per_class: The fewest and most images of any class present.
+        image_bytes: Total size of the images.
+        disk_bytes: Total size of the files.
         container: Container of the shards.
-        archive: Path of the archive in which the images stay, None if they are in the shards.
+        archive: Path of the archive with the images; None if they are in the shards.
         shards: Number of shards.
         order: Order of the plan.
-        seed: Its seed.
-        class_sorted: Whether records are stored class after class.
-        partial: Whether the source had another number of images than it should.
+        seed: Seed of the plan.
+        class_sorted: Whether records are stored class by class.
+        partial: Whether the source had fewer or more images than expected.
         skipped: Number of bad images left out.
         boxes: Number of boxes.
         source: Layout of the source.
         images: Maps "width", "height" (pixels) and "length" (bytes) to (5 %, median, 95 %, largest); empty
             without images.
-        kinds: Number of images by kind of file, such as "JPEG".
+        kinds: Number of images by file kind, such as "JPEG".
         oddities: Number of unusual images by property.
-        crop_ready: Summary of the crop-ready images, None without any.
+        crop_ready: Summary of the crop-ready images, or None.
         content_root: Hash over the records.
         root: Hash of the manifest.
-        has_images: False where records have no image.
+        has_images: Whether the records have images.
         columns: A summary for each column.
-        archive_md5: Official MD5s that were checked, by the archives' names.
+        archive_md5: Official MD5s that were checked, by archive name.
     """
 
     path: str
@@ -160,7 +153,6 @@ class Summary:
         return f"<Summary of {self.path!r}: {self.split}, {size}>"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as a JSON object."""
         return asdict(self)
 
 
@@ -168,15 +160,14 @@ _SAME = (
     "split", "image_bytes", "container", "class_sorted", "partial", "skipped", "content_root", "root", "has_images",
     "archive_md5",
 )  # fmt: skip
-"""The values of a summary that are the manifest's."""
+"""The attributes of a summary that are copied from the manifest."""
 
 
 def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
     """Return the summary of ``dataset``, its folder or an opened :class:`Dataset`.
 
-    Reads the columns' tables and no shard, but for some records of crop-ready images.
-
-    Raises what :func:`open_dataset` raises.
+    Reads the column tables, and no shards except for a sample of crop-ready images. Raises the errors of
+    :func:`open_dataset`.
     """
     if not isinstance(dataset, Dataset):
         with Dataset(dataset) as opened:
@@ -203,7 +194,7 @@ def inspect(dataset: Dataset | str | os.PathLike[str]) -> Summary:
         kinds=_kinds(images),
         oddities=_oddities(images) if len(images) else {},
         crop_ready=_crop_ready(dataset),
-        columns=column_summaries(dataset),
+        columns=tuple(_column(entry, dataset.columns) for entry in manifest.column_entries),
     )
 
 
@@ -256,7 +247,7 @@ def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """A class: its label, its name (for ImageNet the wnid), its words (None if unknown), and its images."""
+    """A class: its label, name (for ImageNet, the wnid), words (None if unknown) and number of images."""
 
     label: int
     name: str
@@ -265,7 +256,7 @@ class ClassCount:
 
 
 def class_counts(dataset: Dataset) -> list[ClassCount]:
-    """Return all classes of ``dataset`` in the order of their labels, also those without images."""
+    """Return all classes of ``dataset`` in label order, including those without images."""
     labels = dataset.index["label"]
     images = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
     classes = dataset.manifest.labels.classes

@@ -1,4 +1,4 @@
-"""The index, one row per record in stored order, and the checks of all tables against the manifest."""
+"""The index (one row per record, in stored order), and the checks of all tables against the manifest."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BOXES_NAME = "boxes.npy"
 
 
 def index_dtype(key_bytes: int, *, offsets: bool = True) -> np.dtype[np.void]:
-    """Return the columns of the index.
+    """Return the row dtype of the index.
 
-    ``shard`` and ``ordinal`` are the record's place; ``length`` is the image's length in bytes; ``width``,
-    ``height`` (pixels, EXIF not applied), ``components``, ``orientation`` and ``flags``
-    (:class:`~shardprep.formats.images.info.ImageFlag`) describe the image; ``offset`` is where it begins in
-    the shard's file, or in the archive that it stays in. Format 1.0 has no ``offsets``.
+    ``shard`` and ``ordinal`` are the record's place; ``length`` is the image's size in bytes, and ``offset``
+    its start in the shard file or archive; ``width``, ``height`` (pixels, EXIF not applied), ``components``,
+    ``orientation`` and ``flags`` (:class:`~shardprep.formats.images.info.ImageFlag`) describe it. Format 1.0
+    has no ``offsets``.
     """
     columns = [
         ("key", f"S{key_bytes}"),
@@ -52,7 +52,7 @@ def index_dtype(key_bytes: int, *, offsets: bool = True) -> np.dtype[np.void]:
 
 
 def with_offsets(rows: Rows) -> Rows:
-    """Return rows of an index with the column ``offset``, which is 0 where the index is of format 1.0."""
+    """Return index rows with a column ``offset``, which is 0 for format 1.0."""
     if "offset" in (rows.dtype.names or ()):
         return rows
     made = np.zeros(len(rows), index_dtype(rows.dtype["key"].itemsize))
@@ -63,19 +63,18 @@ def with_offsets(rows: Rows) -> Rows:
 
 
 def kinds_in(flags: npt.NDArray[np.uint16]) -> tuple[str, ...]:
-    """Return the names of the kinds other than JPEG and PNG in the column ``flags``, in their order."""
+    """Return the names, in order, of the image kinds other than JPEG and PNG in the column ``flags``."""
     found = int(np.bitwise_or.reduce(flags, initial=0))
     return tuple(name for name, flag in LATER_KINDS.items() if found & flag)
 
 
 def index_row_of(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
-    """Return the columns of a row of so many bytes, None if no index has such rows."""
+    """Return the dtype of an index row of ``width`` bytes, or None if there is none."""
     key_bytes = width - index_dtype(1, offsets=offsets).itemsize + 1
     return index_dtype(key_bytes, offsets=offsets) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
 
 def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:
-    """Return a record's row of the index."""
     return (
         stored.key,
         stored.label,
@@ -95,11 +94,10 @@ def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -
 def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
     """Read the index of a dataset folder into memory, and check it against the manifest.
 
-    Its rows have the column ``offset``, which is 0 in an index of format 1.0. They are the shards' records,
-    one after the other; labels are in the label space; keys are UTF-8;
-    lengths are possible for images, fit the shards and add up. Whether the rows match the records is only
-    known by reading these. Without ``verify``, a file with a :class:`.Seal` is not hashed. Raises
-    ManifestDamaged, OSError.
+    The rows must be the shards' records in order, labels in the label space, keys UTF-8, and lengths valid
+    for images, within the shards, and consistent with the total. Only reading the records shows whether the
+    rows match them. The column ``offset`` is 0 for format 1.0. Without ``verify``, a file with a
+    :class:`.Seal` is not hashed. Raises ManifestDamaged, OSError.
     """
     entry, path = manifest.table(INDEX_NAME), dataset / INDEX_NAME
     if entry is None:
@@ -113,19 +111,13 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
 
 
 def checked_boxes(dataset: Path, manifest: Manifest) -> Rows | None:
-    """Read the table of boxes, None if there is none: of existing records, in their order, within the image.
-
-    Raises ManifestDamaged, OSError.
-    """
+    """Read and check the table of boxes, if there is one. Raises ManifestDamaged, OSError."""
     table = box_table(dataset, manifest)
     return table.rows() if table else None
 
 
 def box_table(dataset: Path, manifest: Manifest, labels: str = "sorted_wnid0") -> BoxTable | None:
-    """Return the table of boxes with labels of this space, unread; None if there is none.
-
-    Raises UsageError for unknown labels.
-    """
+    """Return the unread table of boxes, or None. Raises UsageError for an unknown label space."""
     entry = manifest.table(BOXES_NAME)
     if entry is None:
         return None
@@ -133,17 +125,16 @@ def box_table(dataset: Path, manifest: Manifest, labels: str = "sorted_wnid0") -
 
 
 def box_columns(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of the boxes in records: those of BOX_COLUMNS that no column has."""
+    """Return the names of a record's box values: those of BOX_COLUMNS that no column has taken."""
     if manifest.table(BOXES_NAME) is None:
         return ()
     return tuple(name for name in BOX_COLUMNS if name not in manifest.schema)
 
 
 def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Rows | None:
-    """Check a column's table, and return its rows where they are lengths; None where they are the values.
+    """Check a column's table: only the header for fixed-size values, else the lengths, which are returned.
 
-    Lengths are possible for values, and fit the shards. Values are not read here: they may be many. Raises
-    ManifestDamaged, OSError.
+    Lengths must be valid for values, and within the shards. Raises ManifestDamaged, OSError.
     """
     path, row = dataset / entry.table.name, entry.row
     if entry.field.is_fixed:
@@ -170,11 +161,11 @@ def _refuse(path: Path, issues: Mapping[str, object]) -> None:
         raise ManifestDamaged(f"does not fit the manifest: {found}", path=path)
 
 
-_ROWS_AT_ONCE = 1 << 16  # computing with a large index takes little memory
+_ROWS_AT_ONCE = 1 << 16  # bounds the memory for checking a large index
 
 
 def _chunks(rows: Rows, manifest: Manifest) -> Iterator[tuple[Rows, Numbers, Numbers]]:
-    """Yield rows of a table, some at a time, with the shard of each and its ordinal there."""
+    """Yield chunks of a table's rows, with the shard and ordinal of each row."""
     starts = np.cumsum([0, *(shard.records for shard in manifest.shards)])
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         chunk = rows[start : start + _ROWS_AT_ONCE]
@@ -206,7 +197,7 @@ def _index_issues(rows: Rows, manifest: Manifest) -> dict[str, object]:
 
 
 class _Lengths(NamedTuple):
-    """The ``sums`` of a table's lengths by shard, the ``largest``, and whether all ``are_inside``."""
+    """A table's lengths: ``sums`` by shard, the ``largest``, and whether all ``are_inside`` their files."""
 
     sums: Numbers
     largest: int
@@ -214,7 +205,7 @@ class _Lengths(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> _Lengths:
-        """Return those of images or values in files of these sizes, one for each shard."""
+        """Return the lengths of images or values in files of these ``sizes``, one for each shard."""
         sums, room, are_inside = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64), True
         for chunk, shards, _ in _chunks(rows, manifest):
             np.add.at(sums, shards, chunk["length"])
@@ -226,7 +217,7 @@ class _Lengths(NamedTuple):
 
 
 def _keys_ok(rows: Rows) -> bool:
-    """Whether each key is UTF-8; most are ASCII, which is quick to check."""
+    """Whether all keys are UTF-8; only those that are not ASCII are decoded."""
     keys = rows.view(np.uint8).reshape(len(rows), -1)[:, : rows.dtype["key"].itemsize]
     others = (keys >= 0x80).any(axis=1)
     try:
