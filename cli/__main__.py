@@ -1,4 +1,4 @@
-"""The entry point of ``python -m shardprep.cli``, which is ``prep``."""
+"""Run ``prep`` as ``python -m shardprep.cli``."""
 
 from __future__ import annotations
 

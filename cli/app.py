@@ -1,4 +1,4 @@
-"""The command ``prep``: its sub-commands, and the conversion of errors to one line and an exit code."""
+"""The command ``prep``: its sub-commands, and how errors become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from shardprep.cli.commands.demo import demo, sample
 from shardprep.cli.commands.network import fetch, keygen, publish, serve
 from shardprep.cli.commands.replay import prove, replay
 from shardprep.cli.commands.report import find, gate, report
-from shardprep.cli.console.output import EXIT_OPERATION_FAILED, Reported, asks_for_json, failure_of
+from shardprep.cli.console.output import Reported, asks_for_json, failure_of
 from shardprep.formats.errors import ShardprepError
 
-COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click makes
-
+COMPLETE_VARIABLE = "_PREP_COMPLETE"  # set by the shell functions that click generates
 
 GROUPS = {
     "Prepare": (demo, sample, convert, index, join, collect),
@@ -33,15 +32,13 @@ GROUPS = {
 }
 
 
-class InGroups(click.Group):
-    """The group of all commands, which the help lists under the titles of GROUPS."""
+class TitledGroups(click.Group):
+    """All commands; the help lists them under the titles of GROUPS, with the summaries in one column."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of the help."""
-        return list(self.commands)
+        return list(self.commands)  # click would sort them
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each group, with the summaries in one column."""
         width = max(map(len, self.commands))
         for title, commands in GROUPS.items():
             with formatter.section(title):
@@ -52,7 +49,7 @@ class InGroups(click.Group):
 
 
 @click.group(
-    cls=InGroups,
+    cls=TitledGroups,
     commands=[command for commands in GROUPS.values() for command in commands],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
@@ -81,10 +78,10 @@ prep --help lists all commands; prep COMMAND --help explains one.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run ``prep`` with these arguments and return the exit code. Every error becomes one line on stderr.
+    """Run ``prep`` with these arguments and return the exit code.
 
-    With ``--json`` it is an object on stdout, too. A shell that completes a command line gets the completions
-    instead. This does not use click's own ``main``, which exits with 1, silently, for every EPIPE.
+    Every error becomes one line on stderr, and with ``--json`` also an object on stdout. Shell completion is
+    answered here, too. Click's own ``main`` is not used: it exits with 1, silently, on every EPIPE.
     """
     if instruction := os.environ.get(COMPLETE_VARIABLE):
         return shell_complete(cli, {}, "prep", COMPLETE_VARIABLE, instruction)
@@ -99,42 +96,32 @@ def run(arguments: Sequence[str]) -> int:
         is_bare = not arguments and sys.stdout.isatty()
         click.echo(FIRST_STEPS if is_bare else error.format_message(), nl=not is_bare)
         return error.exit_code
-    except (click.ClickException, ShardprepError, MemoryError) as error:
-        return failed(error, as_json=as_json)
-    except OSError as error:
-        return report_os_error(error, as_json=as_json)
-    except ImportError as error:  # of what a command loads when it begins
+    except (click.ClickException, ShardprepError, OSError, ImportError, MemoryError) as error:
         return failed(error, as_json=as_json)
 
 
-def failed(error: Reported, *, as_json: bool) -> int:
-    """Report an error and return its exit code."""
+def failed(error: Reported, *, as_json: bool = False) -> int:
+    """Report an error, unless it is that nobody reads the output any more; return its exit code."""
     failure = failure_of(error)
-    failure.report(as_json=as_json)
+    if not (isinstance(error, BrokenPipeError) and _output_is_closed()):
+        failure.report(as_json=as_json)
     return failure.exit_code
 
 
-def report_os_error(error: OSError, *, as_json: bool = False) -> int:
-    """Report an error of the system, unless the reader of the output is gone, and return the exit code."""
-    if not (isinstance(error, BrokenPipeError) and _output_is_closed()):
-        failed(error, as_json=as_json)
-    return EXIT_OPERATION_FAILED
-
-
 def flush(code: int) -> int:
-    """Flush the streams and return the code, or another one if the results could not be written."""
+    """Flush stdout and stderr; return the exit code, another one if results could not be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or the exit tries again
-            code = report_os_error(error) if stream is sys.stdout else code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the exit flushes again
+            code = failed(error) if stream is sys.stdout else code
     return code
 
 
 def _output_is_closed() -> bool:
-    """Whether the reader of stdout or stderr is gone, rather than the reader of another pipe."""
+    """Whether stdout or stderr has lost its reader, rather than another pipe."""
     poller = select.poll()
     for descriptor in (1, 2):
-        poller.register(descriptor, 0)  # errors are always reported
+        poller.register(descriptor, 0)  # poll always reports errors
     return bool(poller.poll(0))

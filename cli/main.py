@@ -1,4 +1,4 @@
-"""The entry point of ``prep``: streams and signals, set up before anything large is imported."""
+"""The entry point of ``prep``: sets up streams and signals before anything large is imported."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
-# Where the standard library takes and releases locks: an exception there leaves one locked for good.
+# Modules that take and release locks: an exception there may leave one locked for good.
 LOCKING = frozenset({"threading", "concurrent.futures._base", "concurrent.futures.thread", "queue"})
-WAITING = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # functions of these that may be left
+WAITING = frozenset({"wait", "join", "_wait_for_tstate_lock"})  # their functions that may be interrupted
 RETRY_S = 0.002
 
-START_BYTES = 160 << 20  # of addresses: with fewer, OpenBLAS ends the process with 1 when it is loaded
+START_BYTES = 160 << 20  # of address space: with less, OpenBLAS ends the process with 1 on import
 
 
 def main() -> NoReturn:
     """Run ``prep`` with the command line's arguments and exit.
 
-    The first signal unwinds the running command. Another one during that ends the process at once:
-    workers end with it, and every command can be killed at any time.
+    The first signal unwinds the running command. A second one ends the process at once: workers end with it,
+    and every command can be killed at any time.
     """
     _open_streams()
     _on_signals(_leave)
@@ -47,18 +47,18 @@ def main() -> NoReturn:
     try:
         _on_signals(_unwind)
         code = flush(run(sys.argv[1:]))
-        _on_signals(_leave)  # within the block: a signal just after it would be a traceback
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # of a signal that waits for a lock or finalizer
+        _on_signals(_leave)  # within the try: a signal just after it would be a traceback
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # the retry of a signal that was put off
     except Interrupted as interrupted:
         code = flush(failed(interrupted, as_json=asks_for_json(sys.argv[1:])))
     if not sys.modules.keys().isdisjoint(("obstore", "ray")):
-        # a thread of obstore that calls Python while that ends would abort the process; Ray's may hang
+        # a thread of obstore that calls Python during finalization would abort the process; Ray's may hang
         os._exit(code)
     sys.exit(code)
 
 
 def _not_loaded(error: BaseException) -> NoReturn:
-    """Report that the program cannot be loaded, as other errors are told, and exit."""
+    """Report, in the form of other errors, that the program cannot be loaded, and exit."""
     message = load_failure(error)
     sys.stderr.write(f"prep: {message}\n")
     if "--json" in sys.argv:
@@ -68,9 +68,9 @@ def _not_loaded(error: BaseException) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Open closed descriptors 0 to 2; otherwise the next opened file gets one, and the messages with it.
+    """Open descriptors 0 to 2 if they are closed: else a file gets that number, and the messages with it.
 
-    Names that are not text in the user's encoding are printed with escapes, as on stderr.
+    Names that the user's encoding cannot represent are printed with escapes, as on stderr.
     """
     for descriptor in range(3):
         try:
@@ -85,16 +85,16 @@ def _open_streams() -> None:
 
 def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as set by nohup and ``&``
+        if signal.getsignal(number) != signal.SIG_IGN:  # set by nohup and ``&``
             signal.signal(number, handler)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    os._exit(128 + number)  # there is nothing yet, or no longer, to unwind
+    os._exit(128 + number)  # nothing to unwind yet, or any more
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    """Raise Interrupted, as soon as the interrupted code holds no lock of the standard library."""
+    """Raise Interrupted once the interrupted code holds no lock of the standard library."""
     if frame and frame.f_globals.get("__name__") in LOCKING and frame.f_code.co_name not in WAITING:
         _unwind_later(number)
         return
@@ -108,12 +108,8 @@ def _unwind_later(number: int) -> None:
 
 
 def _unraisable(found: UnraisableHookArgs) -> None:
-    """Repeat a signal that came in a finalizer: Python drops exceptions raised there."""
+    """Retry a signal that arrived in a finalizer, where Python drops exceptions."""
     if isinstance(found.exc_value, Interrupted):
         _unwind_later(found.exc_value.number)
     else:
         sys.__unraisablehook__(found)
-
-
-if __name__ == "__main__":
-    main()

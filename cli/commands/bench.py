@@ -36,18 +36,18 @@ from shardprep.formats.storage.open import datasets_in
 if TYPE_CHECKING:
     from shardprep.loaders.loader.stats import StageLoad
     from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
-    from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads
+    from shardprep.loaders.measuring.disk import DiskProfile, Measurement
     from shardprep.loaders.order.epoch_order import Shuffle
     from shardprep.loaders.order.quality import ShuffleQuality
 
 
 SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
-SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # with the smallest value allowed
+SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
 BAR = 40  # characters
 
 
 def _existing(text: str) -> Path:
-    """Return an existing path. One without permission is an OSError, because that is not wrong usage."""
+    """Return an existing path. Raises OSError for a path without permission, which is not a usage error."""
     path = user_path(text)
     try:
         path.stat()
@@ -104,12 +104,12 @@ def bench_disk(
         profile.save(save)
     if plot:
         save_picture(profile, plot)
-    return Output(profile.to_json(), profile_lines(profile))
+    return Output(profile.to_json(), _profile_lines(profile))
 
 
-def profile_lines(profile: DiskProfile) -> Iterator[str]:
-    """Yield the measurements: the conditions, a table, bars, and last one sentence."""
-    from shardprep.loaders.measuring.disk_chart import bars, terminal_lines  # start-up time: OpenCV
+def _profile_lines(profile: DiskProfile) -> Iterator[str]:
+    """Yield the conditions, a table, bars, and one sentence."""
+    from shardprep.loaders.measuring.disk_chart import bars, read_rows, terminal_lines  # start-up time
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
     yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
@@ -128,9 +128,7 @@ def profile_lines(profile: DiskProfile) -> Iterator[str]:
             **{f"note {number}": text for number, text in enumerate(profile.remarks, 1)},
         }
     )
-    rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
-    rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
-    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
+    rows = read_rows(profile)
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
     yield ""
@@ -162,13 +160,10 @@ def sentence(profile: DiskProfile) -> str:
     images, faster = profile.images_per_second, profile.sequential_over_random
     cold, warm = images["cold"], images["warm"]
     feeds = [f"{rate:,.0f} {word}" for rate, word in ((cold, "images/s cold"), (warm, "warm")) if rate]
-    if cold is None:
-        only = (
-            f"{warm:,.0f} images/s warm (cold could not be measured)"
-            if warm
-            else "nothing: no rate could be measured"
-        )
-        feeds = [only]
+    if cold is None and warm:
+        feeds = [f"{warm:,.0f} images/s warm (cold could not be measured)"]
+    elif cold is None:
+        feeds = ["nothing: no rate could be measured"]
     compared = ""
     if ratio := faster["cold"] or faster["warm"]:
         beats = f"beats random by {ratio:.1f}\N{MULTIPLICATION SIGN}"
@@ -178,7 +173,7 @@ def sentence(profile: DiskProfile) -> str:
 
 
 def _swept(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return a loader's parameter, and the values to try."""
+    """Return a loader's parameter and the values to try."""
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
@@ -296,10 +291,13 @@ def bench_loader(
             disk_json = profile.to_json() if profile else None
             spans = json_of(trace) if trace else None
             save_page(run_page(found.to_json(), name=str(place), disk=disk_json, trace=spans), html)
-        lines = report_lines(place, found, explain=explain)
+        lines = _bench_lines(place, found, explain=explain)
         return Output({"dataset": str(place), **found.to_json()}, lines, result=found.speed)
 
-    return each_dataset(dataset, measured, summary_of, collections="as one")
+    def summary(results: Mapping[str, LoaderSpeed]) -> str:
+        return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
+
+    return each_dataset(dataset, measured, summary, collections="as one")
 
 
 def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
@@ -307,26 +305,20 @@ def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
         return all(part.manifest.has_images for part in dataset.parts)
 
 
-def summary_of(results: Mapping[str, LoaderSpeed]) -> str:
-    """Return one line about the splits of a folder."""
-    return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
-
-
-def report_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:
-    """Yield the figures, the requested tables, and last the verdict in one sentence."""
+def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:
+    """Yield the figures, the requested tables, and the verdict in one sentence."""
     speed, quality = found.speed, found.shuffle_quality
     if found.sweep:
         yield from sweep_lines(found.sweep)
     rate = f"{speed.images_per_second:,.0f} images/s, {size(speed.bytes_per_second)}/s"
     yield f"{dataset}: {rate} (median of half seconds)"
     yield from fields(_speed_fields(speed))
-    tables = (
-        load_lines(speed.stats.loads) if explain and speed.verdict else (),
-        probe_lines(found.probes) if found.probes else (),
-        quality_lines(quality) if quality else (),
-    )
-    for table in filter(None, tables):
-        yield from ("", *table)
+    if explain and speed.verdict:
+        yield from ("", *_load_lines(speed.stats.loads))
+    if found.probes:
+        yield from ("", *_probe_lines(found.probes))
+    if quality:
+        yield from ("", *_quality_lines(quality))
     yield ""
     if quality:
         yield quality.sentence
@@ -368,8 +360,8 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
     }
 
 
-def load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
-    """Yield the stages as a table, service times in microseconds per image."""
+def _load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
+    """Yield the table of stages, with service times in microseconds per image."""
     yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
     for load in loads:
         limit = f"{load.limit:,.0f}" if math.isfinite(load.limit) else "-"
@@ -379,8 +371,8 @@ def load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
         )
 
 
-def probe_lines(probes: Probes) -> Iterator[str]:
-    """Yield each probe's sentence, and whether it confirms the verdict."""
+def _probe_lines(probes: Probes) -> Iterator[str]:
+    """Yield the sentence of each probe, and whether it confirms the verdict."""
     labels = {True: "fits", False: "does not fit", None: ""}
     for run in probes.runs:
         yield f"  {run.name:12}{labels[run.confirms]:14}{run.sentence}"
@@ -389,8 +381,8 @@ def probe_lines(probes: Probes) -> Iterator[str]:
         yield f"  The probes {yes} that {probes.limit} limits."
 
 
-def quality_lines(found: ShuffleQuality) -> Iterator[str]:
-    """Yield the measured quality of the shuffle, beside that of a full one."""
+def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
+    """Yield the quality of the shuffle beside that of a full shuffle."""
     yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
     yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
     yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"
@@ -405,7 +397,7 @@ def quality_lines(found: ShuffleQuality) -> Iterator[str]:
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield a line with a bar for each value."""
+    """Yield a line with a bar for each value, and which is fastest."""
     option = sweep.option.replace("_", "-")
     most, mark = sweep.fastest.speed.images_per_second, _mark()
     yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"

@@ -204,7 +204,7 @@ def convert(
 
 
 def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
-    """Return options from the parameters of the command that have their names."""
+    """Return an options object made of the command's parameters of the same names."""
     return kind(**{name: chosen[name] for name in signature(kind).parameters if name in chosen})
 
 
@@ -256,16 +256,16 @@ def index(
 
 
 def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:
-    """Return the result of a conversion, and the next command; warnings and notes are printed."""
-    places: dict[str, list[str]] = {}
+    """Return the output of a conversion, with the next command; prints warnings and notes."""
+    noted: dict[str, list[str]] = {}
     for one in done:
         if emptied := one.skipped.emptied:  # these classes keep their labels
             these = f"no image of {'this class' if len(emptied) == 1 else 'these classes'} is left"
             say(f"warning: {_place_of(one)}: {these}, all were skipped: {', '.join(emptied)}", err=True)
         for note in one.notes:
-            places.setdefault(note, []).append(_place_of(one))
-    for note, of in places.items():
-        say(f"note: {', '.join(of)}: {note}", err=True)
+            noted.setdefault(note, []).append(_place_of(one))
+    for note, places in noted.items():
+        say(f"note: {', '.join(places)}: {note}", err=True)
     lines = [line for one in done for line in _converted_lines(one)]
     if isinstance(output, str):
         lines.append(next_step("fetch", output, "COPY"))
@@ -303,11 +303,10 @@ def _converted_json(done: Converted | ConvertedTo) -> dict[str, Any]:
     }
 
 
-def _held(of: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
-    """Return what a split holds, without what it has none of."""
-    said = [records_of(records, has_images=of.has_images, has_labels=has_labels)]
-    said += [count_of(classes, "class")] * bool(classes)
-    return ", ".join(said + [size(of.image_bytes)] * of.has_images)
+def _contents(split: Manifest | PlannedSplit, records: int, classes: int, *, has_labels: bool) -> str:
+    parts = [records_of(records, has_images=split.has_images, has_labels=has_labels)]
+    parts += [count_of(classes, "class")] * bool(classes)
+    return ", ".join(parts + [size(split.image_bytes)] * split.has_images)
 
 
 def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
@@ -315,8 +314,8 @@ def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
     kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
     shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
     state = " (was complete, and is intact)" if done.already_complete else ""
-    held = _held(manifest, manifest.records, len(manifest.labels), has_labels=done.has_labels)
-    yield f"{_place_of(done)}: {held} in {shards}{state}"
+    contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=done.has_labels)
+    yield f"{_place_of(done)}: {contents} in {shards}{state}"
     yield from fields(
         {
             "source": manifest.source["layout"],
@@ -335,7 +334,7 @@ def _ignored_text(ignored: Mapping[str, int]) -> str | None:
 
 
 def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
-    """Return the shards that the part has of each split, and the next step."""
+    """Return the shards of each split that this part has, and the next step."""
     number, of = part
     lines = []
     for one in built:
@@ -373,12 +372,12 @@ def _part_json(one: ConvertedPart) -> dict[str, Any]:
 
 
 def dry_run_lines(planned: DryRun) -> Iterator[str]:
-    """Yield each split, the problems, and the time to expect."""
+    """Yield the splits, the problems, and the expected time."""
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""
-        held = _held(split, split.images, split.classes, has_labels=split.has_labels)
-        yield f"{split.path}: {held} in {shards}{state}"
+        contents = _contents(split, split.images, split.classes, has_labels=split.has_labels)
+        yield f"{split.path}: {contents} in {shards}{state}"
         bad = count_of(split.skipped, "bad image")
         yield from fields(
             {
@@ -407,7 +406,7 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time in two units at most.
+    """Return a time in at most two units.
 
     >>> _duration(0.2), _duration(75), _duration(7500)
     ('1 s', '1 min 15 s', '2 h 5 min')
@@ -449,16 +448,16 @@ def join(dataset: Path, columns: tuple[str, ...], **chosen: Any) -> Output:
             raise UsageError(f"expected NAME=FROM or NAME:KIND=FROM, each name once, not {text!r}")
         origins[name] = origin
     done = join_columns(dataset, origins, **chosen)
-    manifest = done.manifest
+    manifest, kinds = done.manifest, done.manifest.schema.kinds
     roots = {"content_root": manifest.content_root, "root": manifest.root}
     state = "" if done.added or done.rebuilt else " (were joined already, and are intact)"
-    records, number = count_of(manifest.records, "record"), count_of(len(manifest.schema), "column")
-    told = {
-        "columns": columns_text(manifest.schema.kinds),
-        "added": ", ".join(done.added) or None,
-        "rebuilt": ", ".join(done.rebuilt) or None,
-        **roots,
-    }
-    lines = [f"{done.path}: {records}, {number}{state}", *fields(told), next_step("verify", dataset)]
-    found = {"path": str(done.path), "records": manifest.records, "columns": manifest.schema.kinds}
-    return Output(found | {"added": list(done.added), "rebuilt": list(done.rebuilt), **roots}, lines)
+    records, number = count_of(manifest.records, "record"), count_of(len(kinds), "column")
+    added, rebuilt = list(done.added), list(done.rebuilt)
+    shown = {"added": ", ".join(added) or None, "rebuilt": ", ".join(rebuilt) or None} | roots
+    lines = [
+        f"{done.path}: {records}, {number}{state}",
+        *fields({"columns": columns_text(kinds)} | shown),
+        next_step("verify", dataset),
+    ]
+    found = {"path": str(done.path), "records": manifest.records, "columns": kinds}
+    return Output(found | {"added": added, "rebuilt": rebuilt} | roots, lines)

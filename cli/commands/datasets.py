@@ -89,24 +89,20 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[
             found["page"] = str(page)
         return Output(found, _inspected_lines(summary, listed, page), result=summary)
 
-    return each_dataset(dataset, inspected, summary_of_inspected, collections="by part")
+    def summary_of_all(results: Mapping[str, Summary]) -> str:
+        total = size(sum(summary.disk_bytes for summary in results.values()))
+        return f"{', '.join(results)}: {_records_in(results.values())}, {total} on disk"
+
+    return each_dataset(dataset, inspected, summary_of_all, collections="by part")
 
 
-def summary_of_inspected(results: Mapping[str, Summary]) -> str:
-    """Return one line about the splits of a folder."""
-    images = _together(results.values())
-    total = size(sum(summary.disk_bytes for summary in results.values()))
-    return f"{', '.join(results)}: {images}, {total} on disk"
-
-
-def _together(splits: Collection[Summary | Manifest]) -> str:
-    """Return the number of records of splits; they are images if each has one."""
+def _records_in(splits: Collection[Summary | Manifest]) -> str:
+    """Return the total number of images, or of records if one of the splits has no images."""
     noun = "image" if all(each.has_images for each in splits) else "record"
     return count_of(sum(each.records for each in splits), noun)
 
 
 def _range_of(ends: tuple[int, int], noun: str) -> str:
-    """Return a range of numbers with their noun."""
     low, high = ends
     return count_of(high, noun) if low == high else f"{low:,} to {count_of(high, noun)}"
 
@@ -122,9 +118,9 @@ def _inspected_lines(summary: Summary, classes: list[ClassCount], page: Path | N
         {
             "classes": present if is_labelled else "none: the split has no labels",
             "bytes": f"{size(summary.image_bytes)} of images, " * summary.has_images + _on_disk(summary),
-            **(_images(summary) if summary.has_images else {"images": "none"}),
-            **{f"column {column.name}": _column(column) for column in summary.columns},
-            "order": _order(summary),
+            **(_image_fields(summary) if summary.has_images else {"images": "none"}),
+            **{f"column {column.name}": _column_text(column) for column in summary.columns},
+            "order": _order_text(summary),
             "boxes": f"{summary.boxes:,}" if summary.boxes else "none",
             "source": summary.source + (", partial" if summary.partial else ""),
             "official MD5": ", ".join(checked) or None,
@@ -150,14 +146,14 @@ def _on_disk(summary: Summary) -> str:
     return f"{size(summary.disk_bytes)} on disk in {shards}"
 
 
-def _images(summary: Summary) -> dict[str, str | None]:
+def _image_fields(summary: Summary) -> dict[str, str | None]:
     pixels = summary.images
     largest = max(pixels["width"][3], pixels["height"][3])
     return {
         "pixels": f"median {pixels['width'][1]}x{pixels['height'][1]}, largest side {largest}",
         "image bytes": _spread(pixels["length"]),
-        "kinds": _numbers(summary.kinds),
-        "oddities": _numbers(summary.oddities),
+        "kinds": _counts(summary.kinds),
+        "oddities": _counts(summary.oddities),
         "crop-ready": _crop_ready(summary),
     }
 
@@ -167,7 +163,7 @@ def _spread(lengths: Sequence[int]) -> str:
     return f"median {middle}, 5 % under {low}, 5 % over {high}"
 
 
-def _numbers(found: Mapping[str, int]) -> str:
+def _counts(found: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {kind}" for kind, number in found.items() if number) or "none"
 
 
@@ -179,11 +175,11 @@ def _crop_ready(summary: Summary) -> str | None:
     lossy = f", shrunk to {side} pixels at quality {found.quality}" if side else ""
     return (
         f"{count_of(found.images, 'image')}{lossy}, segments of {width}x{height} pixels and "
-        f"{found.segment_bytes:,} bytes (median), others: {_numbers(found.others)}"
+        f"{found.segment_bytes:,} bytes (median), others: {_counts(found.others)}"
     )
 
 
-def _column(column: ColumnSummary) -> str:
+def _column_text(column: ColumnSummary) -> str:
     parts = [column.kind, f"{size(column.bytes)} ({size(column.disk_bytes)} on disk)"]
     if column.lengths:
         parts.append(_spread(column.lengths))
@@ -196,10 +192,11 @@ def _column(column: ColumnSummary) -> str:
     return ", ".join(parts)
 
 
-def _order(summary: Summary) -> str:
+def _order_text(summary: Summary) -> str:
+    shuffled = f"shuffled, seed {summary.seed}"
     orders = {
-        "shuffled": f"shuffled, seed {summary.seed}",
-        GIVEN_SHUFFLED: f"shuffled, seed {summary.seed}",
+        "shuffled": shuffled,
+        GIVEN_SHUFFLED: shuffled,
         GIVEN: "in the order the items were given",
         "archive": "in the order of the archive",
     }
@@ -242,24 +239,22 @@ def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **c
 
         def verified(place: Path | str) -> Output:
             report = verify_dataset(place, executor=executor, **cached, **chosen)
-            mends = [what_mends(report)] if report.findings else []
-            return Output(report.to_json(), [*report_lines(report), *mends], report.exit_code, report)
+            mends = [_next_step_for(report)] if report.findings else []
+            return Output(report.to_json(), [*_report_lines(report), *mends], report.exit_code, report)
 
-        return each_dataset(dataset, verified, summary_of, collections="by part")
+        return each_dataset(dataset, verified, _summary_of_reports, collections="by part")
 
 
-def summary_of(reports: Mapping[str, Report]) -> str:
-    """Return one line about the reports of a folder's splits."""
+def _summary_of_reports(reports: Mapping[str, Report]) -> str:
     damaged = [name for name, report in reports.items() if report.exit_code]
     if damaged:
         return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
-    images = _together(manifests)
     total = size(sum(manifest.size for manifest in manifests))
-    return f"{', '.join(reports)}: {images}, {total}, all intact"
+    return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all intact"
 
 
-def report_lines(report: Report) -> Iterator[str]:
+def _report_lines(report: Report) -> Iterator[str]:
     """Yield the findings, then a summary in one line."""
     kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
     for kind, findings in kinds.items():
@@ -272,60 +267,56 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
         return
     word = "complete" if report.level == "quick" else "intact"
-    images, files = _together([manifest]), count_of(len(manifest.shards), "shard")
+    images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
     yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 
 
 MOST_PROVENANCE_BYTES = 1 << 20
 
-GOES_ON = (
-    "next: run the prep command that began it, such as prep convert, again; it continues where it stopped"
-)
-CONVERT_AGAIN = (
-    "next: run the prep convert command that made it (see provenance.json) into another folder, or restore "
-    "manifest.json from a copy"
-)
-NO_DATASET = "next: give a folder that prep convert made; this one has no part of a dataset"
-BAD_IN_SOURCE = (
-    "next: these records are unchanged since they were converted; to leave bad images out, run prep convert "
-    "with --decode-check --on-bad-image skip into another folder"
-)
-JOIN_AGAIN = (
-    "next: run the prep join command that added {} again; it rebuilds damaged files to the same bytes"
-)
-ARCHIVE_CHANGED = "next: restore the indexed archive, or run prep index again with its present location"
-PUBLISH_AGAIN = "next: publish the dataset there again, from a copy that passes prep verify"
-FOREIGN = "next: move the files that do not belong to the dataset elsewhere"
 
-
-def what_mends(report: Report) -> str:
-    """Return what to do about the findings."""
+def _next_step_for(report: Report) -> str:
+    """Return the line that says what to do about the findings."""
     if report.url is not None:
-        return PUBLISH_AGAIN
+        return "next: publish the dataset there again, from a copy that passes prep verify"
     folder, manifest = report.dataset, report.manifest
     files = {file.name for file in manifest.files} if manifest else set()
     found = {finding.file for finding in report.findings}
     if manifest is None or MANIFEST_NAME in found:
         if not files and (folder / WORK_FOLDER_NAME).is_dir():
-            return GOES_ON
-        made = any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME))
-        return CONVERT_AGAIN if made else NO_DATASET
-    if names := _joined_columns(manifest, found):
-        return JOIN_AGAIN.format(" and ".join(names))
+            return (
+                "next: run the prep command that began it, such as prep convert, again; it continues where it "
+                "stopped"
+            )
+        if any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME)):
+            return (
+                "next: run the prep convert command that made it (see provenance.json) into another folder, or "
+                "restore manifest.json from a copy"
+            )
+        return "next: give a folder that prep convert made; this one has no part of a dataset"
+    if names := " and ".join(_damaged_joins(manifest, found)):
+        return (
+            f"next: run the prep join command that added {names} again; it rebuilds damaged files to the same "
+            "bytes"
+        )
     if manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
-        return ARCHIVE_CHANGED
+        return "next: restore the indexed archive, or run prep index again with its present location"
     if any(finding.file in files and finding.key is None for finding in report.findings):
         try:
             options = _source_of(folder)
         except (OSError, DataError, ValueError, TypeError, KeyError, RecursionError, click.ClickException):
-            options = []  # the provenance is in no hash, and may hold anything
+            options = []  # no hash covers the provenance: it may hold anything
         return next_step("repair", folder, *(options if "--source" in options else ["--source", "SOURCE"]))
-    return BAD_IN_SOURCE if found & files else FOREIGN
+    if found & files:
+        return (
+            "next: these records are unchanged since they were converted; to leave bad images out, run prep "
+            "convert with --decode-check --on-bad-image skip into another folder"
+        )
+    return "next: move the files that do not belong to the dataset elsewhere"
 
 
-def _joined_columns(manifest: Manifest, found: set[str]) -> list[str]:
-    """Return the joined columns that are damaged, if nothing else is: prep repair comes first."""
+def _damaged_joins(manifest: Manifest, found: set[str]) -> list[str]:
+    """Return the damaged joined columns; none if other files are damaged: prep repair comes first."""
     if manifest.columns is None:
         return []
     files = {file.name: name for name in manifest.joined for file in manifest.columns[name].files}
@@ -334,7 +325,7 @@ def _joined_columns(manifest: Manifest, found: set[str]) -> list[str]:
 
 
 def _source_of(dataset: Path) -> list[str | Path]:
-    """Return ``--source`` and ``--root`` of the command that made the dataset, as far as they are there."""
+    """Return ``--source`` and ``--root`` of the command that made the dataset, if their paths still exist."""
     made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
     folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
     command = {one.name: one for one in (convert, index)}.get(name)
@@ -381,15 +372,13 @@ def repair(dataset: Path, cluster: str | None, **chosen: Any) -> Output:
                 f"{report.dataset}: nothing to rebuild"
             ]
             found = report.to_json() | {"rebuilt": report.rebuilt}
-            return Output(found, [*rebuilt, *report_lines(report)], report.exit_code, report)
+            return Output(found, [*rebuilt, *_report_lines(report)], report.exit_code, report)
 
-        return each_dataset(dataset, repaired, summary_of_repaired)
+        def summary_of_all(reports: Mapping[str, Report]) -> str:
+            rebuilt = sum(len(report.rebuilt) for report in reports.values())
+            return f"{count_of(rebuilt, 'file')} rebuilt; {_summary_of_reports(reports)}"
 
-
-def summary_of_repaired(reports: Mapping[str, Report]) -> str:
-    """Return one line about the repair of a folder's splits."""
-    rebuilt = sum(len(report.rebuilt) for report in reports.values())
-    return f"{count_of(rebuilt, 'file')} rebuilt; {summary_of(reports)}"
+        return each_dataset(dataset, repaired, summary_of_all)
 
 
 @command(
@@ -407,18 +396,13 @@ def collect(out: Path, parts: tuple[Path, ...]) -> Output:
     Loader reads OUT as one dataset, with its records numbered over all parts.
     """
     with collect_parts(out, parts) as made:
-        told = {part.name: count_of(part.manifest.records, "record") for part in made.parts}
         summary = f"{out}: {count_of(len(made), 'record')} in {count_of(len(made.parts), 'part')}"
-        lines = [summary, *fields(told | {"root": made.root}), next_step("verify", out)]
-        listed = [
-            {
-                "name": part.name,
-                "path": str(part.folder),
-                "records": part.manifest.records,
-                "root": part.manifest.root,
-            }
-            for part in made.parts
-        ]
+        shown, listed = {}, []
+        for part in made.parts:
+            name, records, root = part.name, part.manifest.records, part.manifest.root
+            shown[name] = count_of(records, "record")
+            listed.append({"name": name, "path": str(part.folder), "records": records, "root": root})
+        lines = [summary, *fields(shown | {"root": made.root}), next_step("verify", out)]
         found = {"path": str(made.path), "records": len(made), "parts": listed, "root": made.root}
         return Output(found, lines)
 

@@ -1,4 +1,4 @@
-"""``prep demo`` and ``prep sample``: something to try the other commands on."""
+"""``prep demo`` and ``prep sample``: data to try the other commands on."""
 
 from __future__ import annotations
 
@@ -48,18 +48,14 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
             for step in STEPS:
                 _run(ctx, step.split(" "))
             _load_an_epoch(Path("lmdb/train"))
-    kept = (
-        f"everything is in {folder}"
-        if folder
-        else "the folder is removed again (run prep demo FOLDER to keep it)"
-    )
+    removed = "the folder is removed again (run prep demo FOLDER to keep it)"
     say()
-    say(f"Done; {kept}. To do the same with your own data:")
+    say(f"Done; {f'everything is in {folder}' if folder else removed}. To do the same with your own data:")
     say("  prep convert ARCHIVES SHARDS")
 
 
 def _load_an_epoch(dataset: Path) -> None:
-    """Load one epoch as a training script does, and check that each record came exactly once."""
+    """Load one epoch as a training script would, and check that each record came exactly once."""
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.order.epoch_order import LocalShuffle
     from shardprep.loaders.transforms.transforms import TrainTransform  # start-up time: OpenCV
@@ -84,13 +80,13 @@ def _load_an_epoch(dataset: Path) -> None:
 
 def _run(ctx: click.Context, arguments: Sequence[str]) -> None:
     prep = ctx.find_root().command
-    sys.argv = ["prep", *arguments]  # what provenance.json says
+    sys.argv = ["prep", *arguments]  # for provenance.json
     click.secho(f"\n$ prep {' '.join(arguments)}", bold=True)
     try:
         with prep.make_context("prep", list(arguments)) as context:
             code = prep.invoke(context)
     except Interrupted as interrupted:
-        raise Interrupted(interrupted.number) from None  # without a note: the demo does not go on
+        raise Interrupted(interrupted.number) from None  # without notes: the demo cannot be continued
     if code:
         ctx.exit(code)
 

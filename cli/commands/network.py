@@ -1,4 +1,4 @@
-"""``prep fetch``, ``publish``, ``serve`` and ``keygen``: commands that work over a network."""
+"""``prep fetch``, ``publish``, ``serve`` and ``keygen``: commands that use a network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_SHARDS = 1_000_000
 
 
 def _shard_numbers(text: str) -> list[int]:
-    """Return the shards of numbers and ranges, such as 0-9,12, both ends included."""
+    """Return the numbers in a text such as 0-9,12; ranges include both ends."""
     found: set[int] = set()
     try:
         for part in text.split(","):
@@ -80,8 +80,8 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
     lines, splits = [], []
     for one in done:
         manifest = one.manifest
-        state, told = _copied(one, one.fetched, "fetched")
-        splits.append({"path": str(one.path), "complete": one.complete} | told)
+        state, found = _copied(one, one.fetched, "fetched")
+        splits.append({"path": str(one.path), "complete": one.complete} | found)
         if one.complete:
             lines.append(f"{one.path}: {_contents(manifest)}, all intact: {state}")
             lines += fields({"root": manifest.root})
@@ -103,7 +103,7 @@ def _contents(manifest: Manifest) -> str:
 def _copied(
     one: FetchedDataset | PublishedDataset, names: Sequence[str], done: str
 ) -> tuple[str, dict[str, Any]]:
-    """Return the bytes of the files of these names, which are ``done``, as text, and all of it as JSON."""
+    """Return a copy's result as text and JSON; the files ``names`` were ``done``: fetched or uploaded."""
     manifest = one.manifest
     copied, kept = manifest.bytes_of(names), manifest.bytes_of(one.kept)
     there = f", {size(kept)} were already there" if one.kept else ""
@@ -117,15 +117,6 @@ def _copied(
         "kept_bytes": kept,
         "root": manifest.root,
     }
-
-
-PRIVATE_USE = "stays on this machine, for the program that serves or receives batches"
-PUBLIC_USE = (
-    "goes to the other machines: a data machine's key into the training machine's folder of allowed keys, "
-    "the training machine's key to every data machine"
-)
-SIGNING_USE = "stays with those who sign: prep prove --key"
-CHECKING_USE = "goes to everyone who checks: prep prove --signed-by"
 
 
 @command(
@@ -150,14 +141,23 @@ def keygen(name: Path, force: bool, signing: bool) -> Output:
     if signing:
         from shardprep.loaders.loader.signature import make_signing_keys  # an extra
 
-        pair, uses = make_signing_keys(name, overwrite=force), (SIGNING_USE, CHECKING_USE)
+        pair = make_signing_keys(name, overwrite=force)
+        uses = (
+            "stays with those who sign: prep prove --key",
+            "goes to everyone who checks: prep prove --signed-by",
+        )
     else:
         from shardprep.loaders.machines.keys import make_keys  # start-up time: ZeroMQ
 
-        pair, uses = make_keys(name, overwrite=force), (PRIVATE_USE, PUBLIC_USE)
+        pair = make_keys(name, overwrite=force)
+        uses = (
+            "stays on this machine, for the program that serves or receives batches",
+            "goes to the other machines: a data machine's key into the training machine's folder of allowed "
+            "keys, the training machine's key to every data machine",
+        )
     files = {"secret": str(pair.secret), "public": str(pair.public)}
-    told = dict(zip(files.values(), uses, strict=True)) | {"fingerprint": pair.fingerprint}
-    return Output(files | {"fingerprint": pair.fingerprint}, fields(told, indent=""))
+    shown = dict(zip(files.values(), uses, strict=True)) | {"fingerprint": pair.fingerprint}
+    return Output(files | {"fingerprint": pair.fingerprint}, fields(shown, indent=""))
 
 
 @command(
@@ -177,8 +177,8 @@ def publish(folder: Path, url: str, **chosen: Any) -> Output:
     """
     lines, splits = [], []
     for one in publish_datasets(folder, url, **chosen):
-        state, told = _copied(one, one.uploaded, "uploaded")
-        splits.append({"already_complete": one.already_complete} | told)
+        state, found = _copied(one, one.uploaded, "uploaded")
+        splits.append({"already_complete": one.already_complete} | found)
         before = " (was complete)" if one.already_complete else ""
         lines.append(f"{one.url}: {_contents(one.manifest)}, all intact: {state}{before}")
         lines += fields({"root": one.manifest.root})
@@ -253,9 +253,9 @@ def serve(
             ),
         )
     sent = f"{stats.batches:,} batches, {stats.bytes / 1e6:,.1f} MB"
-    told = {"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}
+    shown = {"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}
     found = {"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()}
-    return Output(found, fields(told, indent=""))
+    return Output(found, fields(shown, indent=""))
 
 
 def _megabytes_per_second(stats: SenderStats) -> str:

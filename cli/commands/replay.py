@@ -1,4 +1,4 @@
-"""``prep replay``: show a rank's step of a run, and where two runs diverge."""
+"""``prep replay`` and ``prep prove``: what a run delivered, and where two runs diverge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.transforms.geometry import ShownPart
 
 
-FIRST = 10  # records that are listed without --records
+FIRST = 10  # records listed without --records
 MEANINGS = {
     "dataset": "they read different datasets",
     "order": "another record",
@@ -123,12 +123,12 @@ def replay(
         refuse_typed(OF_ONE_STEP, typed, "--diff compares all steps of the ranks of two runs")
         return compare_runs(options, diff, epochs, progress, by_pixels=by_pixels)
     refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
-    if sheet:  # what writing it would raise
+    if sheet:  # fail before the work rather than after it
         check_suffix(sheet)
         check_replaced(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
-    last = recorded.last_of(run["epoch"]) if recorded else None  # whose place is the default
+    last = recorded.last_of(run["epoch"]) if recorded else None  # gives the defaults
     with options.loader(recorded.card if recorded else None) as loader:
         epoch, step, start = (run[name] for name in ("epoch", "step", "start"))
         if epoch is None:
@@ -139,8 +139,8 @@ def replay(
             undelivered = ": no step of this epoch was delivered" if last else ""
             raise click.UsageError(f"give --step{undelivered}")
         try:
-            passed = recorded.passed if recorded else {}
-            made = loader.replay(epoch, step, start=start, passed=passed.get(epoch, ()))
+            passed = recorded.passed.get(epoch, ()) if recorded else ()
+            made = loader.replay(epoch, step, start=start, passed=passed)
         except IndexError as error:
             raise click.UsageError(f"epoch {epoch}: {error}") from error
         if sheet:
@@ -156,11 +156,11 @@ def replay(
             "card": loader.card().to_json(),
             "sheet": str(sheet) if sheet else None,
         }
-        return Output(found, list(replayed_lines(loader, made, listed=listed, sheet=sheet)))
+        return Output(found, list(_replayed_lines(loader, made, listed=listed, sheet=sheet)))
 
 
-def replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> Iterator[str]:
-    """Yield the step: its batch, and its records or the first of them."""
+def _replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> Iterator[str]:
+    """Yield the form of the batch, and its records, or the first ten unless they are ``listed``."""
     card = loader.card()
     ranks = f", rank {card.rank} of {card.world_size}" if card.world_size > 1 else ""
     records = count_of(len(made), "record")
@@ -186,7 +186,7 @@ def replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path 
 
 
 def _crop(part: ShownPart | None) -> str:
-    """The part of an image that is shown, as WIDTHxHEIGHT+X+Y."""
+    """Return a crop as WIDTHxHEIGHT+X+Y."""
     if part is None:
         return "-"
     x, y, width, height = (f"{side:.6g}" for side in part[:4])
@@ -194,7 +194,7 @@ def _crop(part: ShownPart | None) -> str:
 
 
 def _form(part: Any) -> dict[str, Any]:
-    """The form of a part of a batch."""
+    """Return a description of a part of a batch."""
     if isinstance(part, np.ndarray):
         return {"dtype": part.dtype.name, "shape": list(part.shape)}
     if isinstance(part, dict):
@@ -213,7 +213,7 @@ def _text(form: dict[str, Any]) -> str:
 def compare_runs(
     options: RunOptions, files: tuple[Path, Path], epochs: int, progress: CommandProgress, *, by_pixels: bool
 ) -> Output:
-    """Return where the runs of two files part, which of their settings differ, and how their orders do."""
+    """Return where two runs diverge, which of their settings differ, and how their orders do."""
     # start-up time: OpenCV
     from shardprep.loaders.loader.replay import first_parting, order_difference, parting_of_datasets
     from shardprep.loaders.loader.run_card import differences
@@ -253,14 +253,16 @@ def compare_runs(
         "order": order._asdict() if order else None,
         "settings": {name: list(both) for name, both in differing.items()},
     }
+    settings = {name: " | ".join(both) for name, both in differing.items()}
     lines = [f"the runs do not diverge ({count_of(epochs, 'epoch')} compared)"]
-    because = parting.because if parting else {}
     if parting:
         place = f"epoch {parting.epoch}, step {parting.step}, row {parting.row}"
         numbers = " | ".join("none" if number is None else f"{number}" for number in parting.numbers)
         record = None if parting.kind == "dataset" else numbers
+        because = {name: " | ".join(both) for name, both in parting.because.items()}
+        settings = {name: both for name, both in settings.items() if name not in because}
         lines = [f"the runs diverge at {place}: {MEANINGS[parting.kind]}"]
-        lines += fields({"record": record} | {name: " | ".join(both) for name, both in because.items()})
+        lines += fields({"record": record, **because})
     if order:
         lines += fields(
             {
@@ -269,13 +271,13 @@ def compare_runs(
                 "only second": _numbers(order.only_second),
             }
         )
-    if others := {name: " | ".join(both) for name, both in differing.items() if name not in because}:
-        lines += ["other settings that differ:", *fields(others)]
+    if settings:
+        lines += ["other settings that differ:", *fields(settings)]
     return Output(found, lines)
 
 
 def _numbers(numbers: tuple[int, ...]) -> str | None:
-    """The numbers of records, the first of many; None for none."""
+    """Return the count and the first of some record numbers; None without any."""
     if not numbers:
         return None
     more = f" and {len(numbers) - FIRST:,} more: --json lists them" if len(numbers) > FIRST else ""

@@ -29,7 +29,7 @@ from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
 
-MOST_SEEN = 10  # times that a run saw a record, printed
+MOST_SEEN = 10  # printed times that a run saw a record
 OF_A_DATASET = ("against", "pixels", "classes", "record", "seed", "save_findings", "workers")
 LARGEST_TRACE = 256 << 20  # bytes; a loader keeps 200,000 spans, in about 100 MB
 
@@ -121,12 +121,12 @@ def report(
 
 
 def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
-    """Return the file of a dataset's page or findings; that of a split in the folder has its name, too."""
+    """Return the output file for a dataset; for a split in the folder, the split's name is added to it."""
     return file if dataset == folder else file.with_name(f"{file.stem}-{Path(dataset).name}{file.suffix}")
 
 
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
-    """Write the page of a run of a loader, from the file of its stats."""
+    """Write the page of a loader's run, from the file of its stats."""
     from shardprep.loaders.loader.run_page import json_of, run_page, save_page
     from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 
@@ -240,7 +240,7 @@ def gate(
         )
         if junit is not None:
             found.save_junit(file_of(junit, place, dataset))
-        return Output(found.to_json(), gate_lines(found), 0 if found.passed else 1, found)
+        return Output(found.to_json(), _gate_lines(found), 0 if found.passed else 1, found)
 
     def summary(results: Mapping[str, GateResult]) -> str:
         return f"{sum(one.passed for one in results.values())} of {len(results)} passed"
@@ -248,8 +248,8 @@ def gate(
     return each_dataset(dataset, checked, summary)
 
 
-def gate_lines(found: GateResult) -> Iterator[str]:
-    """Yield each check, and the first records of those that do not hold."""
+def _gate_lines(found: GateResult) -> Iterator[str]:
+    """Yield each check, and the first records that failed it."""
     seen = f", {count_of(found.looked_at, 'image')} looked at" if found.looked_at else ""
     yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:
@@ -294,25 +294,24 @@ def find(
     if run is None and epochs is not None:
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)
-    for image in images:  # one that is missing is an error once, not for each split
+    for image in images:  # a missing one is an error once, not for each split
         image.stat()
 
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        seen = sighted(place, run, found, epochs) if run else None
-        told, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
+        seen = _sightings(place, run, found, epochs) if run else None
+        listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
         for image in dict.fromkeys(map(str, images)):
-            mine = [one for one in found if one.image == image]
-            missing += [] if mine else [image]
-            lines.append(f"  {printable(image)}{'' if mine else ': not found'}")
-            for one in mine:
+            matches = [one for one in found if one.image == image]
+            missing += [] if matches else [image]
+            lines.append(f"  {printable(image)}{'' if matches else ': not found'}")
+            for one in matches:
                 lines.append(f"    {_match_text(one)}")
+                listed.append(one.to_json())
                 if seen is None:
-                    told.append(one.to_json())
                     continue
-                at = seen[one.record]
-                told.append(one.to_json() | {"seen": at})
+                listed[-1]["seen"] = at = seen[one.record]
                 lines += [
                     f"      epoch {s['epoch']}, step {s['step']:,}, rank {s['rank']}" for s in at[:MOST_SEEN]
                 ]
@@ -322,7 +321,9 @@ def find(
                     lines.append("      never seen by the run")
         if missing and not near:
             lines.append("  --near also finds copies that were scaled or compressed again")
-        return Output({"dataset": str(place), "found": told, "not_found": missing}, lines, result=len(found))
+        return Output(
+            {"dataset": str(place), "found": listed, "not_found": missing}, lines, result=len(found)
+        )
 
     return each_dataset(
         dataset, searched, lambda results: count_of(sum(results.values()), "record") + " found"
@@ -336,10 +337,10 @@ def _match_text(one: ImageMatch) -> str:
     return f"record {one.record:,}{of}: {printable(one.key)} ({how})"
 
 
-def sighted(
+def _sightings(
     dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
 ) -> dict[int, list[dict[str, int]]]:
-    """Return when a run saw each record: epoch, step and rank."""
+    """Return the epochs, steps and ranks at which a run saw each record."""
     from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
     from shardprep.loaders.loader.run_log import RunLog
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""What adds an option, or several, to a command."""
+"""A decorator that adds one or more options to a command."""
 
 
 class Parsed(click.ParamType[T]):
-    """A value that a function parses from a word; its ValueError tells the user what is wrong.
+    """A parameter type that is a parsing function; its ValueError becomes the usage error.
 
     Args:
-        name: What the help calls the value.
-        parse: The function. Its other errors, such as ShardprepError and OSError, are no wrong usage.
+        name: Name of the value in the help.
+        parse: The function. Other errors of it, such as ShardprepError and OSError, are not usage errors.
         completion: "file" or "dir", if a shell completes such a word.
     """
 
@@ -65,7 +65,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _folder(text: str, *, of_dataset: bool = True) -> Path:
-    """Return an existing folder; a missing one ``of_dataset`` is DatasetNotFound, as it is in Python."""
+    """Return an existing folder. Raises DatasetNotFound for a missing one, if it is to be ``of_dataset``."""
     path = user_path(text)
     try:
         mode = path.stat().st_mode
@@ -100,10 +100,9 @@ PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
 
 
 class NamedInErrors(click.Command):
-    """A command whose help is named by every error over its arguments; click names it in some."""
+    """A command that all its usage errors name; click leaves it out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take the arguments into the context. Raises click.UsageError."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -112,23 +111,23 @@ class NamedInErrors(click.Command):
 
 
 def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return what makes a command; its help ends with the examples of what to type, as it is typed."""
+    """Return the decorator of a command whose help ends with these examples, each without ``prep``."""
     lines = ("\b", "Examples:", *(f"  prep {line}" for line in examples))
     return click.command(cls=NamedInErrors, short_help=summary, epilog="\n".join(lines))
 
 
 def flag(option: str, words: str, *, name: str | None = None) -> Option:
-    """Return what adds a flag to a command, as the parameter ``name``; ``words`` are its help."""
+    """Return a flag with the help ``words``; ``name`` is its parameter, if not the option's name."""
     return click.option(option, *([name] if name else []), is_flag=True, help=words)
 
 
 def file_option(option: str, metavar: str, words: str, *, name: str | None = None) -> Option:
-    """Return what adds the option of a file or a folder, which may be missing, as :func:`flag` does."""
+    """Return an option for a path, which need not exist; see :func:`flag` for ``words`` and ``name``."""
     return click.option(option, *([name] if name else []), type=ANY_PATH, metavar=metavar, help=words)
 
 
 def together(*options: Option) -> Option:
-    """Return what adds these options to a command, in this order."""
+    """Return these options as one, in this order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -164,7 +163,7 @@ LOADER_OPTIONS: tuple[Option, ...] = (
 
 
 def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--progress`` and ``--quiet`` to a command; it gets the ``progress`` of that form."""
+    """Add ``--progress`` and ``--quiet`` to a command, which gets a CommandProgress as ``progress``."""
 
     @click.option(
         "--progress",
@@ -182,9 +181,9 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--cache`` and ``--cache-limit`` to a command, which gets both as ``cached``.
+    """Add ``--cache`` and ``--cache-limit`` to a command, which gets both in the dict ``cached``.
 
-    A URL without a cache, and a folder with one, are wrong usage.
+    A URL requires a cache; a folder with one is a usage error.
     """
 
     @file_option(
@@ -208,9 +207,9 @@ work_options = together(workers_option, output_options)
 
 
 def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
-    """Return what adds ``--at-once``, ``--retries`` and ``--timeout``, with these defaults, to a command.
+    """Return ``--at-once``, ``--retries`` and ``--timeout`` with these defaults.
 
-    A request has failed after ``timeout_s`` seconds ``without`` what it waits for.
+    ``without`` names for the help what a request waits for until it times out.
     """
     return together(
         click.option(
@@ -237,7 +236,7 @@ def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
 
 
 def transform_of(name: str, pixels: int) -> Transform | None:
-    """Return the transform of that name. The evaluation crop is 7/8 of the shorter side, as 224 of 256."""
+    """Return the transform of that name; the evaluation crop is 7/8 of the shorter side, as 224 of 256."""
     from shardprep.loaders.transforms.transforms import EvalTransform, TrainTransform  # start-up time: OpenCV
 
     if name == "train":
@@ -246,13 +245,13 @@ def transform_of(name: str, pixels: int) -> Transform | None:
 
 
 def check_writable(file: Path | None) -> None:
-    """Raise OperationError, before the work begins, if its result cannot be written to the file."""
+    """Raise OperationError if the file cannot be written; called before the work begins."""
     if file and not os.access(file if file.exists() else file.parent, os.W_OK):
         raise OperationError("cannot be written; choose another path", path=file)
 
 
 def check_replaced(file: Path | None) -> None:
-    """Raise OperationError, before the work begins, if a new file cannot take this place."""
+    """Raise OperationError if a new file cannot replace this one; called before the work begins."""
     if file:
         check_writable(file.parent)
         check_replaceable(file)

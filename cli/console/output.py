@@ -1,4 +1,4 @@
-"""Output of ``prep``: text, tables and JSON, and an error as one line on stderr."""
+"""Output of ``prep``: text, tables and JSON; errors as one line on stderr."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.collection import read_collection
 from shardprep.formats.storage.open import datasets_in
 
+EXIT_OPERATION_FAILED = 3
+
 MOST_IN_LINE = 4 * MOST_CHARACTERS  # an error has a path, a shard, a key and a message
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print one line of text, made printable, because it may quote names from files."""
+    """Print a line, made printable: it may quote names from files."""
     click.echo(printable(text, MOST_IN_LINE), err=err)
 
 
 def next_step(*words: str | PurePath) -> str:
-    """Return the line with the command of ``prep`` to type next, as a shell takes it."""
+    """Return the line that suggests the next command of ``prep``, quoted for a shell."""
     return f"next: prep {shlex.join(map(str, words))}"
 
 
 def fields(values: Mapping[str, object], indent: str = "  ") -> Iterator[str]:
-    """Yield names and values in two columns, each printable and on one line; None is left out."""
+    """Yield names and values in two columns, made printable; values of None are left out."""
     shown = {printable(name): printable(str(value)) for name, value in values.items() if value is not None}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -43,20 +45,20 @@ def fields(values: Mapping[str, object], indent: str = "  ") -> Iterator[str]:
 
 
 def columns_text(columns: Mapping[str, str]) -> str | None:
-    """Return the names of columns with their kinds; None without columns."""
+    """Return the names and kinds of columns; None without columns."""
     return ", ".join(f"{name} ({kind})" for name, kind in columns.items()) or None
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object to stdout; its strings are escaped as JSON requires."""
+    """Print a value to stdout as JSON."""
     click.echo(json.dumps(value, indent=2))
 
 
 @dataclass(frozen=True)
 class Output:
-    """Output of a command: the object that ``--json`` prints, the lines of its text, and the exit code.
+    """The output of a command: the object for ``--json``, the lines of text, and the exit code.
 
-    ``result`` is what the summary of several datasets is made of.
+    ``result`` is for the summary over several datasets.
     """
 
     json: dict[str, Any]
@@ -65,13 +67,12 @@ class Output:
     result: Any = None
 
     def print_lines(self) -> None:
-        """Print the text."""
         for line in self.lines:
             say(line)
 
 
 def json_option(command: Callable[..., Output]) -> Callable[..., int]:
-    """Add ``--json`` to a command, and print the Output that it returns."""
+    """Add ``--json`` to a command, print the Output it returns, and return its exit code."""
 
     @click.option(
         "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
@@ -95,11 +96,11 @@ def each_dataset(
     *,
     collections: Literal["refused", "by part", "as one"] = "refused",
 ) -> Output:
-    """Do the work of the running command on a dataset, each split in a folder, or each part of a collection.
+    """Run the command's ``work`` on a dataset, on each split in a folder, or on each part of a collection.
 
-    Of several, each is printed as soon as it is done, and an error ends only the work on its own. ``work``
-    is called with a folder or URL, and ``summary`` returns one line about the results by name.
-    ``collections`` says how the command takes a collection.
+    Each of several datasets is printed as soon as it is done, and fails alone. ``work`` takes a folder or a
+    URL; ``summary`` returns one line about the results by name. ``collections`` is how the command handles a
+    collection.
     """
     kind, about = "splits", {}
     checks: dict[str, Callable[[], object]] = {}
@@ -132,7 +133,7 @@ def each_dataset(
         found.append({"ok": done.exit_code == 0} | done.json)
         if not as_json:
             done.print_lines()
-    code = 1 if 1 in codes else max(codes)  # damage comes before other failures
+    code = 1 if 1 in codes else max(codes)  # damage takes precedence over other failures
     told = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
     line = f"{folder}: {summary(results) if results else 'nothing was done'}"
     if failed:
@@ -140,23 +141,18 @@ def each_dataset(
     return Output(told, [line, *fields(about)], code)
 
 
-EXIT_OPERATION_FAILED = 3
-
 ADVICE = {
     errno.EDQUOT: "the disk quota is used up; make room and run the same command again",
     errno.EFBIG: "the file would be larger than the system allows; raise ulimit -f",
     errno.EMFILE: "too many open files; raise ulimit -n",
 }
 
-NO_MEMORY = "there is not enough memory; use fewer --workers"
-CHILD_ENDED = "a worker process ended as soon as it started; run the same command again"
-
 Reported = ShardprepError | click.ClickException | OSError | ImportError | MemoryError | Interrupted
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that ends a command, or its work on one dataset; ``line`` is the message with the place."""
+    """An error that ends a command, or its work on one dataset; ``line`` has the message and its place."""
 
     kind: str
     message: str
@@ -165,11 +161,10 @@ class Failure:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the failure as a JSON object."""
         return {"kind": self.kind, "message": self.message, "exit_code": self.exit_code, **self.data}
 
     def report(self, *, as_json: bool) -> None:
-        """Print the line to stderr, and with ``as_json`` the object to stdout, where these can be written."""
+        """Print the line to stderr and, ``as_json``, an object to stdout; streams that fail are skipped."""
         with suppress(OSError):
             say(f"prep: {' '.join(map(str.strip, self.line.splitlines()))}", err=True)
         if as_json:
@@ -178,7 +173,7 @@ class Failure:
 
 
 def failure_of(error: Reported) -> Failure:
-    """Return how an error is told."""
+    """Return an error in the form in which it is reported."""
     match error:
         case ShardprepError():
             data = {
@@ -204,19 +199,20 @@ def failure_of(error: Reported) -> Failure:
             message = load_failure(error)
             return Failure("ImportError", message, printable(message), EXIT_OPERATION_FAILED)
         case MemoryError():
-            return Failure("MemoryError", NO_MEMORY, NO_MEMORY, EXIT_OPERATION_FAILED)
+            message = "there is not enough memory; use fewer --workers"
+            return Failure("MemoryError", message, message, EXIT_OPERATION_FAILED)
     return Failure("Interrupted", str(error), str(error), error.exit_code, {"signal": error.number})
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether ``--json`` is among the arguments, so that an error before they are parsed is JSON, too."""
+    """Whether ``--json`` is among the arguments; errors while they are parsed are JSON, too."""
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
 
 
 def _explained(error: OSError) -> str:
     if isinstance(error, BrokenPipeError):
-        return CHILD_ENDED
+        return "a worker process ended as soon as it started; run the same command again"
     if error.errno == errno.ENOSPC:
         return advice(error.filename)
     return ADVICE.get(error.errno or 0) or error.strerror or str(error)

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 WINDOW_S = 60.0
-LEAST_S = 1.0  # of a rate: before, it would show how long processes take to start
+LEAST_S = 1.0  # a rate over less time would show how long processes take to start
 
 
 class Pace:
-    """How far a task of so many records and bytes is, and how fast it goes on; without records, of bytes."""
+    """Progress and rates of a task, counted in records, or in bytes if it has no records."""
 
     def __init__(self, records: int, size: int) -> None:
         self.total, self.counts_bytes = records or size, size > 0 and not records
         self._has_bytes = size > 0
-        self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, what is done, bytes
+        self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, count, bytes
 
     def at(self, records: int, size: int) -> None:
-        """Take the number of records and bytes that are done now."""
+        """Update the number of records and bytes done."""
         now = time.monotonic()
         self._samples.append((now, min(size if self.counts_bytes else records, self.total), size))
         while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW_S:
@@ -38,23 +38,22 @@ class Pace:
 
     @property
     def done(self) -> int:
-        """The number of records, or of bytes, that are done, at most all."""
+        """The number of records or bytes done, at most ``total``."""
         return self._samples[-1][1]
 
     @property
     def share(self) -> float:
-        """The share that is done, 0 to 1."""
         return self.done / self.total if self.total else 1.0
 
     def rates(self) -> list[str]:
-        """Return images/s, and MB/s if there are bytes, as far as they are known."""
+        """Return images/s, and MB/s for a task with bytes; empty while they are unknown."""
         if (rates := self._rates()) is None:
             return []
         images = [] if self.counts_bytes else [f"{rates[0]:,.0f} images/s"]
         return [*images, f"{rates[1] / 1e6:,.0f} MB/s"] if self._has_bytes else images
 
     def left(self) -> str:
-        """Return the time that is left, "?" if it is not known yet.
+        """Return the remaining time, "?" while it is unknown.
 
         >>> Pace(0, 0).left()
         '0:00'
@@ -65,15 +64,14 @@ class Pace:
         return clock(missing / rates[0]) if rates and rates[0] else "?"
 
     def _rates(self) -> tuple[float, float] | None:
-        (began, *first), (now, *last) = self._samples[0], self._samples[-1]
-        seconds = now - began
-        return (
-            ((last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds) if seconds >= LEAST_S else None
-        )
+        (began, count, size), (now, last_count, last_size) = self._samples[0], self._samples[-1]
+        if (seconds := now - began) < LEAST_S:
+            return None
+        return (last_count - count) / seconds, (last_size - size) / seconds
 
 
 def clock(seconds: float) -> str:
-    """Return a time in minutes and seconds, or in hours.
+    """Return a time as minutes and seconds, from an hour on with the hours.
 
     >>> clock(5), clock(754.4), clock(3661)
     ('0:05', '12:34', '1:01:01')
@@ -86,7 +84,7 @@ def clock(seconds: float) -> str:
 FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
 SHARD_INTERVAL_S = 1.0
-LEAST_BAR = 8  # characters of the bar itself, which gives way to nothing but the time left
+LEAST_BAR = 8  # characters of the bar itself, which only the remaining time may shorten
 BESIDE_BAR = len(": 100%|| ")
 
 SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
@@ -94,11 +92,11 @@ TEXT_ONLY = "{desc}"
 
 
 class CommandProgress(NoProgress):
-    """The progress of a command, which is not shown."""
+    """The progress of a command; this one shows nothing."""
 
     @contextmanager
     def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        """Show the text and the share of the work that the yielded function is called with.
+        """Yield a function that shows a text, and the share of the work done.
 
         ``bar_format`` is SHARE or TEXT_ONLY.
         """
@@ -106,7 +104,7 @@ class CommandProgress(NoProgress):
 
 
 def progress_in(form: str) -> CommandProgress:
-    """Return the progress of one of FORMS: "auto" is a bar on a terminal, else lines."""
+    """Return the progress in one of FORMS: "auto" is a bar on a terminal, else lines."""
     if form == "auto":
         form = "bar" if sys.stderr.isatty() else "plain"
     kinds: dict[str, type[CommandProgress]] = {"bar": BarProgress, "plain": PlainProgress}
@@ -114,31 +112,28 @@ def progress_in(form: str) -> CommandProgress:
 
 
 def stamped(text: str) -> None:
-    """Print a line to stderr after the time of day, as for a log."""
+    """Print a line to stderr with the time of day in front."""
     say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
 class BarProgress(CommandProgress):
-    """A bar with images/s, MB/s and the time left, as far as they fit into the terminal's width."""
+    """A bar with images/s, MB/s and the remaining time, as far as they fit into the terminal's width."""
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
         self._pace = Pace(0, 0)
 
     def note(self, text: str) -> None:
-        """Print a line above the bar."""
         say(text, err=True)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
-        """Show a bar during the work; clear it at the end."""
         self._pace = Pace(records, size)
         form = "{desc}: {percentage:3.0f}%|{bar}|"
         with _bar(total=self._pace.total, desc=printable(title), bar_format=form) as self._bar:
             yield
 
     def at(self, records: int, size: int) -> None:
-        """Move the bar to this number of images and bytes."""
         if self._bar is not None:
             self._pace.at(records, size)
             room = (self._bar.format_dict["ncols"] or 80) - len(self._bar.desc) - BESIDE_BAR
@@ -164,7 +159,7 @@ def _bar(**options: Any) -> tqdm[Any]:
 
 
 def fitting(pace: Pace, width: int) -> str:
-    """Return the most of rates and time left that fits into the width; at least the time left.
+    """Return the count, rates and remaining time, without those that do not fit; the time always stays.
 
     >>> fitting(Pace(0, 0), 80), fitting(Pace(0, 0), 1)
     ('0 images, 0:00 left', '0:00 left')
@@ -176,35 +171,32 @@ def fitting(pace: Pace, width: int) -> str:
 
 
 class PlainProgress(CommandProgress):
-    """Lines for a log: what is noted, finished shards once a second, and the state every 30 seconds."""
+    """Lines for a log: notes, finished shards at most once a second, and the state every 30 seconds."""
 
     def __init__(self, interval_s: float = LINE_INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._title, self._pace = "", Pace(0, 0)
         self._next = self._printed = 0.0
         self._shards = ""
-        self._shown = 0  # records or bytes, in the last line
+        self._shown = 0  # records or bytes in the last line
 
     def note(self, text: str) -> None:
-        """Print a line."""
         stamped(text)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
-        """Begin to print lines of this title."""
         self._title, self._pace = title, Pace(records, size)
         self._shards, self._shown = "", 0
         self._next = time.monotonic() + self._interval_s
         yield
 
     def at(self, records: int, size: int) -> None:
-        """Print a line if it is time for one."""
         self._pace.at(records, size)
         if time.monotonic() >= self._next:
             self._print()
 
     def shards(self, done: int, total: int) -> None:
-        """Print a line, unless one was just printed, or the shards were found finished."""
+        """Print a line, unless the last one is recent, or nothing but finished shards was found."""
         self._shards = f"{done:,} of {count_of(total, 'shard')}"
         is_due = self._shown != self._pace.done and time.monotonic() >= self._printed + SHARD_INTERVAL_S
         if is_due or done == total:
@@ -221,7 +213,6 @@ class PlainProgress(CommandProgress):
 
     @contextmanager
     def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        """Print a line with the text every 30 seconds."""
         due = time.monotonic() + self._interval_s
 
         def show(text: str, share: float = 0.0) -> None:

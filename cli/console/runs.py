@@ -1,4 +1,4 @@
-"""The run that a command is about, and the cluster that it works on."""
+"""Options that several commands share for a run of a loader, and for a cluster."""
 
 from __future__ import annotations
 
@@ -55,37 +55,40 @@ def _transform_name(text: str) -> str:
 
 
 TRANSFORM_NAME = Parsed("transform", _transform_name)
-"""The name of a transform of this package, or the import path of another one: "my.module:name"."""
+"""One of NAMED, or the import path of a transform: "my.module:name"."""
 
 
 def typed_options() -> set[str]:
-    """Return which parameters of the running command were typed."""
+    """Return the parameters of the running command that were given on the command line."""
     ctx = click.get_current_context()
     return {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 def option_of(parameter: str) -> str:
-    """Return the name of the option that gives the running command a parameter."""
+    """Return the option of the running command that sets a parameter."""
     options = click.get_current_context().command.params
     return next(option.opts[0] for option in options if option.name == parameter)
 
 
 def refuse_typed(parameters: Iterable[str], typed: Container[str], reason: str) -> None:
-    """Raise UsageError if the option of one of these parameters was typed."""
+    """Raise click.UsageError if one of these parameters is among the typed ones."""
     if found := [option_of(name) for name in parameters if name in typed]:
         raise click.UsageError(f"{', '.join(found)}: {reason}; leave it out")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run on the ``dataset``: values by parameter, and which of them were ``typed``."""
+    """The options of a run on the ``dataset``: values by parameter, and the ``typed`` parameters."""
 
     dataset: Path
     values: Mapping[str, Any]
     typed: set[str]
 
     def loader(self, card: RunCard | None) -> Loader:
-        """Return a loader of the run of the card, which must fit, or of the options where that is None."""
+        """Return a loader for the card's run, or, without a card, for the options.
+
+        Raises UsageError if the dataset is not the card's, or an option is typed that the card sets.
+        """
         # start-up time: OpenCV
         from shardprep.loaders.loader.loader import Loader
         from shardprep.loaders.loader.run_card import differences
@@ -108,7 +111,7 @@ class RunOptions:
         if "transform" in self.typed:
             given["transform"] = self._transform()
         nothing: dict[str, Any] = dict.fromkeys(given)
-        options = replace(card, **nothing).options()  # the card may not have what is given
+        options = replace(card, **nothing).options()  # raises if the card lacks a value that is not given
         if "without" in given:
             given["gaps"] = card.gaps or "close"
         if "rank" in self.typed:
@@ -132,12 +135,12 @@ class RunOptions:
         return loader
 
     def ordering_loader(self, card: RunCard) -> Loader:
-        """Return a loader of the same order without a transform, which may not be at hand."""
+        """Return a loader with the card's order but no transform, which may not be importable here."""
         plain = replace(card, transform=None, columns=None, on_bad_record="raise")
         return replace(self, typed=self.typed - {"transform"}).loader(plain)
 
     def _transform(self) -> Transform | None:
-        """Return the transform of a name or an import path; modules of the current folder are found, too."""
+        """Return the transform that was named; modules in the current folder are found, too."""
         text: str = self.values["transform"]
         if text in NAMED:
             return transform_of(text, self.values["pixels"])
@@ -155,7 +158,7 @@ class RunOptions:
         return transform
 
     def _numbers(self, option: str) -> np.ndarray[Any, Any] | None:
-        """Return the record numbers, or the mask, of an option's file. Raises DataError, OSError."""
+        """Return the record numbers or the mask in an option's file. Raises DataError, OSError."""
         file: Path | None = self.values[option]
         if file is None:
             return None
@@ -168,7 +171,7 @@ class RunOptions:
 
 CONNECT_TIMEOUT_S = 10
 CLOSE_TIMEOUT_S = 2
-RAY_PORT = 10001  # of Ray's client server, where the address names none
+RAY_PORT = 10001  # the default port of Ray's client server
 
 cluster_option: Option = click.option(
     "--cluster",
@@ -181,10 +184,10 @@ cluster_option: Option = click.option(
 
 
 def cluster_executor(address: str | None) -> AbstractContextManager[Executor | None]:
-    """Connect to the cluster at that address; the context has its executor, None without an address."""
+    """Return a connection to the cluster, whose context is an executor; None without an address."""
     if address is None:
         return nullcontext()
-    logging.disable(logging.CRITICAL)  # what fails is an error of the work; engines log tracebacks
+    logging.disable(logging.CRITICAL)  # engines log tracebacks; failures are raised by the work anyway
     return _ray(address) if address == "auto" or address.startswith("ray://") else _dask(address)
 
 
@@ -194,10 +197,10 @@ def _dask(address: str) -> Iterator[Executor]:
         import distributed  # start-up time, and only with the extra dask
     except ImportError as error:
         raise MissingExtra.of("--cluster tcp://", "Dask", "dask") from error
-    engine: Any = distributed  # typed or not, where mypy finds it
+    engine: Any = distributed  # typed only where mypy finds it
     try:
         client = engine.Client(address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
-    except OSError as error:  # also the one for the time
+    except OSError as error:  # a TimeoutError, too
         raise OperationError(f"no Dask scheduler answers at {address}; check that it is running") from error
     except ValueError as error:
         raise UsageError(
@@ -211,7 +214,7 @@ def _dask(address: str) -> Iterator[Executor]:
 
 @contextmanager
 def _ray(address: str) -> Iterator[Executor]:
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray starts a cluster here once the other is lost
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else Ray starts a local cluster when this one is lost
     try:
         import ray  # start-up time, and only with the extra ray
     except ImportError as error:
@@ -223,9 +226,7 @@ def _ray(address: str) -> Iterator[Executor]:
             try:
                 ray.init(address, log_to_driver=False)
                 break
-            except (
-                ConnectionAbortedError
-            ):  # the cluster could not start what serves a client: it may be young
+            except ConnectionAbortedError:  # a young cluster may not serve clients yet
                 if not pause_s:
                     raise
                 time.sleep(pause_s)
@@ -234,7 +235,7 @@ def _ray(address: str) -> Iterator[Executor]:
         raise OperationError(
             f"no Ray cluster answers at {address} ({reason}); check that it is running"
         ) from error
-    except RuntimeError as error:  # another version of Ray or of Python
+    except RuntimeError as error:  # a different version of Ray or Python
         raise OperationError(f"the Ray cluster at {address} cannot be used: {error}") from error
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray sets its own
@@ -244,7 +245,7 @@ def _ray(address: str) -> Iterator[Executor]:
     except Exception:
         _disconnect(executor, ray)
         raise
-    # not when interrupted: a thread of Ray may wait for this one, and the process ends
+    # not when interrupted: a thread of Ray may wait for this one, and the process ends anyway
     _disconnect(executor, ray)
 
 

@@ -1,4 +1,4 @@
-"""Interruptions and failures of loading, needed before anything large is imported."""
+"""Interruption, and failed imports: needed before anything large is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def load_failure(error: BaseException) -> str:
-    """Say why a part of the program cannot be loaded, and what to do."""
+    """Return why a part of the program cannot be loaded, and what to do."""
     while error.__cause__ is not None:  # NumPy's own error is a page of advice
         error = error.__cause__
     message = f"cannot be loaded: {str(error) or 'there is not enough memory'}"
@@ -16,9 +16,9 @@ def load_failure(error: BaseException) -> str:
 
 
 class Interrupted(BaseException):
-    """Raised by the first signal: the stack unwinds, workers end and locks are released.
+    """Raised by the first signal, whose ``number`` it has: unwinds, ends workers and releases locks.
 
-    ``number`` is the signal's. Notes follow the word in the message.
+    Its notes are part of the message.
     """
 
     def __init__(self, number: int) -> None:
@@ -27,8 +27,7 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """The exit code: 128 and the signal's number, as in a shell."""
-        return 128 + self.number
+        return 128 + self.number  # as in a shell
 
     def __str__(self) -> str:
         return "; ".join((super().__str__(), *getattr(self, "__notes__", ())))

@@ -1,4 +1,4 @@
-"""A disk's profile as bars: in lines of text, or in a picture."""
+"""A disk profile as a bar chart: lines of text, or a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = {"cold": (170, 110, 40), "warm": (40, 130, 230)}  # blue and orange, i
 
 
 class Bar(NamedTuple):
-    """One rate in bytes per second; ``state`` is "cold" or "warm"."""
+    """A bar for a rate in bytes per second; ``state`` is "cold" or "warm"."""
 
     label: str
     state: str
@@ -31,11 +31,16 @@ class Bar(NamedTuple):
         return f"{self.rate / 1e6:,.0f} MB/s"
 
 
-def bars(profile: DiskProfile) -> list[Bar]:
-    """Return the bars of sequential, random and small-file reads that were measured, cold before warm."""
+def read_rows(profile: DiskProfile) -> list[tuple[str, Reads]]:
+    """Return the reads of files and shards with their labels, without those of small files."""
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
     rows += [(f"sequential, {r.block_name}", r) for r in profile.sequential]
-    rows += [(f"random, {r.queue_depth} at once", r) for r in profile.random]
+    return rows + [(f"random, {r.queue_depth} at once", r) for r in profile.random]
+
+
+def bars(profile: DiskProfile) -> list[Bar]:
+    """Return the bars of the reads that were measured, cold before warm."""
+    rows = read_rows(profile)
     if profile.small_files:
         rows += [("small files", profile.small_files.files)]
     return [
@@ -47,17 +52,17 @@ def bars(profile: DiskProfile) -> list[Bar]:
 
 
 def terminal_lines(rows: Sequence[Bar], *, width: int = 40, mark: str = "█") -> list[str]:
-    """Return a line of text for each bar; cold and warm have separate scales."""
+    """Return a line for each bar; cold and warm have separate scales."""
     left = max((len(row.label) for row in rows), default=0)
-    longest = {row.state: max(r.rate for r in rows if r.state == row.state) for row in rows}
+    most = {row.state: max(r.rate for r in rows if r.state == row.state) for row in rows}
     return [
-        f"{row.state}  {row.label:<{left}}  {mark * max(1, round(width * row.rate / longest[row.state]))} {row.text}"
+        f"{row.state}  {row.label:<{left}}  {mark * max(1, round(width * row.rate / most[row.state]))} {row.text}"
         for row in rows
     ]
 
 
 def save_picture(profile: DiskProfile, path: str | PathLike[str]) -> None:
-    """Write the bars as a PNG. Raises OSError; UsageError where the name does not end in .png."""
+    """Write the bars as a PNG. Raises UsageError unless the name ends in .png, OSError."""
     path = user_path(path)
     if path.suffix.lower() != ".png":
         raise UsageError("must be a picture: give it a name that ends in .png", path=path)
@@ -66,7 +71,7 @@ def save_picture(profile: DiskProfile, path: str | PathLike[str]) -> None:
 
 
 def picture(profile: DiskProfile) -> npt.NDArray[np.uint8]:
-    """Return the bars as pixels, uint8 [height, 900, 3] in BGR; cold and warm have separate scales."""
+    """Draw the bars: uint8 [height, 900, 3] in BGR; cold and warm have separate scales."""
     rows = bars(profile)
     states = list(dict.fromkeys(row.state for row in rows))
     canvas = np.full((2 * MARGIN + ROW * (len(rows) + 2 * len(states) + 1), WIDTH, 3), 255, np.uint8)
@@ -87,5 +92,5 @@ def picture(profile: DiskProfile) -> npt.NDArray[np.uint8]:
 
 
 def _write(canvas: npt.NDArray[np.uint8], text: str, x: int, y: int, colour: tuple[int, int, int]) -> None:
-    ascii_text = text.encode("ascii", "replace").decode()  # the characters of OpenCV's fonts
+    ascii_text = text.encode("ascii", "replace").decode()  # all that OpenCV's fonts have
     cv2.putText(canvas, ascii_text, (x, y), cv2.FONT_HERSHEY_SIMPLEX, 0.5, colour, 1, cv2.LINE_AA)
