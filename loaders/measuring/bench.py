@@ -1,4 +1,4 @@
-"""The benchmark of a loader: its speed, a sweep of an option, its upper limits, and short probes."""
+"""The benchmark of a loader: its speed, the sweep of an option, and probes that test the verdict."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
 
 WORKER_NAME = "shardprep-worker-"  # as engine.worker_process names them
-MIN_FULL_BATCHES = 5  # in a shorter run, batches that were begun before it or end after it change the figures
+MIN_FULL_BATCHES = 5  # batches that only partly lie in a shorter run would distort its figures
 MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
-RECORDS_BYTES = 64 << 20  # of records that are read before they are transformed
-DISK_BOUND_SHARE = 0.7  # of the disk's rate; a loader that reads with at least this is limited by the disk
+RECORDS_BYTES = 64 << 20  # of records in memory, for the rate of one core
+DISK_BOUND_SHARE = 0.7  # of the disk's rate: a loader that reads at this rate or faster is disk-bound
 
-PROBE_SHARE = 0.25  # the time of each probe as a share of the measurement's
+PROBE_SHARE = 0.25  # the time of a probe as a share of the measurement's
 FASTER = 1.25  # the least ratio of rates that counts as faster
-EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # expected ratios that a probe confirms; those between it does not
-IN_MEMORY = 0.9  # the least share of shards in the page cache with which their storage is not read
+EXPECTED_FASTER, EXPECTED_EQUAL = 1.5, 1.1  # a probe says nothing about an expected ratio between these
+IN_MEMORY = 0.9  # with at least this share of the shards in the page cache, storage is not read
 TRANSFORM_STAGES = ("decode", "augment")
 TRANSPORT_STAGES = ("transport", "hand-over")
 
 
 class MakeLoader(Protocol):
-    """A function that makes a loader, such as ``functools.partial(Loader, path, …)``."""
+    """A factory of loaders, such as ``functools.partial(Loader, path, …)``."""
 
     def __call__(self, **options: Any) -> Loader: ...
 
@@ -63,33 +63,37 @@ def bench(
     watched: bool = True,
     mixing: bool = False,
 ) -> LoaderBench:
-    """Measure the loader that ``make`` makes for ``seconds``, or for each value of the ``swept`` option.
+    """Measure the loader that ``make`` makes for ``seconds``, or once for each value of the ``swept`` option.
 
-    ``explain`` adds probes of a quarter of that time each, if there is a verdict to check; after too short a
-    run there is none. ``trace`` names a file for a Chrome trace; after a sweep it is of one more run with the
-    fastest value. ``watched`` shows the progress in a bar on a terminal or in a notebook. ``mixing`` adds the
-    quality of the shuffle. Raises the loader's errors, and OSError.
+    ``explain`` adds probes of a quarter of that time each, if the run was long enough for a verdict.
+    ``trace`` names a file for a Chrome trace, after a sweep that of one more run with the fastest value.
+    ``watched`` shows a bar on a terminal or in a notebook. ``mixing`` adds the quality of the shuffle. Raises
+    the loader's errors, and OSError.
     """
-    tried = sweep(make, *swept, seconds=seconds, watched=watched) if swept else None
-    if tried:
-        make = partial(make, **{tried.option: tried.fastest.value})
-    if tried and not trace:
-        speed = tried.fastest.speed
+    sweep = probes = against = quality = None
+    if swept:
+        option, values = swept
+        runs = [measure(partial(make, **{option: n}), seconds=seconds, watched=watched) for n in values]
+        sweep = Sweep(option, tuple(map(SweepRun, values, runs)))
+        make = partial(make, **{option: sweep.fastest.value})
+    if sweep and not trace:
+        speed = sweep.fastest.speed
     else:
         speed = measure(make, seconds=seconds, trace=trace, watched=watched)
-    probes = None
     if explain and speed.verdict:
         probes = probe(make, speed, transform, seconds=seconds * PROBE_SHARE)
-    against, quality = AgainstDisk.of(speed, disk) if disk else None, None
+    if disk:
+        rates = disk.stream.rate("cold"), disk.stream.rate("warm")
+        against = AgainstDisk(speed.bytes_per_second, *rates, speed.limit)
     if mixing:
         with make(workers=0) as loader:
             quality = loader.shuffle_quality()
-    return LoaderBench(speed, tried, probes, against, quality)
+    return LoaderBench(speed, sweep, probes, against, quality)
 
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The speed of a loader, and what else was asked for; None for parts not measured."""
+    """The speed of a loader and its additions, None for those that were not asked for."""
 
     speed: LoaderSpeed
     sweep: Sweep | None
@@ -103,14 +107,6 @@ class LoaderBench:
         return self.speed.to_json() | {name: part.to_json() if part else None for name, part in parts.items()}
 
 
-def sweep(
-    make: MakeLoader, option: str, values: Sequence[int], *, seconds: float, watched: bool = False
-) -> Sweep:
-    """Measure for ``seconds`` at each value. Raises the loader's errors."""
-    speeds = [measure(partial(make, **{option: value}), seconds=seconds, watched=watched) for value in values]
-    return Sweep(option, tuple(map(SweepRun, values, speeds)))
-
-
 @dataclass(frozen=True)
 class SweepRun:
     """The loader's speed at one value of an option."""
@@ -121,7 +117,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep in the order of the values; ``option`` is a parameter of the loader."""
+    """The runs of a sweep, in the given order of the values of ``option``, a parameter of the loader."""
 
     option: str
     runs: tuple[SweepRun, ...]
@@ -131,14 +127,13 @@ class Sweep:
         return max(self.runs, key=lambda run: run.speed.images_per_second)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types: the main figures of each run."""
+        """Return a value of JSON types, with the main figures of each run."""
         names = ("images_per_second", "bytes_per_second", "gap_p50", "gap_p99", "cpu", "starved")
-        runs = [
-            {"value": run.value}
-            | {name: getattr(run.speed, name) for name in names}
-            | {"verdict": run.speed.verdict.to_dict() if run.speed.verdict else None}
-            for run in self.runs
-        ]
+        runs = []
+        for run in self.runs:
+            verdict = run.speed.verdict.to_dict() if run.speed.verdict else None
+            figures = {name: getattr(run.speed, name) for name in names}
+            runs.append({"value": run.value, **figures, "verdict": verdict})
         return {"option": self.option, "fastest": self.fastest.value, "runs": runs}
 
 
@@ -149,18 +144,18 @@ def measure(
     trace: str | os.PathLike[str] | None = None,
     watched: bool = False,
 ) -> LoaderSpeed:
-    """Draw epochs from a new loader for ``seconds`` after its first batch, and close it.
+    """Measure a new loader for ``seconds`` after its first batch, over as many epochs as fit, and close it.
 
-    At least one batch is measured after the first; there is a verdict after five full ones.
+    At least one batch is measured after the first; a verdict needs five full ones.
 
     Args:
         make: Makes the loader.
         seconds: Time to measure.
-        trace: File for a Chrome trace; None for none.
+        trace: File for a Chrome trace; None writes none.
         watched: Whether to show a bar on a terminal or in a notebook.
 
     Returns:
-        The rates, the times of the stages and the verdict.
+        The rates, the times of the stages, and the verdict.
 
     Raises:
         OSError: The trace cannot be written. Errors of the loader are raised unchanged.
@@ -181,7 +176,7 @@ def measure(
             recorded.save(trace)
         images, elapsed, rate = arrivals.amount, arrivals.seconds, arrivals.rate
         stats = after.since(before)
-        # A consumer that drops batches has no training step: all that is not waiting is handing over.
+        # This consumer has no training step: all time without waiting is spent on handing over.
         handing = max(stats.handing, elapsed - stats.starved - stats.storage.limiting)
         stats = replace(stats, elapsed=elapsed, handing=handing)
         gap_p50, gap_p99 = arrivals.gaps
@@ -222,26 +217,26 @@ def _endless(loader: Loader) -> Generator[tuple[Any, ...], None, None]:
 
 
 def _cached(loader: Loader) -> float | None:
-    """The share of the shards' bytes in memory; of many shards, some that are evenly chosen."""
+    """Return the share of the shards' bytes in the page cache; of many shards, an even sample is checked."""
     names = loader.dataset.image_files
     count = min(len(names), MAX_CHECKED_SHARDS)
-    some = [names[number * len(names) // count] for number in range(count)]
+    sample = [names[number * len(names) // count] for number in range(count)]
     try:
-        shares = [resident_share(path) for path in some]
-        sizes = [path.stat().st_size for path in some]
+        shares = [resident_share(path) for path in sample]
+        sizes = [path.stat().st_size for path in sample]
     except OSError:
         return None
     return float(np.average(shares, weights=sizes)) if sum(sizes) else None
 
 
 def worker_pids() -> set[int]:
-    """The process ids of all loaders' living workers."""
+    """Return the process ids of the living workers of all loaders."""
     children = multiprocessing.active_children()
     return {child.pid for child in children if child.pid and child.name.startswith(WORKER_NAME)}
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Sizes in bytes, by their names in /proc; empty where there is none, or the process is gone."""
+    """Return the sizes in /proc/PID/status in bytes, by name; empty without /proc or the process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -254,13 +249,13 @@ def _status(pid: int) -> dict[str, int]:
 class LoaderSpeed:
     """The measured speed of a loader.
 
-    Rates are medians over windows of half a second or more; ``bytes_per_second`` is of encoded images.
+    Rates are medians over windows of half a second or more; ``bytes_per_second`` counts encoded images.
     ``first_batch`` is seconds from the loader's construction. ``gap_p50`` and ``gap_p99`` are seconds between
-    batches. ``decoder`` is the name and version of the decoder of JPEGs on this machine, None without a
-    transform. ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares
-    of the time: workers without work, workers without a free slot, and a consumer without a batch (nearly 1
-    if the loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes; of these ``main_cpu``
-    is the consumer's. ``stats`` are the loader's for the measured time.
+    batches. ``decoder`` is the name and version of this machine's JPEG decoder, None without a transform.
+    ``stages`` are a worker's seconds per image. ``idle``, ``blocked`` and ``starved`` are shares of the time:
+    workers without work, workers without a free slot, and the consumer without a batch (nearly 1 if the
+    loader is the bottleneck). ``cpu`` is CPU seconds per image of all processes, ``main_cpu`` of the
+    consumer's alone. ``stats`` are the loader's for the measured time.
     """
 
     images: int
@@ -287,12 +282,12 @@ class LoaderSpeed:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The stage that limited; None where that is unknown, as it is after too short a run."""
+        """The limiting stage; None if it is unknown, as it is after too short a run."""
         return None if self.is_too_short else self.stats.verdict
 
     @property
     def limit(self) -> str:
-        """The name of the stage that limited; "" where that is unknown."""
+        """The name of the limiting stage; "" if it is unknown."""
         return self.verdict.limit if self.verdict else ""
 
     @property
@@ -302,7 +297,7 @@ class LoaderSpeed:
 
     @property
     def sentence(self) -> str:
-        """The stage that limited, or that the run was too short to tell, as a sentence."""
+        """The verdict, or that the run was too short for one, as a sentence."""
         if not self.is_too_short:
             return str(self.stats)
         return (
@@ -322,9 +317,8 @@ class LoaderSpeed:
 class MemoryUse:
     """Memory in bytes. ``ring`` is the memory of the slots, shared by all processes; 0 without workers.
 
-    ``main_peak`` and ``worker_peak`` (of the worker with the most) are the greatest resident sizes, the ring
-    included; ``worker_own`` is the greatest private memory of a worker at the end. None where it is unknown,
-    or there are no workers.
+    ``main_peak`` and ``worker_peak`` (the largest worker's) are peak resident sizes, the ring included;
+    ``worker_own`` is the largest private memory of a worker at the end. None if unknown, or without workers.
     """
 
     ring: int
@@ -335,7 +329,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class CacheShares:
-    """The shares of the shards' pages in memory before and after; None where the system reports none."""
+    """The shares of the shards' pages in memory before and after; None if the system reports none."""
 
     before: float | None
     after: float | None
@@ -345,8 +339,7 @@ class CacheShares:
 class AgainstDisk:
     """Bytes per second that the loader ``delivered``, and that the disk reads in the loader's pattern.
 
-    ``cold`` and ``warm`` are None where not measured. ``limit`` is the stage that limited the loader, or ""
-    where that is unknown.
+    ``cold`` and ``warm`` are None if not measured. ``limit`` is the loader's limiting stage, "" if unknown.
     """
 
     delivered: float
@@ -354,14 +347,9 @@ class AgainstDisk:
     warm: float | None
     limit: str
 
-    @classmethod
-    def of(cls, speed: LoaderSpeed, disk: DiskProfile) -> AgainstDisk:
-        cold, warm = (found.median if found else None for found in (disk.stream.cold, disk.stream.warm))
-        return cls(speed.bytes_per_second, cold, warm, speed.limit)
-
     @property
     def sentence(self) -> str:
-        """Whether the disk limits, as a sentence."""
+        """Whether the loader is disk-bound, as a sentence."""
         delivered = f"{self.delivered / 1e6:,.0f} MB/s"
         if self.cold is None:
             return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
@@ -382,11 +370,11 @@ class AgainstDisk:
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of one run: its rate, a ``sentence``, and whether it confirms the verdict.
+    """The result of a probe: its rate, a ``sentence``, and whether it confirms the verdict.
 
-    ``name`` is "encoded" (nothing is decoded), "again" (the same once more, from the page cache), "one core"
-    (records in memory are transformed by one thread) or "hand-over" (nothing is read or written).
-    ``confirms`` is None where the run says nothing about the stage that limits.
+    ``name`` is "encoded" (nothing is decoded), "again" (the same again, from the page cache), "one core"
+    (one thread transforms records in memory) or "hand-over" (nothing is read or written). ``confirms`` is
+    None for a probe that says nothing about the limiting stage.
     """
 
     name: str
@@ -397,14 +385,14 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probes:
-    """All runs, and the stage that limits according to the verdict."""
+    """All probes, and the limiting stage of the verdict."""
 
     limit: str
     runs: tuple[Probe, ...]
 
     @property
     def confirmed(self) -> bool | None:
-        """Whether every run that says something about the limit confirms it; None where none does."""
+        """Whether all probes of the limiting stage confirm it; None without any."""
         results = [run.confirms for run in self.runs if run.confirms is not None]
         return all(results) if results else None
 
@@ -414,11 +402,11 @@ class Probes:
 
 
 def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
-    """Check the verdict of ``speed`` in a few runs of ``seconds``, of loaders that ``make`` makes."""
+    """Test the verdict of ``speed`` in a few runs of ``seconds`` each."""
     with make(workers=0) as loader:
         layout = loader.engine.layout
-    rate = hand_over_rate(layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS, seconds=seconds)
-    faster = rate > FASTER * speed.images_per_second  # expected, unless messages and memory limit
+    rate = hand_over_rate(layout, workers=speed.stats.workers, seconds=seconds)
+    faster = rate > FASTER * speed.images_per_second  # expected, unless the transport limits
     costs = "so that does not take the time" if faster else "so that takes the time"
     sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
     runs = [Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))]
@@ -434,17 +422,17 @@ def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, 
 
 
 def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
-    """Return the probe, without its conclusion if one of the runs behind it was too short."""
+    """Return the probe, without a conclusion if one of its runs was too short."""
     if not any(speed.is_too_short for speed in speeds):
         return run
     return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
 
 
 def encoded(speed: LoaderSpeed, rate: float) -> Probe:
-    """Expected: faster by the transform's part of the workers' time, unless the hand-over limits."""
+    """Judge the rate without decoding: it rises by the transform's share, unless the hand-over limits."""
     loads = {load.name: load.seconds for load in speed.stats.loads if load.place == "worker"}
-    left = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
-    expected = sum(loads.values()) / max(left, 1e-12)
+    rest = sum(seconds for name, seconds in loads.items() if name not in TRANSFORM_STAGES)
+    expected = sum(loads.values()) / max(rest, 1e-12)
     times = rate / speed.images_per_second
     costs = f"decoding and augmenting {'take' if times > FASTER else 'do not take'} the time"
     confirms = None
@@ -455,7 +443,7 @@ def encoded(speed: LoaderSpeed, rate: float) -> Probe:
 
 
 def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
-    """Expected: faster from the page cache if reading limits and the shards were not in it before."""
+    """Judge a repetition: it is faster if reading limits and only it found the shards in the page cache."""
     was, cached, rate = first.page_cache.before, second.page_cache.before, second.images_per_second
     if cached is None or cached < IN_MEMORY:
         why = "which says nothing about the storage, because not all shards are in memory"
@@ -469,7 +457,7 @@ def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
 
 
 def one_core(speed: LoaderSpeed, rate: float) -> Probe:
-    """Expected: near the rate of all cores if the workers decode all the time, below it if they wait."""
+    """Judge one core's rate: all cores reach near its multiple if the workers decode, less if they wait."""
     stats = speed.stats
     cores = max(1, min(stats.workers, stats.cpus))
     share = speed.images_per_second / (cores * rate)
@@ -486,7 +474,7 @@ def one_core(speed: LoaderSpeed, rate: float) -> Probe:
 
 
 def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
-    """Images per second that this thread alone makes of records in memory."""
+    """Return the images per second that this thread alone makes of records in memory."""
     threads = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:
@@ -496,23 +484,21 @@ def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -
         random = RecordRandom(0)
         rows = tuple(np.empty(spec.shape, spec.dtype) for spec in outputs_of(transform) or ())
 
-        def made() -> Iterator[None]:
-            for done in itertools.count():
-                epoch, place = divmod(done, len(records))
-                if rows:
-                    fill_rows(transform, records[place], random(epoch, place), rows)
-                else:
-                    transform(records[place], random(epoch, place))
-                yield
+        def make_one(number: int) -> None:
+            epoch, place = divmod(number, len(records))
+            if rows:
+                fill_rows(transform, records[place], random(epoch, place), rows)
+            else:
+                transform(records[place], random(epoch, place))
 
-        return rate_of(made(), lambda _: 1, seconds=seconds)
+        return rate_of(map(make_one, itertools.count()), lambda _: 1, seconds=seconds)
     finally:
         cv2.setNumThreads(threads)
 
 
 @dataclass(frozen=True)
 class NullWork:
-    """Work that does not write to its rows."""
+    """Work that leaves its rows as they are."""
 
     item_dtype: np.dtype[Any]
     stages: tuple[str, ...] = ()
@@ -522,17 +508,17 @@ class NullWork:
         yield lambda items, arrays, room: itertools.repeat(None, len(items))
 
 
-def hand_over_rate(layout: SlotLayout, *, workers: int, slots: int, seconds: float) -> float:
-    """Images per second of full batches of this layout that are delivered without any work."""
+def hand_over_rate(layout: SlotLayout, *, workers: int, seconds: float) -> float:
+    """Return the images per second in full batches of this layout that are delivered without any work."""
     items = np.zeros(layout.rows, item_dtype(32))
-    with Engine(NullWork(items.dtype), layout, workers=workers, slots=slots) as engine:
+    with Engine(NullWork(items.dtype), layout, workers=workers, slots=DEFAULT_SLOTS) as engine:
         batches = engine.run(itertools.repeat(items))
         with closing(batches):  # type: ignore[type-var]
             return rate_of(batches, lambda batch: len(batch.items), seconds=seconds)
 
 
 def rate_of(items: Iterator[Any], amount: Callable[[Any], int], *, seconds: float) -> float:
-    """Amount per second of the items that are drawn for ``seconds`` after the first one."""
+    """Return the amount per second of the items drawn for ``seconds`` after the first one."""
     arrivals = Arrivals(items, amount)
     arrivals.draw()
     arrivals.draw_for(seconds)

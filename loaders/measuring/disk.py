@@ -1,4 +1,4 @@
-"""How fast a disk feeds training: reading cold and warm, many small files, writing; and the profile of it."""
+"""The profile of a disk: how fast it feeds training, by cold and warm reads, small files and writes."""
 
 from __future__ import annotations
 
@@ -65,11 +65,10 @@ ADVICE = "measure again with prep bench-disk --save"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A rate in bytes per second.
+    """Bytes per second: ``median`` of ``repetitions`` passes, with the quartiles ``low`` and ``high``.
 
-    ``median`` is over ``repetitions`` passes, ``low`` and ``high`` are the quartiles. ``method`` describes
-    how the bytes were read or written. Raises ValueError for values that are not finite, negative or out of
-    order.
+    ``method`` describes how the bytes were read or written. Raises ValueError for rates that are not finite,
+    negative or out of order.
     """
 
     median: float
@@ -87,7 +86,7 @@ class Measurement:
 
     @classmethod
     def of(cls, rates: Sequence[float], method: str) -> Measurement | None:
-        """Return the measurement of these rates; None where there are none."""
+        """Summarise the rates of all passes; None without any."""
         if not rates:
             return None
         low, median, high = np.percentile(rates, (25, 50, 75)).tolist()
@@ -96,13 +95,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Rates of the same bytes read ``cold`` and ``warm``, from memory; None where not measured."""
+    """Rates of the same bytes read ``cold``, and ``warm`` from memory; None if not measured."""
 
     cold: Measurement | None
     warm: Measurement | None
 
     def rate(self, name: str) -> float | None:
-        """Return the median rate, "cold" or "warm"; None where not measured."""
+        """Return the median rate "cold" or "warm"; None if not measured."""
         found: Measurement | None = getattr(self, name)
         return found.median if found else None
 
@@ -115,7 +114,7 @@ class BlockReads(Reads):
 
     @property
     def block_name(self) -> str:
-        """The size of a block as text, such as "64 KiB" or "4 MiB"."""
+        """The size of a block, such as "64 KiB" or "4 MiB"."""
         mebibytes, rest = divmod(self.block_bytes, 1 << 20)
         return f"{self.block_bytes >> 10} KiB" if rest else f"{mebibytes} MiB"
 
@@ -140,10 +139,7 @@ class SmallFileReads:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The reasons for missing rates, None where there are rates.
-
-    ``cold`` is for cold reads, ``small_files`` for the comparison with a shard, ``writing`` for writes.
-    """
+    """Why rates of ``cold`` reads, ``small_files`` or ``writing`` are missing; None if they are not."""
 
     cold: str | None
     small_files: str | None
@@ -154,14 +150,14 @@ class Missing:
 class DiskProfile:
     """The profile of a disk. Immutable, picklable, comparable; ``from_json(p.to_json()) == p``.
 
-    ``kind`` is what ``path`` was: "file", "folder" or "dataset"; ``filesystem`` is the type of its file
-    system. ``files`` files of ``bytes`` bytes together were read. ``record_bytes`` is the mean size of a
-    record, or the size used instead. ``seconds`` is how long the measurement took. ``cold_method`` is
-    "posix_fadvise" (pages dropped, confirmed by mincore(2)), "O_DIRECT", or None with the reason in
-    ``missing.cold``. ``stream`` is the loader's pattern: forward in large pieces that are requested ahead.
-    ``sequential`` has one entry per block size, ``random`` one per number of reads at once. ``small_files``
-    compares many files with one, ``writing`` is the rate of writes with fsync; None where not measured, with
-    the reason in ``missing``. ``remarks`` are sentences for the reader.
+    ``kind`` of ``path`` is "file", "folder" or "dataset"; ``filesystem`` is the type of its file system.
+    ``files`` files of ``bytes`` bytes in total were read. ``record_bytes`` is the mean size of a record, or
+    the size used instead. ``seconds`` is the duration of the measurement. ``cold_method`` is "posix_fadvise"
+    (pages dropped, confirmed by mincore(2)), "O_DIRECT", or None with the reason in ``missing.cold``.
+    ``stream`` is the loader's pattern: forward in large pieces, requested ahead. ``sequential`` has one entry
+    per block size, ``random`` one per number of reads at once. ``small_files`` compares many files with one,
+    ``writing`` is the rate of writes with fsync; None if not measured, with the reason in ``missing``.
+    ``remarks`` are sentences for the reader.
     """
 
     path: str
@@ -187,12 +183,12 @@ class DiskProfile:
 
     @property
     def images_per_second(self) -> dict[str, float | None]:
-        """The greatest number of images/s of this disk in the loader's pattern, "cold" and "warm"."""
+        """The most images/s that the disk feeds in the loader's pattern, "cold" and "warm"."""
         return {name: _over(self.stream.rate(name), self.record_bytes) for name in ("cold", "warm")}
 
     @property
     def sequential_over_random(self) -> dict[str, float | None]:
-        """How many times as fast the loader's pattern is as random reads, one at a time."""
+        """The rate of the loader's pattern over that of random reads one at a time, "cold" and "warm"."""
         return {name: _over(self.stream.rate(name), self.random[0].rate(name)) for name in ("cold", "warm")}
 
     def to_json(self) -> dict[str, Any]:
@@ -206,10 +202,7 @@ class DiskProfile:
 
     @classmethod
     def from_json(cls, value: Any) -> DiskProfile:
-        """Return the profile that has this JSON: nothing is missing, unknown or changed.
-
-        Raises DataError for other values, UnknownVersion.
-        """
+        """Return the profile with exactly this JSON. Raises DataError for other values, UnknownVersion."""
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DataError(f"is not a disk profile; {ADVICE}")
         if value.get("version") != VERSION:
@@ -226,13 +219,13 @@ class DiskProfile:
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file atomically, replacing an existing one. Raises OSError."""
+        """Write the profile to a file, atomically; an existing file is replaced. Raises OSError."""
         data = json.dumps(self.to_json(), indent=2) + "\n"
         save_bytes(user_path(path), data.encode("ascii"), mode=0o644)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> DiskProfile:
-        """Read a file. Raises DataError where it holds no profile, UnknownVersion, OSError."""
+        """Read a profile from a file. Raises DataError if it holds none, UnknownVersion, OSError."""
         path = user_path(path)
         try:
             value = json.loads(read_small_file(path, LARGEST))
@@ -250,12 +243,11 @@ SECONDS = 20.0
 SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 DEPTHS = (1, 2, 4, 8, 16)
-AHEAD = 4  # pieces, as many as a loader's read-ahead has pending
+AHEAD = 4  # pieces, as in a loader's read-ahead
 LARGEST_RECORD = 16 << 20
-STILL_CACHED = "the files stayed in memory: another program is reading them"
 
 Progress = Callable[[str, float], None]
-"""Function of the step being measured and the share of the time that is over, 0 to 1. Must not raise."""
+"""A function of the current step and the elapsed share of the time, 0 to 1; must not raise."""
 
 
 def measure_disk(
@@ -268,21 +260,21 @@ def measure_disk(
     """Measure the disk of a path, without special rights.
 
     Reads are sequential in blocks of 64 KiB to 4 MiB, in the loader's pattern, and of ``record_bytes`` at
-    random places by 1 to 16 processes; cold, which drops these files, and no others, from the page cache, and
-    warm. If the disk is writable, many small files are compared with one of the same bytes, and writing with
-    fsync is timed. The steps are repeated in turn until ``seconds`` are over; each is done at least once.
-    Places and order differ from run to run.
+    random places by 1 to 16 processes. Each is cold, which drops these files and no others from the page
+    cache, then warm. On a writable disk many small files are compared with one of the same bytes, and writing
+    with fsync is timed. The steps are repeated in turn until ``seconds`` are over, each at least once. Places
+    and order differ from run to run.
 
-    Nothing is left behind; only SIGKILL, or a signal that Python does not handle, may leave a folder
+    Nothing is left behind, except that SIGKILL, or a signal that Python does not handle, may leave a folder
     ``.prep-bench-disk-*``. Thread-safe.
 
     Args:
-        path: A file, a dataset (its shards are read, in stored order), or another folder (a file without a
-            name is written there: for 15 % of the time, up to 1 GiB or a quarter of the free space).
+        path: A file, a dataset (its shards are read, in stored order), or another folder (an unnamed file is
+            written there for 15 % of the time, up to 1 GiB or a quarter of the free space).
         seconds: Total time to measure.
         record_bytes: Size of the random reads; None is the dataset's mean, or 110,000.
-        progress: ``progress(title, share)`` is called before each step with its name and the share of the
-            time that is over; it must not raise.
+        progress: ``progress(title, share)`` is called before each step with its name and the elapsed share
+            of the time; it must not raise.
 
     Returns:
         The profile of the disk.
@@ -332,7 +324,11 @@ def measure_disk(
             small_files=small_files.reads,
             writing=writing.rate,
             missing=Missing(
-                None if reads.cold else way.reason or STILL_CACHED, small_files.missing, writing.missing
+                None
+                if reads.cold
+                else way.reason or "the files stayed in memory: another program is reading them",
+                small_files.missing,
+                writing.missing,
             ),
             remarks=remarks,
         )
@@ -344,7 +340,7 @@ READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
 
 
 def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress) -> None:
-    """Run every step once, then again while there is as much time left as it took before."""
+    """Run every step once, then again while its last duration fits into the remaining time."""
     end = began + seconds
     each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * sum(step.weight for step in steps))
     took = dict.fromkeys(steps, -math.inf)
@@ -364,10 +360,10 @@ def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress)
 
 
 class Step(ABC):
-    """A step of a measurement, done once per round, and the rates of its cold and warm passes so far.
+    """A step of the measurement, which is repeated every round, and the rates of its passes so far.
 
-    ``title`` is its name in the progress bar; ``weight`` is how many times the given seconds a round takes.
-    ``missing`` is why a step that ``writes`` has no rates; None while it may have some.
+    ``title`` is its name in the progress bar; a round takes ``weight`` times the given seconds. ``missing``
+    is why a step that ``writes`` has no rates; None while it may have some.
     """
 
     title: str
@@ -387,18 +383,18 @@ class Step(ABC):
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
-        """Medians over the rounds, cold and warm."""
+        """The measurements over all rounds, cold and warm."""
         direct, dropped = ", O_DIRECT", ", pages dropped by posix_fadvise, checked by mincore"
         cold = self._how + (direct if self._way.method == DIRECT else dropped)
         return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self._how}, from memory")
 
 
 WARM = 0.99  # the least share of pages in memory that counts as warm
-WARM_BYTES = 64 << 20  # shorter passes are repeated up to this, because they are too short to time
+WARM_BYTES = 64 << 20  # fewer bytes are read repeatedly, because they are too short to time
 
 
 class ColdAndWarm(Step):
-    """The step that measures one pattern of reads, cold and warm. Not thread-safe."""
+    """The step for one pattern of reads, cold and warm. Not thread-safe."""
 
     weight = 2
 
@@ -409,7 +405,7 @@ class ColdAndWarm(Step):
         self._files = files
 
     def round(self, seconds: float) -> None:
-        """Measure a cold pass of at most ``seconds``, and a warm one of half as many."""
+        """Measure a cold pass of at most ``seconds``, and a warm one of at most half of that."""
         files, block, is_direct = self._files, self.pattern.block, self._way.method == DIRECT
         pieces = self.pattern.pieces(files)
         is_cold = self._way.method and (is_direct or drop(files.descriptors, pieces, block) <= COLD)
@@ -419,7 +415,7 @@ class ColdAndWarm(Step):
             self._cold.append(rate)
         if is_direct:
             _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
-        is_warm = True  # files that cannot be mapped cannot be checked, and were just read
+        is_warm = True  # assumed for files that cannot be mapped: they were just read
         with suppress(OSError):
             is_warm = resident_part(files.descriptors, done, block) >= WARM
         if is_warm:
@@ -436,9 +432,9 @@ SHARD_BLOCK = 1 << 20
 
 
 class SmallFiles(Step):
-    """The step that measures small files; the first round makes them, leaving the ``stack`` removes them.
+    """The step for small files, which the first round makes and the ``stack`` removes.
 
-    Files and shard are read in each round, each cold and warm, for at most its seconds each. Not thread-safe.
+    Each round reads the files and the shard, cold and warm, for at most its seconds each. Not thread-safe.
     """
 
     title = "small files"
@@ -468,8 +464,8 @@ class SmallFiles(Step):
         self._shard.round(seconds)
 
     def _made(self, seconds: float) -> ColdAndWarm:
-        """Make the files, flushed one by one, so that their pages can be dropped and the deadline is kept."""
-        with ExitStack() as made:  # removed at once where the disk is full
+        """Make the files, each flushed so that its pages can be dropped and the deadline holds."""
+        with ExitStack() as made:  # removes them at once if the disk is full
             folder = made.enter_context(temporary_folder(self._place))
             data, deadline = noise(self._size), time.monotonic() + seconds
             count = max(1, min(MAX_COUNT, room(self._place, MAX_BYTES) // self._size // 2))
@@ -486,7 +482,7 @@ class SmallFiles(Step):
         return ColdAndWarm(files, self._way, Pattern(SHARD_BLOCK))
 
     def _read_all(self, seconds: float, *, direct: bool) -> float:
-        """Bytes per second of all files, or of those for which there was time."""
+        """Read the files, as many as there is time for; return the bytes per second."""
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         order = random.sample(self._paths, len(self._paths))
         size, began = 0, time.perf_counter()
@@ -502,7 +498,6 @@ class SmallFiles(Step):
 
     @property
     def reads(self) -> SmallFileReads | None:
-        """Medians over the rounds; None where there are none."""
         if self.missing or self._shard is None:
             return None
         return SmallFileReads(len(self._paths), self._size, Reads(*self.rates), Reads(*self._shard.rates))
@@ -521,10 +516,9 @@ MAX_WRITTEN_BYTES = 256 << 20
 
 
 class WriteMeasurement(Step):
-    """The step that measures writing, flushing included.
+    """The step for writing, flushing included.
 
-    The amount written depends on the rate of the round before: the page cache takes at once what the disk
-    needs minutes for.
+    The last round's rate determines the amount: the page cache would accept bytes that take the disk minutes.
     """
 
     title = "write and fsync"
@@ -549,5 +543,4 @@ class WriteMeasurement(Step):
 
     @property
     def rate(self) -> Measurement | None:
-        """The median over the rounds; None where there is none."""
         return None if self.missing else Measurement.of(self._rates, self._how)

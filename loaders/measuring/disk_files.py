@@ -1,7 +1,7 @@
-"""Reading files for a measurement: which bytes, in which order, and cold where that is possible.
+"""File reads of a measurement: which bytes, in which order, and cold if possible.
 
-Pieces are read with preadv(2) by ``depth`` processes. Processes, because sixteen threads that share the GIL
-read a third less from memory than the same number of threads of a C program.
+Pieces are read with preadv(2) by ``depth`` processes, because sixteen threads that share the GIL read a third
+less from memory than sixteen threads of a C program.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from shardprep.loaders.measuring import reader_process
 from shardprep.loaders.measuring.reader_process import ANSWER, ORDER, REPORT
 
 PAGE = 4096  # bytes; O_DIRECT reads whole pages
-MAX_FILES = 128  # far below any limit on a process's descriptors
+MAX_FILES = 128  # far below any limit on open files
 RECORD_BYTES = 110_000  # the mean size of an ImageNet JPEG
 
 
 @dataclass(eq=False)
 class OpenFiles(Owned):
-    """Descriptors that the stack closes; :meth:`open_direct` fills ``direct``.
+    """Descriptors, which the stack closes; :meth:`open_direct` fills ``direct``.
 
-    ``passed`` is the share of the bytes, 0 to 1, after which the next pass forward begins.
+    ``passed`` is the share of the bytes, 0 to 1, at which the next forward pass begins.
     """
 
     stack: ExitStack
@@ -53,7 +53,7 @@ class OpenFiles(Owned):
 
     @classmethod
     def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
-        """Open the files. Raises OSError, which names the file, where one cannot be opened or read."""
+        """Open the files. Raises OSError, with the file's name, if one cannot be opened or read."""
         descriptors = []
         for path in paths:
             descriptors.append(os.open(path, OPEN_FLAGS))
@@ -67,7 +67,7 @@ class OpenFiles(Owned):
         return tuple(os.fstat(descriptor).st_size for descriptor in self.descriptors)
 
     def open_direct(self) -> bool:
-        """Open all files with O_DIRECT, and return whether that was possible. Idempotent."""
+        """Open all files with O_DIRECT too; return whether that is possible. Idempotent."""
         flag = getattr(os, "O_DIRECT", 0)
         with suppress(OSError):
             for descriptor in self.descriptors[len(self.direct) :] if flag else ():
@@ -81,7 +81,7 @@ class OpenFiles(Owned):
 class Target:
     """Files to read, in a loader's order; ``kind`` is "file", "folder" or "dataset".
 
-    ``place`` is a folder on the same disk for new files; None where nothing may be written.
+    ``place`` is a writable folder on the same disk; None without one.
     """
 
     path: Path
@@ -99,8 +99,8 @@ class Target:
 def open_target(path: Path, stack: ExitStack, *, seconds: float, record_bytes: int | None) -> Target:
     """Open a file, the shards of a dataset, or a scratch file in a folder, which is written for ``seconds``.
 
-    The stack closes them. Raises UsageError for an empty file and for a path that is none of these,
-    ManifestDamaged, NoSpace, OSError.
+    The stack closes them. Raises UsageError for an empty file or another kind of path, ManifestDamaged,
+    NoSpace, OSError.
     """
     if path.is_dir() and not (path / MANIFEST_NAME).exists():
         files = OpenFiles(stack, (_scratch_file(path, stack, seconds),))
@@ -125,7 +125,7 @@ def open_target(path: Path, stack: ExitStack, *, seconds: float, record_bytes: i
 
 
 def _place(path: Path) -> Path | None:
-    """Find a writable folder on the same disk: the path's parent first, then the path itself."""
+    """Return a writable folder on the same disk, the path's parent or the path itself; None without one."""
     path = path.resolve()
     for folder in (path.parent, path):
         same = folder.is_dir() and folder.stat().st_dev == path.stat().st_dev
@@ -147,7 +147,7 @@ def noise(size: int) -> memoryview:
 
 
 def room(folder: Path, wanted: int) -> int:
-    """Number of the wanted bytes that may be written to the folder: at most a quarter of the free space."""
+    """Return ``wanted`` bytes, or a quarter of the folder's free space if that is less."""
     return min(wanted, shutil.disk_usage(folder).free // FREE_DIVISOR)
 
 
@@ -160,7 +160,7 @@ def write_all(descriptor: int, data: memoryview) -> int:
 
 
 def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
-    """Write 4 MiB to 1 GiB, flushed piece by piece, for ``seconds``; return its descriptor."""
+    """Write 4 MiB to 1 GiB for ``seconds``, flushed piece by piece; return the descriptor."""
     size = room(folder, LARGEST)
     if size < SMALLEST:
         raise NoSpace(f"has no room for a file of {SMALLEST >> 20} MiB; make room", path=folder)
@@ -180,17 +180,19 @@ def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
 
 @contextmanager
 def temporary_folder(beside: Path) -> Iterator[Path]:
-    """Make a new folder in ``beside``, and remove it at the end, whatever signals come. Raises OSError."""
+    """Make a folder in ``beside``, and remove it at the end even if signals arrive. Raises OSError."""
     folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
     with ExitStack() as stack:
-        stack.callback(_remove, folder)  # again, as a signal may come before the first removal delays them
+        stack.callback(
+            _remove, folder
+        )  # the second try, if a signal interrupts the first before its handlers
         stack.callback(_remove, folder)
         folder.mkdir(mode=0o700)
         yield folder
 
 
 def _remove(folder: Path) -> None:
-    """Remove the folder; SIGINT and SIGTERM, which only the main thread receives, are delayed until then."""
+    """Remove the folder, and delay SIGINT and SIGTERM, which only the main thread receives, until then."""
     held: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if in_main and callable(signal.getsignal(n))]
@@ -205,25 +207,21 @@ def _remove(folder: Path) -> None:
 
 
 MAX_SPAN = min(1 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
-MAX_READS = 4096  # of a random pass, so that checking that they are cold is quick
+MAX_READS = 4096  # in a random pass, so that the check for cold pages is quick
 
-# A copy to the start of a page is up to a tenth slower on some processors (source and target then share their
-# low address bits), a copy to 16 bytes past a page, as from malloc, on others; only O_DIRECT needs whole
-# pages.
+# On some processors a copy to the start of a page is up to a tenth slower, because source and target share
+# their low address bits; on others a copy to 16 bytes past it, as from malloc. O_DIRECT needs whole pages.
 CACHE_LINE = 64
 
 CAN_ADVISE = hasattr(os, "posix_fadvise")
 
 Pieces = npt.NDArray[np.int64]
-"""[N, 2]: the number of a file, and an offset in it."""
+"""[N, 2]: file numbers and offsets."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Reads of ``block`` bytes, or of the rest of a file, by ``depth`` processes at once.
-
-    ``ahead`` is how many pieces are requested before they are read.
-    """
+    """Reads of ``block`` bytes by ``depth`` processes, which request pieces ``ahead`` of their reads."""
 
     block: int
     depth: int = 1
@@ -232,14 +230,14 @@ class Pattern:
 
     @classmethod
     def of_records(cls, record_bytes: int, *, depth: int) -> Pattern:
-        """Return the pattern of records at random places, of whole pages each."""
+        """Return the pattern of records at random places, rounded up to whole pages."""
         return cls(-(-record_bytes // PAGE) * PAGE, depth, random=True)
 
     def pieces(self, files: OpenFiles) -> Pieces:
-        """Return the pieces of a pass, each once, of at most MAX_SPAN bytes.
+        """Return the distinct pieces of a pass, at most MAX_SPAN bytes in total.
 
-        At random places they are at most MAX_READS whole blocks in a new order. Forward they go on, in stored
-        order and cyclically, where the last pass ended, so that a disk does not read from its own cache.
+        A random pass has at most MAX_READS whole blocks in a new order. A forward pass continues cyclically
+        where the last one ended, so that the disk does not read from its own cache.
         """
         sizes = np.array(files.sizes, np.int64)
         blocks = np.maximum(1, sizes // self.block) if self.random else -(-sizes // self.block)
@@ -264,11 +262,11 @@ class Pattern:
 def read(
     files: Sequence[int], pieces: Pieces, pattern: Pattern, *, seconds: float, direct: bool = False
 ) -> tuple[float, Pieces]:
-    """Read the pieces in order for at most ``seconds``, each process every ``depth``-th and at least one.
+    """Read the pieces in order for at most ``seconds``; each process reads every ``depth``-th, at least one.
 
     ``files`` are descriptors, opened with O_DIRECT if ``direct``. Returns the bytes per second until the last
-    process ended, and the pieces read. Raises OSError, and WorkerDied where a reading process is killed, or
-    takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C) ends the processes.
+    process ended, and the pieces that were read. Raises OSError, and WorkerDied if a reading process is
+    killed or takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C) ends the processes.
     """
     for file in files if CAN_ADVISE else ():
         advice = os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL
@@ -283,7 +281,7 @@ def read(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=files,
-            process_group=0,  # only this process receives Ctrl-C
+            process_group=0,  # Ctrl-C must reach only this process
             timeout=START_TIMEOUT_S + seconds,
         )
     except subprocess.TimeoutExpired as late:
@@ -302,23 +300,23 @@ def read(
     return size / max(ended - began, 1e-9), np.concatenate(passed)
 
 
-COLD = 0.01  # the greatest share of pages in memory that still counts as cold
+COLD = 0.01  # the largest share of pages in memory that counts as cold
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")  # tmpfs files can be opened with O_DIRECT
 FADVISE, DIRECT = "posix_fadvise", "O_DIRECT"
-TRIES, PAUSE_S = 6, 0.02  # pages in flight can be dropped once they have arrived
+TRIES, PAUSE_S = 6, 0.02  # pages in flight can be dropped only after they have arrived
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ColdWay(NamedTuple):
-    """The method of cold reads: ``posix_fadvise``, ``O_DIRECT``, or None with the reason."""
+    """The method of cold reads: "posix_fadvise", "O_DIRECT", or None with the reason."""
 
     method: str | None
     reason: str | None = None
 
 
 def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
-    """Return the first method that works: dropping pages, confirmed by mincore(2), or O_DIRECT."""
+    """Return the first method that works: dropped pages, confirmed by mincore(2), or O_DIRECT."""
     if filesystem in MEMORY_FILESYSTEMS:
         return ColdWay(None, f"{filesystem} keeps its files in memory")
     first = files.descriptors[0]
@@ -339,7 +337,7 @@ def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
 
 
 def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
-    """Drop all pages of the files from the page cache; return the share of the pieces' pages that stayed."""
+    """Drop the files from the page cache; return the share of the pieces' pages that stayed."""
     for _ in range(TRIES if CAN_ADVISE else 1):
         for file in files:
             forget(file)
@@ -351,15 +349,15 @@ def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
 
 
 def forget(descriptor: int) -> None:
-    """Ask the kernel to drop an open file's pages; it keeps those that are dirty, mapped or in flight."""
-    with suppress(OSError):  # pages that cannot be flushed stay, which `resident` reports
+    """Ask the kernel to drop an open file's pages; dirty, mapped and in-flight ones stay."""
+    with suppress(OSError):  # `resident` reports the pages that cannot be flushed
         os.fsync(descriptor)
     if CAN_ADVISE:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
-    """The share of the pieces' pages in memory; adjacent pieces are joined, because each call takes time."""
+    """Return the share of the pieces' pages in memory; adjacent pieces take one call."""
     found = asked = 0
     for file in np.unique(pieces[:, 0]).tolist():
         begins = np.sort(pieces[pieces[:, 0] == file, 1])
@@ -372,9 +370,8 @@ def resident_part(files: Sequence[int], pieces: Pieces, block: int) -> float:
 def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) -> tuple[int, int]:
     """Return (pages in memory, pages checked) of an open file, by mincore(2).
 
-    ``spans`` are (begin, end) in bytes, by default the whole file. Raises OSError where the file cannot be
-    mapped. To a process that neither owns the file nor may write it, the kernel reports all pages as in
-    memory.
+    ``spans`` are (begin, end) in bytes, by default the whole file. Raises OSError if the file cannot be
+    mapped. If this process neither owns the file nor may write it, the kernel reports all pages as in memory.
     """
     size = os.fstat(descriptor).st_size
     if not size:
@@ -393,7 +390,7 @@ def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) ->
                 found += int(np.count_nonzero(pages & 1))
                 asked += len(pages)
         finally:
-            del data  # the map cannot be closed while a view of it exists
+            del data  # or the map could not be closed
     return found, asked
 
 
@@ -404,7 +401,7 @@ def evict(path: Path) -> None:
 
 
 def resident_share(path: Path) -> float:
-    """The share of the file's pages that are in memory; 0 for an empty file."""
+    """Return the share of the file's pages in memory; 0 for an empty file."""
     with path.open("rb") as file:
         found, asked = resident(file.fileno())
     return found / max(1, asked)

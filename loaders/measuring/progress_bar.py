@@ -1,7 +1,4 @@
-"""A running loader or flow, watched while its batches are drawn, or recorded as a trace.
-
-The state is lines on a terminal, or a bar in a notebook.
-"""
+"""The state of a running loader or flow, as lines on a terminal or a bar in a notebook; and its trace."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def fitted(parts: Iterable[tuple[float, str]], width: int) -> str:
-    """Return the texts that fit together, without those of the greatest rank; those of rank 0 stay.
+    """Join the texts, and drop those of the highest rank until they fit; those of rank 0 stay.
 
     >>> fitted([(0, "9 images/s"), (2, " over 60 s"), (1, ", decode limits")], 30)
     '9 images/s, decode limits'
@@ -49,7 +46,7 @@ def fitted(parts: Iterable[tuple[float, str]], width: int) -> str:
 
 
 def curve(values: Iterable[float], width: int = 12, *, most: float | None = None) -> str:
-    """Return the last values as bars of text, the mean of several in each where there are more than fit.
+    """Return the values as a sparkline; more than ``width`` are averaged in groups.
 
     >>> curve([1, 2, 4, 8], 4), curve([0, 0, 8, 8], 2)
     ('▁▂▄█', '▁█')
@@ -66,18 +63,18 @@ ERASE_BELOW = "\x1b[J"
 
 
 class _Screen:
-    """Blocks of lines at the terminal of stderr, one below the other, below everything that is printed.
+    """Blocks of lines on the terminal of stderr, which stay below everything the program prints.
 
-    Output of the program to ``sys.stdout`` and ``sys.stderr``, by ``print`` or a logger, moves the lines
-    down. The cursor stays below them, so that a program that is killed leaves a usable terminal. Each line
-    is cut to the terminal's width. Thread-safe.
+    Output to ``sys.stdout`` and ``sys.stderr``, by ``print`` or a logger, moves the lines down. The cursor
+    stays below them, so that a killed program leaves a usable terminal. Lines are cut to the terminal's
+    width. Thread-safe.
     """
 
     _now: _Screen | None = None
 
     @classmethod
     def current(cls) -> _Screen:
-        """Return the screen of the present ``sys.stderr``."""
+        """Return the screen of the current ``sys.stderr``."""
         if cls._now is None or cls._now.terminal is not sys.stderr:
             cls._now = cls(sys.stderr)
         return cls._now
@@ -91,32 +88,32 @@ class _Screen:
         self._lock = threading.RLock()
         self._blocks: dict[object, Sequence[str]] = {}
         self._drawn: list[str] = []
-        self._line_is_open = False  # the program has printed a part of a line, which lines would cut in two
+        self._line_is_open = False  # whether the program's last line is unfinished: blocks would split it
         self._watched: list[TextIO] = []
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and rows now; the user may change them at any time."""
+        """Columns and rows, which may change at any time."""
         with suppress(OSError, ValueError):
             size = os.get_terminal_size(self.terminal.fileno())
             return size if size.columns and size.lines else FALLBACK
         return FALLBACK
 
     def put(self, block: object, lines: Sequence[str]) -> None:
-        """Show these lines instead of those that the block had before; not in a forked process."""
+        """Replace the lines of a block; does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             for stream in dict.fromkeys((sys.stderr, sys.stdout)) if not self._blocks else ():
                 if stream is self.terminal or stream.isatty():
-                    with suppress(AttributeError):  # of a stream without attributes
+                    with suppress(AttributeError):  # some streams have no settable attributes
                         stream.write = self._above(stream, stream.write)  # type: ignore[method-assign]
-                        self._watched.append(stream)  # also for loggers that hold it already
+                        self._watched.append(stream)  # reaches loggers that already hold it, too
             self._blocks[block] = lines
             self._draw()
 
     def drop(self, block: object) -> None:
-        """Remove the lines of a block; the program's output stays. Idempotent."""
+        """Remove a block. Idempotent."""
         with self._lock:
             if os.getpid() != self._pid or self._blocks.pop(block, None) is None:
                 return
@@ -128,7 +125,7 @@ class _Screen:
                 self._watched = []
 
     def _draw(self) -> None:
-        """Replace the lines that are shown; none are while the program is within a line."""
+        """Redraw all blocks; none are shown while the program's last line is unfinished."""
         size, erased = self.size, self._erased()
         lines = [line for lines in self._blocks.values() for line in lines]
         shown = [] if self._line_is_open else [str(disp_trim(line, size.columns - 1)) for line in lines]
@@ -136,7 +133,7 @@ class _Screen:
         self._send(erased + "".join(f"{line}\n" for line in self._drawn))
 
     def _erased(self) -> str:
-        """Return what removes the shown lines; a narrower terminal has broken them into more rows."""
+        """Return the text that erases the shown lines, which a terminal made narrower has wrapped."""
         columns = self.size.columns
         rows = sum(max(1, math.ceil(disp_len(line) / columns)) for line in self._drawn)
         self._drawn = []
@@ -148,10 +145,10 @@ class _Screen:
             self.terminal.flush()
 
     def _above(self, stream: TextIO, write: Callable[[str], int]) -> Callable[[str], int]:
-        """Return a ``write`` that removes the lines, writes, and shows them below."""
+        """Return a ``write`` that erases the lines, writes, and redraws them below."""
 
         def write_above(text: str) -> int:
-            if not text or os.getpid() != self._pid:  # a forked process does not know the shown lines
+            if not text or os.getpid() != self._pid:  # a forked process does not know the current lines
                 return write(text)
             with self._lock:
                 self._send(self._erased())
@@ -165,38 +162,38 @@ class _Screen:
 
 
 WINDOW_S = 1.0  # between two measurements
-REDRAWN_S = 0.2  # between two states on a terminal
-KEPT_S = 60.0  # of the rate that is shown
-KEPT_LEVELS = 60  # of the queue, one for each second
-LEAST_SHARE = 0.005  # of the time; a stage below it is not shown
+REDRAWN_S = 0.2  # between two redraws on a terminal
+KEPT_S = 60.0  # the period of the shown rates
+KEPT_LEVELS = 60  # of the queue, one per second
+LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
 NARROW = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
-NARROW_WIDTH = 60  # characters; below it the bar would have no room beside the counts
+NARROW_WIDTH = 60  # characters; on less, counts would leave no room for the bar
 
 
 class StatusLines:
-    """Lines on a terminal: how far the epoch is, rate and limit, the stages, the queue, and the downloads.
+    """Lines on a terminal: epoch progress, rate and limit, the stages, the queue, and downloads.
 
-    Rate, limit and stages are those of the last minute. Not thread-safe.
+    Rate, limit and stages cover the last minute. Not thread-safe.
     """
 
     def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)
         self._total, self._title = total, printable(title)
         self._count, self._began = 0, perf_counter()
-        self._kept: deque[tuple[float, Any]] = deque([(self._began, loader.stats())])  # and the newest before
-        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between each two of these
+        self._kept: deque[tuple[float, Any]] = deque([(self._began, loader.stats())])  # (time, stats)
+        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between successive stats
         self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
         self._screen = _Screen.current()
         self._draw()
 
     def saw(self) -> None:
-        """Count a batch, and draw if it is time for it."""
+        """Count a batch, and redraw if it is time."""
         self._count += 1
         if perf_counter() >= self._next:
             self._draw()
 
     def measured(self, stats: Any) -> None:
-        """Draw the lines with these stats."""
+        """Redraw with new stats."""
         now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
         self._rates.append(verdict.rate if verdict else 0.0)
         self._kept.append((now, stats))
@@ -207,7 +204,6 @@ class StatusLines:
         self._draw()
 
     def close(self) -> None:
-        """Remove the lines."""
         self._screen.drop(self)
 
     def _draw(self) -> None:
@@ -215,7 +211,7 @@ class StatusLines:
         shape = UNCOUNTED_BAR if self._total is None else BAR if width >= NARROW_WIDTH else NARROW
         bar = tqdm.format_meter(
             self._count,
-            self._total,  # type: ignore[arg-type]  # None of an unknown length
+            self._total,  # type: ignore[arg-type]  # None if unknown
             perf_counter() - self._began,
             ncols=width,
             prefix=self._title,
@@ -228,7 +224,7 @@ class StatusLines:
         self._next = perf_counter() + REDRAWN_S
 
     def _parts(self) -> Iterator[list[tuple[float, str]]]:
-        """Yield the parts of each line below the bar, with a rank for :func:`fitted`."""
+        """Yield the parts of each line below the bar, with ranks for :func:`fitted`."""
         (began, first), (now, last) = self._kept[0], self._kept[-1]
         known, seconds, has_blocks = last.since(first), now - began, self._screen.is_unicode
         if verdict := known.verdict:
@@ -256,7 +252,7 @@ class StatusLines:
 
 
 class StatusBar:
-    """A bar of one line, which a notebook shows below the cell."""
+    """A one-line bar, which a notebook shows below the cell."""
 
     def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
         self._before: Any = loader.stats()
@@ -266,45 +262,43 @@ class StatusBar:
         )
 
     def saw(self) -> None:
-        """Move the bar by a batch."""
         self._bar.update()
 
     def measured(self, stats: Any) -> None:
-        """Show the rate since the last call, as ``1,234 images/s, decode limits``."""
+        """Show the rate since the last call, such as ``1,234 images/s, decode limits``."""
         verdict = stats.since(self._before).verdict
         text = f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
         self._bar.set_postfix_str(text, refresh=False)
         self._before = stats
 
     def close(self) -> None:
-        """Remove the bar."""
         self._bar.close()
 
 
-WAIT_S = 1.0  # of a wait, after which the state is drawn again
+WAIT_S = 1.0  # a wait for a batch this long redraws the state
 
 
 def watched(loader: EpochLoader | Flow, *, title: str = "loading") -> Iterator[Any]:
     """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
 
-    ``for images, labels in watched(train): ...`` shows some lines at the end of a terminal's stderr: the
-    ``title`` and how far the epoch is, the rate over the last minute and the stage that limits, each stage's
-    share of the time, and the batches that are ready. They stay in place below the program's output, and
-    are removed when the epoch ends, is left, or fails. A notebook shows one line of it, with the rate of the
-    last second; elsewhere nothing is shown. It takes some microseconds per batch.
+    ``for images, labels in watched(train): ...`` shows lines on a terminal's stderr: the ``title`` and the
+    epoch's progress, the rate over the last minute and the limiting stage, each stage's share of the time,
+    and the number of ready batches. They stay below the program's output, and are removed when the epoch
+    ends, is left, or fails. A notebook shows one line, with the rate of the last second; elsewhere nothing is
+    shown. The cost is some microseconds per batch.
     """
     total = None
-    with suppress(TypeError):  # of an unknown length
+    with suppress(TypeError):  # a flow of unknown length
         total = len(loader)
     with LoaderBar(loader, total=total, title=title) as bar, closing(iter(loader)) as batches:  # type: ignore[type-var]
         yield from bar.over(batches)
 
 
 class LoaderBar(Owned, Iterator[Any]):
-    """The state, if it is to be ``shown``, on a terminal or in a notebook. Not thread-safe.
+    """The state on a terminal or in a notebook, if it is to be ``shown``. Not thread-safe.
 
-    On a terminal a thread draws it every second as long as the next batch is waited for. While the
-    program is at its own work the thread does nothing, so that a fork there copies no lock that it holds.
+    On a terminal a thread redraws it every second during a wait for the next batch. While the program does
+    its own work the thread is idle, so that a fork copies no lock that it holds.
     """
 
     def __init__(
@@ -318,7 +312,7 @@ class LoaderBar(Owned, Iterator[Any]):
         self._loader = loader
         self._status: StatusLines | StatusBar | None = None
         if shown and (in_notebook() or sys.stderr.isatty()):  # elsewhere nothing is shown
-            can_move = os.environ.get("TERM", "dumb") != "dumb"  # otherwise the cursor stays in its line
+            can_move = os.environ.get("TERM", "dumb") != "dumb"  # whether the cursor can leave its line
             kind = StatusLines if can_move and not in_notebook() else StatusBar
             self._status = kind(loader, total=total, title=title)
         self._batches: Iterator[Any] = iter(())
@@ -327,14 +321,14 @@ class LoaderBar(Owned, Iterator[Any]):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        # a notebook would show what another thread draws below another cell
+        # in a notebook another thread would draw below another cell
         if isinstance(self._status, StatusLines):
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
             with starting_thread():
                 self._thread.start()
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator of the batches that counts them; it holds none."""
+        """Return an iterator over the batches that counts them and keeps none."""
         self._batches = batches
         return batches if self._status is None else self
 
@@ -351,7 +345,7 @@ class LoaderBar(Owned, Iterator[Any]):
         return batch
 
     def _wait(self, since: float | None) -> None:
-        """Note since when a batch is waited for; None: it is not. Then the thread is within no drawing."""
+        """Set the start of the wait for a batch; with None the wait is over, and no drawing is under way."""
         with self._lock:
             self._waits_since = since
 
@@ -379,10 +373,9 @@ class LoaderBar(Owned, Iterator[Any]):
 
 @contextmanager
 def tracing(loader: Loader, *, keep: int = KEEP) -> Iterator[Trace]:
-    """Record what ``loader`` does within the context; the trace stays valid after it, and after the loader.
+    """Trace ``loader`` within the context; the trace stays valid after it, and after the loader.
 
-    ``keep`` is how many of the last spans of each kind are kept. One trace at a time: a second one ends the
-    first.
+    ``keep`` is the number of the latest spans to keep of each kind. A second trace ends the first.
     """
     engine = loader.engine
     trace = engine.record(keep=keep)

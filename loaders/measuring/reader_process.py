@@ -1,7 +1,7 @@
-"""A script, run by disk_files.py, that reads pieces of files in one or more processes at once.
+"""A script, run by disk_files.py, that reads pieces of files in several processes at once.
 
-Its standard input says what to read, its standard output is the result. It imports almost nothing and has one
-thread and little memory, so that it can fork quickly and safely, which the calling process cannot.
+It reads an order from stdin and writes an answer to stdout. Unlike its caller it can fork quickly and safely:
+it imports almost nothing, and has one thread and little memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from itertools import islice
 
 ORDER = struct.Struct("<qqqqd")  # processes, bytes of a piece, offset in a page, pieces ahead, seconds
 REPORT = struct.Struct("<qqqqd")  # number, pieces, bytes, errno, time of the end
-ANSWER = struct.Struct("<d")  # time of the start; then each process's report
+ANSWER = struct.Struct("<d")  # time of the start; the reports of all processes follow
 
 
 def main() -> None:
-    """Fork the readers, start them at once, and write their reports. Exits with 1 where one ended early."""
+    """Fork the readers, start them together, and write their reports. Exits with 1 if one ends early."""
     depth, block, offset, ahead, seconds = ORDER.unpack(sys.stdin.buffer.read(ORDER.size))
     pieces = array.array("q", sys.stdin.buffer.read())
     (ready, ready_writer), (start, start_writer), (reports, report_writer) = os.pipe(), os.pipe(), os.pipe()
@@ -36,7 +36,7 @@ def main() -> None:
     os.write(start_writer, bytes(depth))
     answer = ANSWER.pack(began) + _all_of(reports, depth * REPORT.size)
     for _ in range(depth):
-        os.wait()  # no other process does, in a container without an init
+        os.wait()  # in a container without an init nobody else would
     sys.stdout.buffer.write(answer)
 
 
@@ -48,10 +48,9 @@ def _read(
     seconds: float,
     pipes: tuple[int, int, int],
 ) -> None:
-    """Read a forked process's own pieces until they end, the time is over, or its parent is gone.
+    """Read a reader's pieces until they end, the time is over, or the parent is gone; then exit.
 
-    It closes each pipe after its last write, so that each pipe ends with the processes that are waited for
-    there.
+    It closes each pipe after the last write, so that its reader sees the end once all processes are done.
     """
     ready_writer, start, report_writer = pipes
     parent, error, size, count = os.getppid(), 0, 0, 0
@@ -87,9 +86,9 @@ def _all_of(descriptor: int, size: int) -> bytes:
 
 
 def buffer(size: int, offset: int) -> memoryview:
-    """Return a buffer that begins ``offset`` bytes into a page, with all its pages already in memory."""
+    """Return a buffer that begins ``offset`` bytes into a page."""
     memory = mmap.mmap(-1, size + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.write(bytes(len(memory)))  # page faults would otherwise slow the first reads
+    memory.write(bytes(len(memory)))  # else page faults would slow the first reads
     return memoryview(memory)[offset : offset + size]
 
 
