@@ -1,4 +1,4 @@
-"""Transforms of albumentations as transforms of a loader."""
+"""A wrapper for transforms of albumentations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardprep.loaders.transforms.contract import (
 )
 from shardprep.loaders.transforms.decode import Orientation, decode_rgb
 
-# Every worker would ask the package index for a newer version when it imports the library.
+# Otherwise every worker asks the package index for a newer version on import.
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 try:
@@ -35,15 +35,14 @@ except ModuleNotFoundError as error:
 class Albumentations:
     """A transform that decodes a record's image and calls ``transform``, such as ``A.Compose([...])``.
 
-    ``transform`` gets ``image``, uint8 [height, width, 3] in RGB, and no other target; the label is delivered
-    beside the result, the ``image`` that it returns: an array, or an array over a tensor's memory after
-    ``ToTensorV2``. ``orientation`` is that of :func:`.decode_rgb`. ``outputs`` may declare its results.
+    ``transform`` gets ``image``, uint8 [height, width, 3] in RGB, and no other target. The result is the
+    ``image`` that it returns as an array, after ``ToTensorV2`` over the tensor's memory; the label is
+    delivered beside it. ``orientation`` is as for :func:`.decode_rgb`. ``outputs`` may declare the results.
 
-    All randomness comes from the record's generator, which replaces that of ``transform``, so that an epoch
+    All randomness comes from the record's generator, which replaces the transform's own, so that an epoch
     repeats for any number of workers; the global generators of Python, NumPy and PyTorch are seeded from it
     during the call. Picklable if ``transform`` is. Not thread-safe: use processes. Raises UsageError for
-    options of another kind; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform``
-    raises.
+    wrong options; the call raises BadImage as :func:`.decode_rgb` does, and the errors of ``transform``.
     """
 
     transform: Any
@@ -55,16 +54,16 @@ class Albumentations:
         check_wrapper(self.transform, self.orientation, self.outputs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return the image that the transform makes of the record's, as an array."""
+        """Return the transformed image as an array."""
         pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
-        # Not `set_random_seed`: it gives each transform of a Compose the same draws.
+        # `set_random_seed` would give all transforms of a Compose the same draws.
         self.transform.set_random_state(rng, random.Random(int(rng.integers(1 << 63))))  # noqa: S311
         with seeded_globally(rng):
             return in_arrays(self.transform(image=pixels)["image"])
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Identity of the results, for :attr:`.Loader.identity`."""
+        """The identity of the results, for :attr:`.Loader.identity`."""
         described = albumentations.to_dict(self.transform)
         described["__version__"] = LibraryVersion(described["__version__"])
         return described, self.orientation, self.outputs

@@ -1,4 +1,4 @@
-"""The random choices of a training transform: its crop, its colours, and the generators of libraries."""
+"""The randomness of training transforms: crops, colours, and the generators of libraries."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def random_crop(
     ratio: tuple[float, float],
     draws: Sequence[float],
 ) -> Crop:
-    """Return a crop with a share of the area in ``scale`` and an aspect in ``ratio`` (log-uniform), anywhere.
+    """Return a crop with a share of the area in ``scale``, an aspect in ``ratio`` (log-uniform), anywhere.
 
-    ``draws`` are CROP_DRAWS uniform numbers in [0, 1). After CROP_TRIES rectangles that do not fit the image
-    it is the largest centred one with the aspect nearest to ``ratio``, as in torchvision. Never empty, for
-    any image.
+    ``draws`` are CROP_DRAWS uniform numbers in [0, 1). If CROP_TRIES rectangles do not fit into the image,
+    the result is the largest centred one with the aspect nearest to ``ratio``, as in torchvision. Never
+    empty, for any image.
     """
     log_ratio = math.log(ratio[0])
     log_span = math.log(ratio[1]) - log_ratio
@@ -50,10 +50,6 @@ def random_crop(
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
             return Crop(int(draws[0] * (width - w + 1)), int(draws[1] * (height - h + 1)), w, h)
-    return _centre_crop(width, height, ratio=ratio)
-
-
-def _centre_crop(width: int, height: int, *, ratio: tuple[float, float]) -> Crop:
     w = min(width, max(1, round(height * ratio[1])))
     h = min(height, max(1, round(width / ratio[0])))
     return Crop((width - w) // 2, (height - h) // 2, w, h)
@@ -63,8 +59,8 @@ def _centre_crop(width: int, height: int, *, ratio: tuple[float, float]) -> Crop
 class ColorJitter:
     """Random changes of brightness, then contrast, then saturation.
 
-    For each strength x a factor is drawn from [max(0, 1 - x), 1 + x]. The three are one affine map of a
-    pixel's R, G, B: values are clipped once, at the end, where other libraries clip after each step.
+    Each factor is drawn from [max(0, 1 - x), 1 + x] for its strength x. The three are one affine map of R, G
+    and B: values are clipped once, at the end, where other libraries clip after each step.
 
     Args:
         brightness: Strength of the change of brightness.
@@ -85,7 +81,7 @@ class ColorJitter:
             raise UsageError(f"the strengths of a colour jitter must be at least 0 and finite: {self}")
 
     def matrix(self, mean: npt.ArrayLike, draws: Sequence[float]) -> Matrix:
-        """Return the 3 x 4 map for an image of this mean colour; ``draws`` are three numbers in [0, 1)."""
+        """Return the 3 x 4 map for an image with this mean colour; ``draws`` are three numbers in [0, 1)."""
         strengths = (self.brightness, self.contrast, self.saturation)
         brightness, contrast, saturation = map(_factor, strengths, draws)
         gray = brightness * float(LUMA @ np.asarray(mean)[:3])
@@ -100,16 +96,16 @@ def _factor(strength: float, draw: float) -> float:
 
 
 def lighting_offset(weights: npt.ArrayLike) -> Matrix:
-    """AlexNet's lighting: the values added to R, G, B in 0..255 for three normally distributed weights."""
+    """Return AlexNet's lighting noise, added to R, G, B in 0..255, for three normally distributed weights."""
     added: Matrix = 255 * EIGENVECTORS @ (EIGENVALUES * np.asarray(weights))
     return added
 
 
 @contextmanager
 def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and PyTorch (for CPUs) from ``rng``; restore them after.
+    """Seed the global generators of Python, NumPy and, if imported, PyTorch (CPU); restore them at the end.
 
-    PyTorch's is left alone where it was not imported. Not thread-safe.
+    Not thread-safe.
     """
     torch = sys.modules.get("torch")
     of_torch = torch.random.default_generator if torch is not None else None

@@ -1,4 +1,4 @@
-"""The interface of a transform, the form of its results, and the transform that changes nothing."""
+"""The interface of transforms, the form of their results, and checks that transforms share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardprep.formats.runtime.lazy import cached_property
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number of Python or NumPy, and no bool."""
+    """Whether the value is a finite number of Python or NumPy, not a bool."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
@@ -28,38 +28,32 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def are_numbers(values: object, count: int) -> TypeGuard[tuple[float, ...]]:
-    """Whether the values are so many numbers, in a tuple, list or array."""
-    return (
-        isinstance(values, tuple | list | np.ndarray)
-        and _shape(values) == (count,)
-        and all(map(is_number, values))
-    )
+    """Whether the value is a tuple, list or array of exactly ``count`` numbers."""
+    if not isinstance(values, tuple | list | np.ndarray) or getattr(values, "ndim", 1) != 1:
+        return False
+    return len(values) == count and all(map(is_number, values))
 
 
 def is_count(value: object, *, most: int) -> TypeGuard[int]:
-    """Whether the value is a whole number of 1 to ``most``."""
+    """Whether the value is an integer from 1 to ``most``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= most
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise UsageError for a value that is none of the choices."""
+    """Raise UsageError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
-
-
-def _shape(values: tuple[object, ...] | list[object] | np.ndarray) -> tuple[int, ...]:
-    return values.shape if isinstance(values, np.ndarray) else (len(values),)
 
 
 Array = npt.NDArray[Any]
 
 
 class TransformInput(Protocol):
-    """The record that a transform is given.
+    """The record that a transform gets.
 
     ``key`` is its name, ``label`` its class number, ``image`` its encoded bytes, valid only during the call,
-    and ``columns`` the values of the dataset's columns by name, read when they are asked for.
+    and ``columns`` the values of the dataset's columns by name, read on access.
     """
 
     @property
@@ -81,10 +75,10 @@ class ArraySpec:
     dtype: str
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a spec that no array of numbers, dates or text fits."""
+        """Raise UsageError unless an array of numbers, dates or text can fit."""
         try:
             is_array = not np.empty((0, *self.shape), self.dtype).dtype.hasobject
-        except (TypeError, ValueError, SyntaxError):  # NumPy parses a dtype's text as a program
+        except (TypeError, ValueError, SyntaxError):  # NumPy parses a dtype's text as code
             is_array = False
         if not is_array or not isinstance(self.shape, tuple) or not isinstance(self.name, str):
             raise UsageError(f"an array has a name, a tuple of sizes and a dtype, not {self}")
@@ -101,21 +95,21 @@ class Transform(Protocol):
     during the call: then batches are the same for any number of workers. It may have
 
     - ``outputs``, the specs of the arrays it returns, in order. Without them, or with None, results are
-      stacked as they are: an array or a number to an array, a tuple to as many parts of the batch, a dict to
-      one part, a dict of arrays. What differs in shape or dtype within a batch, or is neither an array nor a
-      number, is a list with one element per record: pad or crop to one shape what is to be an array. In the
-      same batch, results must have equally many parts, or the same names.
+      stacked: arrays or numbers become an array, a tuple one part of the batch per element, a dict a dict of
+      arrays. Values that differ in shape or dtype within a batch, or are neither arrays nor numbers, become
+      a list with one element per record: pad or crop them to one shape to get an array. Within a batch,
+      results must have the same number of parts, or the same names.
     - ``fill(record, rng, *arrays)``, which writes the outputs to rows of a batch, C-contiguous and of
       undefined content, and saves a copy.
-    - ``shown(record, rng)``, which returns the :class:`.ShownPart` that the call with the same random numbers
-      shows, for replays.
+    - ``shown(record, rng)``, which returns, for replays, the :class:`.ShownPart` that a call with the same
+      random numbers shows.
     """
 
     def __call__(self, record: TransformInput, rng: np.random.Generator, /) -> Any: ...
 
 
 def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
-    """Return the arrays that the transform declares; None if results are of any size. Raises UsageError."""
+    """Return the arrays that the transform declares, None if it declares none. Raises UsageError."""
     if isinstance(transform, type) or not callable(transform):
         raise UsageError(
             f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
@@ -124,16 +118,18 @@ def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
 
 
 def takes(call: Callable[..., Any], arguments: int) -> bool:
-    """Whether the call takes so many arguments, as far as it says."""
+    """Whether the callable takes this many arguments; True if it has no known signature."""
     try:
         signature(call, follow_wrapped=False).bind(*[None] * arguments)
-    except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # of some built-in functions nothing is known
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        pass
     return True
 
 
 def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
-    """Return a transform's declared outputs. Raises UsageError unless a tuple of ArraySpec, or None."""
+    """Return declared outputs. Raises UsageError unless they are a tuple of ArraySpec, or None."""
     if not (
         outputs is None or (isinstance(outputs, tuple) and all(isinstance(s, ArraySpec) for s in outputs))
     ):
@@ -142,7 +138,7 @@ def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
 
 
 def check_wrapper(transform: object, orientation: object, outputs: object) -> None:
-    """Raise UsageError for options of a wrapper of a library's transform."""
+    """Raise UsageError for wrong options of a wrapper of a library's transform."""
     if isinstance(transform, type) or not callable(transform):
         raise UsageError(f"transform must be a callable, such as a Compose([...]), not {transform!r}")
     check_choice("orientation", orientation, ("ignore", "apply"))
@@ -152,16 +148,16 @@ def check_wrapper(transform: object, orientation: object, outputs: object) -> No
 def fill_rows(
     transform: Transform, record: TransformInput, rng: np.random.Generator, rows: tuple[Array, ...]
 ) -> None:
-    """Write the transform's outputs to ``rows``. Raises UsageError for other arrays than it declares."""
+    """Write the transform's outputs to ``rows``. Raises UsageError for arrays that it does not declare."""
     fill = getattr(transform, "fill", None)
     if fill is not None:
         fill(record, rng, *rows)
-        return
-    write_rows(transform(record, rng), rows, "the transform", key=record.key)
+    else:
+        write_rows(transform(record, rng), rows, "the transform", key=record.key)
 
 
 def write_rows(made: Any, rows: Sequence[Array], maker: str, *, key: str | None = None) -> None:
-    """Write an array, or a tuple of them, to ``rows``. Raises UsageError for arrays of another form."""
+    """Write an array, or a tuple of arrays, to ``rows``. Raises UsageError if shapes or dtypes differ."""
     arrays = made if isinstance(made, tuple) else (made,)
     is_as_declared = len(arrays) == len(rows) and all(
         np.shape(array) == row.shape and np.asarray(array).dtype == row.dtype
@@ -180,10 +176,10 @@ IMAGE = "image"
 
 @dataclass(frozen=True)
 class AsColumns:
-    """A transform to a dict of the values of ``names``: columns, and "image", the encoded bytes.
+    """A transform to a dict of the values of ``names``: columns, and "image" for the encoded bytes.
 
-    ``rows`` are the arrays of the columns whose values all have one size; workers write them to rows of a
-    batch. ``json`` are the columns of JSON. Picklable and thread-safe.
+    ``rows`` are the arrays of the columns with values of one size, which workers write to a batch's rows.
+    ``json`` are the JSON columns. Picklable and thread-safe.
     """
 
     names: tuple[str, ...]
@@ -192,7 +188,7 @@ class AsColumns:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The names of the columns with values of different sizes."""
+        """The columns with values of different sizes."""
         written = {spec.name for spec in self.rows}
         return tuple(name for name in self.names if name not in written)
 
@@ -200,7 +196,7 @@ class AsColumns:
         return _values(record, self.names)
 
     def write(self, record: TransformInput, rows: Mapping[str, npt.NDArray[Any]], row: int) -> object:
-        """Write the record's values of one size to a row of each array; return the others, None without."""
+        """Write the values of one size to a row of each array; return the others, None if there are none."""
         for spec in self.rows:
             rows[spec.name][row] = record.columns[spec.name]
         return _values(record, self.sent) or None
@@ -215,7 +211,7 @@ PixelType = Literal["uint8", "float32", "float16", "bfloat16"]
 
 CHANNELS_LAST = ("HWC", "NHWC", "channels_last")
 CHANNELS_FIRST = ("CHW", "NCHW", "channels_first")
-# NumPy has no bfloat16: a batch has its bits.
+# NumPy has no bfloat16: batches hold its bits.
 STORED = {"uint8": "uint8", "float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of R, G, B in 0..1 over the training images
@@ -224,11 +220,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """The form to which uint8 RGB [height, width, 3] is converted: (value / 255 - mean) / std unless uint8.
+    """The layout and dtype of converted RGB pixels; floats are (value / 255 - mean) / std.
 
-    The float32 values are exact to 1e-6; float16 and bfloat16 are those, rounded to the nearest. float32
-    takes four times the memory of uint8 and about 140 µs per image of 224 x 224, the other two half the
-    memory and more time: normalising on the training device takes less.
+    float32 is exact to 1e-6; float16 and bfloat16 are rounded from it to the nearest. float32 takes four
+    times the memory of uint8 and about 140 µs per image of 224 x 224; the other two take half its memory and
+    more time. Normalising on the training device takes less.
     """
 
     layout: Layout = "HWC"
@@ -244,12 +240,12 @@ class PixelFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether images stay as they are decoded, so that they can be resized in place."""
+        """Whether this is the form of decoded images, so that they can be resized into a batch."""
         return self._channels_last and self.dtype == "uint8"
 
     @property
     def stored(self) -> str:
-        """The NumPy dtype of an image; that of bfloat16 is uint16, of its bits."""
+        """The NumPy dtype of an image; uint16 for the bits of bfloat16."""
         return STORED[self.dtype]
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
@@ -257,7 +253,7 @@ class PixelFormat:
         return (height, width, 3) if self._channels_last else (3, height, width)
 
     def write(self, image: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Write uint8 RGB pixels to ``out``, of this shape and dtype, C-contiguous, or ``image`` itself."""
+        """Write uint8 RGB pixels to C-contiguous ``out`` of this shape and dtype, which may be ``image``."""
         if self.dtype in ("uint8", "float32"):
             self._write(image, out)
             return
@@ -272,13 +268,11 @@ class PixelFormat:
             image = planes
         if image is not out:
             np.copyto(out, image)
-        if self.dtype != "uint8":
-            self._normalise(out)
-
-    def _normalise(self, out: npt.NDArray[np.float32]) -> None:
+        if self.dtype == "uint8":
+            return
         scale, offset = self._affine
         if self._channels_last:
-            # whole rows, because an inner loop over three channels takes five times as long
+            # whole rows: an inner loop over three channels takes five times as long
             out = out.reshape(len(out), -1)
             scale, offset = np.resize(scale, out.shape[1]), np.resize(offset, out.shape[1])
         out *= scale
@@ -295,21 +289,21 @@ class PixelFormat:
 
 
 def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of float32 values as bfloat16, rounded to the nearest, to even in the middle."""
+    """Return the bits of the nearest bfloat16 values; ties round to even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class LibraryVersion(str):
-    """The version of a library within a transform's ``identity``; a state may be resumed with another."""
+    """A library's version in a transform's ``identity``; a state may be resumed with another version."""
 
     __slots__ = ()
 
 
 def in_arrays(result: Any) -> Any:
-    """Return tensors and PIL images as arrays, in tuples, lists and dicts too; anything else unchanged.
+    """Convert tensors and PIL images to arrays, also in tuples, lists and dicts; leave anything else.
 
-    A tensor's memory is shared. NumPy has no bfloat16: its tensors become uint16 with the same bits.
+    A tensor's memory is shared. bfloat16 becomes uint16 with the same bits, because NumPy lacks it.
     """
     return converted(result, _in_array)
 
@@ -317,7 +311,7 @@ def in_arrays(result: Any) -> Any:
 def converted(
     value: Any, convert: Callable[[Any], Any], *, kinds: tuple[type[Any], ...] = (Mapping, tuple, list)
 ) -> Any:
-    """Return the value in the same form, with its parts converted: what is of none of these kinds."""
+    """Convert the leaves of a nested value: the parts that are of none of these kinds of containers."""
     if not isinstance(value, kinds):
         return convert(value)
     if isinstance(value, Mapping):
@@ -330,12 +324,9 @@ def converted(
 def _in_array(part: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.Tensor):
-        return _of_tensor(torch, part.detach().as_subclass(torch.Tensor))
+        tensor = part.detach().as_subclass(torch.Tensor)
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(np.uint16)
+        return tensor.numpy()
     is_picture = hasattr(part, "__array_interface__") and not isinstance(part, np.ndarray | np.generic)
     return np.asarray(part) if is_picture else part
-
-
-def _of_tensor(torch: Any, tensor: Any) -> Any:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()

@@ -1,4 +1,4 @@
-"""Crops that are decoded elsewhere, such as on a GPU: small JPEGs, and the place of the crop in each."""
+"""Crops to decode elsewhere, such as on a GPU: small JPEGs, and the crop's place in each."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _NO_COLOURS = np.random.default_rng(0)  # nothing is drawn from it
 
 @dataclass(frozen=True)
 class Cut:
-    """The crops of a :class:`TrainTransform`, not decoded.
+    """The crops of a :class:`TrainTransform`, still encoded.
 
-    A batch begins with a dict: ``jpeg``, a list of encoded images; ``crop``, int32 [B, 4], the x, y, width
-    and height of the crop in each, in pixels; and ``mirrored``, bool [B]. Of a crop-ready image the JPEG is
-    cut out of it without decoding: a baseline JPEG of the blocks that the crop needs. Other images are whole,
-    in their own format. Crop and mirroring are those of the transform with the same random numbers.
+    A batch begins with a dict: ``jpeg``, a list of encoded images; ``crop``, int32 [B, 4], each crop's x, y,
+    width and height in its image, in pixels; and ``mirrored``, bool [B]. From a crop-ready image only the
+    blocks that the crop needs are taken, as a baseline JPEG, without decoding. Other images are whole, in
+    their own format. With the same random numbers, crop and mirroring are the transform's.
 
     Thread-safe and picklable.
 
     Args:
-        transform: Chooses the crops. It must not change colours, or have masks or boxes, or apply EXIF
-            orientation: that would have to happen after decoding.
+        transform: Chooses the crops. It must not change colours, have masks or boxes, or apply EXIF
+            orientation: that must happen after decoding.
 
     Raises:
-        UsageError: The transform is another one.
+        UsageError: It is not such a transform.
     """
 
     transform: TrainTransform
@@ -51,7 +51,7 @@ class Cut:
             )
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
-        """Return the JPEG, the place of the crop in it, and whether it is mirrored."""
+        """Return the JPEG, the crop's place in it, and whether it is mirrored."""
         image = self.transform.encoded(record)
         choice = self.transform.choose(image, rng)
         jpeg, x, y = image.cut(choice.part, reduction=choice.reduction)
@@ -65,16 +65,16 @@ class Cut:
     def finish(
         self, jpeg: Encoded, crop: npt.ArrayLike, mirrored: bool | np.bool_, *, key: str | None = None
     ) -> Array:
-        """Decode a crop on the CPU, bit for bit as the transform does with the record.
+        """Decode a crop on the CPU, bit for bit as the transform does.
 
         Args:
-            jpeg: The encoded image of a batch.
+            jpeg: An encoded image of the batch.
             crop: Its row of ``crop``.
             mirrored: Its element of ``mirrored``.
             key: Key to name in errors.
 
         Returns:
-            The image in a new array, as the transform returns it.
+            The transform's image in a new array.
 
         Raises:
             BadImage: The bytes do not decode.

@@ -1,4 +1,4 @@
-"""Decoding an image's bytes to RGB pixels with OpenCV: all of them, or those of a crop."""
+"""Decoding of images to RGB pixels with OpenCV, whole or only a crop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _spent = _SpentTime()
 
 
 def decoding_seconds() -> float:
-    """Seconds that this thread has spent decoding so far."""
+    """Return the seconds that this thread has spent decoding so far."""
     return _spent.seconds
 
 
@@ -56,17 +56,16 @@ def decode_rgb(
     orientation: Orientation = "ignore",
     key: str | None = None,
 ) -> Pixels:
-    """Decode an image to RGB, also from gray, CMYK and transparent images.
+    """Decode an image to RGB; gray, CMYK and transparent images are converted.
 
     Thread-safe; releases the GIL while decoding. An image that crashes OpenCV ends the process: a
     :class:`.Loader` with workers survives that and names the record, one with ``workers=0`` does not.
 
     Args:
-        image: The encoded bytes, or the record that a transform is given. Of a crop-ready record little more
-            than ``crop`` is decoded; for that, give the record and not its bytes. Of an animated PNG the
-            still image is decoded.
+        image: The encoded bytes, or the record that a transform gets. From a crop-ready record, but not from
+            its bytes, little more than ``crop`` is decoded. An animated PNG gives its still image.
         crop: (x, y, width, height) in pixels of the rectangle to return; None is the whole image.
-        orientation: "ignore" EXIF orientation, as for ILSVRC12's boxes and most published models, or "apply"
+        orientation: "ignore" EXIF orientation, as ILSVRC12's boxes and most published models do, or "apply"
             it before the crop.
         key: Key to name in errors; None is the record's own.
 
@@ -89,7 +88,7 @@ def decode_rgb(
 
 
 class _Region(NamedTuple):
-    """A decoded part of an image: its ``pixels`` begin at ``x`` and ``y`` and hold the ``crop``."""
+    """A decoded part of an image: its ``pixels`` begin at ``x`` and ``y`` and contain the ``crop``."""
 
     crop: Crop
     reduction: Reduction
@@ -99,9 +98,9 @@ class _Region(NamedTuple):
 
 
 class EncodedImage:
-    """An image of known size before it is decoded, so that a transform decodes only what it needs.
+    """An encoded image of known size, from which a transform decodes only what it needs.
 
-    The arguments are those of :func:`decode_rgb`. Not thread-safe, and valid as long as the bytes are.
+    The arguments are as for :func:`decode_rgb`. Not thread-safe; valid as long as the bytes are.
     """
 
     def __init__(
@@ -138,11 +137,11 @@ class EncodedImage:
 
     @property
     def is_reducible(self) -> bool:
-        """Whether decoding to fewer pixels takes less time than decoding to all."""
+        """Whether decoding at a fraction of the size saves time; not once the whole image is decoded."""
         return self._decoded is None
 
     def all_pixels(self, *, reduction: Reduction = 1) -> Pixels:
-        """Return the whole image, decoded at 1 / ``reduction`` of its width and height."""
+        """Return the whole image at 1 / ``reduction`` of its width and height."""
         if reduction != 1:
             return self._decode(self._image, reduction)
         if self._decoded is None:
@@ -150,7 +149,7 @@ class EncodedImage:
         return self._decoded
 
     def decode_together(self, crops: Iterable[Crop], *, reduction: Reduction = 1) -> None:
-        """Decode what these crops need once, as few rectangles, for :meth:`pixels` to return them."""
+        """Decode these crops, joined into few rectangles, for later calls of :meth:`pixels`."""
         if self._grid is None and reduction == 1:
             self.all_pixels()
             return
@@ -158,9 +157,9 @@ class EncodedImage:
         self._regions += [_Region(part, reduction, *self._around(part, reduction)) for part in parts]
 
     def pixels(self, crop: Crop, *, reduction: Reduction = 1) -> Pixels:
-        """Return the pixels of a crop within the image, decoded at 1 / ``reduction`` of its width and height.
+        """Return the pixels of a crop at 1 / ``reduction`` of its width and height.
 
-        ``crop`` must begin at multiples of ``reduction``; its size is rounded up to them. Where the image is
+        ``crop`` must begin at multiples of ``reduction``; its size is rounded up to them. If the image is
         decoded already, ``reduction`` must be 1.
         """
         x, y, width, height = (-(-side // reduction) for side in crop)
@@ -172,9 +171,9 @@ class EncodedImage:
         return found
 
     def cut(self, crop: Crop, *, reduction: Reduction = 1) -> tuple[bytes, int, int]:
-        """Return an encoded image that has a crop also when decoded at 1 / ``reduction``, and its place.
+        """Return an encoded image that contains a crop, also at 1 / ``reduction``, and where it begins.
 
-        It is a part of a crop-ready image, which begins at this x and y; any other is whole, from 0 and 0.
+        It is a part of a crop-ready image; any other image is returned whole, and begins at 0 and 0.
         """
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is None:
@@ -182,7 +181,7 @@ class EncodedImage:
         return cut.image[: -len(AHEAD)].tobytes(), cut.x, cut.y
 
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
-        """Return pixels that hold the crop, and the place of their first in the image."""
+        """Return pixels that contain the crop, and the x and y in the image where they begin."""
         for region in self._regions:
             if region.reduction == reduction and region.crop.holds(crop):
                 return region[2:]
@@ -195,7 +194,7 @@ class EncodedImage:
         began = perf_counter()
         try:
             if self._is_fast and reduction == 1 and (decoder := jpeg_decoder()):
-                with suppress(ValueError):  # it refuses the image: OpenCV decides
+                with suppress(ValueError):  # refused images are left to OpenCV
                     return decoder(image)
             return decode(image, self._flags | REDUCED[reduction], key=self.key)
         finally:
@@ -203,7 +202,7 @@ class EncodedImage:
 
 
 def _merged(crops: Iterable[Crop]) -> list[Crop]:
-    """Return rectangles that hold the crops, joined where that adds no pixels."""
+    """Return rectangles that contain the crops, joined if that adds no pixels."""
     parts: list[Crop] = []
     for crop in sorted(crops, key=lambda crop: crop.area, reverse=True):
         for number, part in enumerate(parts):

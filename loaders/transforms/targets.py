@@ -1,4 +1,4 @@
-"""Targets of a transform beside the image: masks and boxes of the same crop."""
+"""Masks and boxes, cropped like the image of a transform."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ MOST_BOXES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """The columns of a record that a transform crops, resizes and mirrors as it does the image.
+    """The columns of a record that a transform crops, resizes and mirrors like the image.
 
-    ``masks`` are columns of a number for each pixel: uint8[*,*], or gray or palette PNGs of up to 8 bits, of
-    which the stored numbers are taken and not the palette's colours. A mask has the size of the image. Each
-    gives uint8 [height, width]: each pixel is that of the mask at the pixel's centre.
+    ``masks`` are columns with a number for each pixel: uint8[*,*], or gray or palette PNGs of up to 8 bits,
+    whose stored numbers are taken, not the palette's colours. A mask has the size of the image. Each gives
+    uint8 [height, width], sampled at the centres of the pixels.
 
     ``boxes`` is a column float32[*,4] of x_min, y_min, x_max, y_max as fractions of the image, as in
-    ``boxes.npy``. It gives float32 [``max_boxes``, 4] of the result, in fractions or, with
-    ``box_units="pixels"``, in pixels; then, with ``box_labels``, a column of an integer for each box, int32
-    [``max_boxes``]; then ``box_count``, int32. Boxes are cut off at the edges. A box is left
-    out if nothing of its area is left, or less than the share ``min_box``. Of more than ``max_boxes`` the
-    largest are kept. Order stays; unused rows are zeros, and -1 for labels.
+    ``boxes.npy``. It gives float32 [``max_boxes``, 4] as fractions of the result, or, with
+    ``box_units="pixels"``, in its pixels; then, with ``box_labels``, a column of one integer per box, int32
+    [``max_boxes``]; then ``box_count``, int32. Boxes are clipped at the edges, and left out if no area
+    remains, or less than the share ``min_box``. Of more than ``max_boxes`` the largest are kept. The order
+    stays; unused rows are 0, and -1 for labels.
 
-    Masks and boxes belong to the pixels of the file: ``orientation="apply"`` turns them with the image. The
-    random numbers are those of the same transform without targets. The call raises BadTarget, with the
-    record's key, for a mask of another size and for other values than these.
+    Masks and boxes belong to the file's pixels: ``orientation="apply"`` turns them with the image. Targets
+    do not change the random numbers. The call raises BadTarget, with the record's key, for masks of another
+    size, and for other values than these.
     """
 
     masks: Sequence[str] = ()
@@ -58,7 +58,7 @@ class TargetOptions:
     box_units: BoxUnits = "fractions"
 
     def _check_targets(self) -> None:
-        """Raise UsageError for options that have no meaning."""
+        """Raise UsageError for invalid options."""
         if not isinstance(self.masks, tuple | list) or not all(isinstance(name, str) for name in self.masks):
             raise UsageError(f"masks must be names of columns, such as ('mask',), not {self.masks!r}")
         if not isinstance(self.boxes, str | None) or not isinstance(self.box_labels, str | None):
@@ -77,7 +77,7 @@ class TargetOptions:
             raise UsageError(f"the arrays of a transform must have different names, not {', '.join(names)}")
 
     def _target_specs(self, height: int, width: int) -> tuple[ArraySpec, ...]:
-        """The specs of the arrays that follow an image of this size."""
+        """Return the specs of the arrays that follow an image of this size."""
         found = [ArraySpec(name, (height, width), "uint8") for name in self.masks]
         if self.boxes is not None:
             found.append(ArraySpec(self.boxes, (self.max_boxes, 4), "float32"))
@@ -89,7 +89,7 @@ class TargetOptions:
     def _write_targets(
         self, record: TransformInput, across: Span, down: Span, arrays: Sequence[Array], *, turn: Turn
     ) -> None:
-        """Write the arrays of the specs for a result that shows these parts of the turned image."""
+        """Write the arrays of the specs for a result at this place of the turned image."""
         masks = len(self.masks)
         for name, out in zip(self.masks, arrays[:masks], strict=True):
             mask = turn.pixels(mask_of(_column(record, name), name, key=record.key))
@@ -99,7 +99,6 @@ class TargetOptions:
                     f"{name} has {width}x{height} pixels, but the image has {across.side}x{down.side}",
                     key=record.key,
                 )
-            # the pixel of the mask that the centre of each pixel of the result lies in
             np.take(mask.take(down.pixels(), axis=0), across.pixels(), axis=1, out=out, mode="clip")
         if self.boxes is None:
             return
@@ -130,14 +129,14 @@ BEYOND = 0.01  # of a side: annotations are often rounded to whole pixels
 
 
 class KeptBoxes(NamedTuple):
-    """The boxes that are left: in pixels of the result, float64 [n, 4], and their ``numbers`` before."""
+    """The remaining boxes, in pixels of the result, float64 [n, 4], and their original ``numbers``."""
 
     boxes: Places
     numbers: npt.NDArray[np.int64]
 
 
 def boxes_of(value: Any, name: str, *, key: str) -> Places:
-    """Return the boxes of a column, cut off at the image: float64 [n, 4], fractions. Raises BadTarget."""
+    """Return the boxes of a column, clipped to the image: float64 [n, 4], fractions. Raises BadTarget."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or value.shape[1:] != (4,):
         raise BadTarget(f"{name} is {_form(value)}; boxes are float32 [n, 4]", key=key)
     boxes = value.astype(np.float64)
@@ -154,7 +153,7 @@ def boxes_of(value: Any, name: str, *, key: str) -> Places:
 
 
 def labels_of(value: Any, name: str, boxes: int, *, key: str) -> npt.NDArray[np.int64]:
-    """Return the labels of so many boxes: int64 [n]. Raises BadTarget for other values."""
+    """Return the labels of this number of boxes: int64 [n]. Raises BadTarget for other values."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.shape != (boxes,):
         raise BadTarget(f"{name} is {_form(value)}; the labels of {boxes} boxes are int32 [{boxes}]", key=key)
     return value.astype(np.int64)
@@ -164,7 +163,7 @@ def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: i
     """Return the visible parts of the boxes (fractions of the image), in their order.
 
     A box is left out if the result shows none of its area, or less than the share ``least``. Of more than
-    ``most`` boxes those that show the largest areas are kept, the earlier of equal ones.
+    ``most`` boxes those with the largest visible areas are kept, the earlier of equal ones.
     """
     low_x, low_y, high_x, high_y = (boxes * (across.side, down.side, across.side, down.side)).T
     seen_x, seen_y = _seen(low_x, high_x, across), _seen(low_y, high_y, down)
@@ -178,7 +177,7 @@ def kept_boxes(boxes: Places, across: Span, down: Span, *, least: float, most: i
 
 
 def _seen(low: Places, high: Places, span: Span) -> tuple[Places, Places]:
-    """The parts of the ranges that the span shows; empty ones may end before they begin."""
+    """Return the parts of the ranges that the span shows; empty ones may end before they begin."""
     first, last = span.bounds()
     return np.maximum(low, first), np.minimum(high, last)
 
@@ -189,11 +188,11 @@ INSTEAD = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint
 
 
 def mask_of(value: Any, name: str, *, key: str) -> Mask:
-    """Return the mask in the value of a column: uint8 [height, width].
+    """Return a column's value as a mask: uint8 [height, width].
 
-    An array is taken as it is. Of the bytes of a gray or palette PNG the samples are returned as they are
-    stored: numbers of the palette, not its colours, and 0 and 1 of one bit. Raises BadTarget for anything
-    else, and BadImage for a PNG that does not decode; both with ``key``.
+    Arrays stay as they are; gray and palette PNGs give their stored samples: palette indices, not colours,
+    and 0 and 1 for one bit. Raises BadTarget for other values, BadImage for a PNG that does not decode; both
+    with ``key``.
     """
     if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
         return value

@@ -1,4 +1,4 @@
-"""Transforms of torchvision as transforms of a loader."""
+"""A wrapper for transforms of torchvision."""
 
 from __future__ import annotations
 
@@ -34,16 +34,15 @@ class Torchvision:
     """A transform that decodes a record's image and calls ``transform``, such as torchvision's v2.Compose.
 
     ``transform`` gets a ``tv_tensors.Image``, uint8 [3, height, width] in RGB, or, with ``image="pil"``, a
-    PIL image. What it returns becomes arrays: tensors over the same memory (those of bfloat16 as uint16 with
-    the same bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts. The
-    label is delivered beside it, and is not given to ``transform``. ``orientation`` is that of
-    :func:`.decode_rgb`. ``outputs`` may declare its results.
+    PIL image. Its results become arrays: tensors over the same memory (bfloat16 as uint16 with the same
+    bits), PIL images as uint8 [height, width, 3]; see :class:`.Transform` for tuples and dicts. The label is
+    delivered beside them, and is not given to ``transform``. ``orientation`` is as for :func:`.decode_rgb`.
+    ``outputs`` may declare the results.
 
     The global random generators of PyTorch (for CPUs), NumPy and Python are seeded from the record's, and
     restored after the call, so that an epoch repeats for any number of workers. Picklable if ``transform``
-    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for
-    options of another kind; the call raises BadImage as :func:`.decode_rgb` does, and what ``transform``
-    raises.
+    is. Not thread-safe: use processes. In a worker PyTorch uses one thread. Raises UsageError for wrong
+    options; the call raises BadImage as :func:`.decode_rgb` does, and the errors of ``transform``.
     """
 
     transform: Callable[[Any], Any]
@@ -57,7 +56,7 @@ class Torchvision:
         check_wrapper(self.transform, self.orientation, self.outputs)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return the results of the transform for the record's image, as arrays."""
+        """Return the transform's results for the record's image, as arrays."""
         pixels = decode_rgb(record.image, orientation=self.orientation, key=record.key)
         image: Any
         if self.image == "pil":
@@ -69,6 +68,6 @@ class Torchvision:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Identity of the results, for :attr:`.Loader.identity`."""
+        """The identity of the results, for :attr:`.Loader.identity`."""
         version = LibraryVersion(torchvision.__version__)
         return version, self.transform, self.image, self.orientation, self.outputs

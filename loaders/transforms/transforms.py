@@ -1,4 +1,4 @@
-"""The transforms of training and evaluation: from a record to the array of its image."""
+"""The transforms for training and evaluation, from a record to an array of pixels."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ Interpolation = Literal["auto", "linear", "area", "cubic"]
 Rounding = Literal["torchvision", "tensorpack"]
 
 REDUCTIONS: tuple[Reduction, ...] = (8, 4, 2)
-LEAST_RATIO = 0.85  # of a crop's shorter side to that of the reduced result: a crop of aspect 4/3 has 0.866
-MAX_SIDE = 4096  # of a result: then no intermediate image takes more than 805 MB
+LEAST_RATIO = 0.85  # of a crop's shorter side to the reduced result's: a crop of aspect 4/3 has 0.866
+MAX_SIDE = 4096  # of a result: no intermediate image then takes more than 805 MB
 METHODS = {"linear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA, "cubic": cv2.INTER_CUBIC}
 
 
 class Choice(NamedTuple):
-    """The choices of a transform for one image, made before anything is decoded.
+    """A transform's choices for one image, made before anything is decoded.
 
-    ``crop`` is the rectangle that was drawn, and ``part`` that to decode, at 1 / ``reduction`` of its size;
-    both in pixels of the image. ``across`` and ``down`` are where the result lies on the image's sides;
-    ``method`` is OpenCV's interpolation, or SMOOTH.
+    ``crop`` is the drawn rectangle, and ``part`` the rectangle to decode at 1 / ``reduction`` of its size;
+    both are in pixels of the image. ``across`` and ``down`` place the result on the image's sides; ``method``
+    is OpenCV's interpolation, or SMOOTH.
     """
 
     crop: Crop
@@ -78,18 +78,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ImageTransform(TargetOptions, ABC):
-    """A transform to one RGB image named ``image``: ``size`` is its (height, width), or the side of a square.
-
-    The other options of columns and boxes are those of :class:`.TargetOptions`.
-
-    Sides have 1 to 4096 pixels. ``layout`` is "HWC" ("NHWC", "channels_last"), or "CHW" ("NCHW",
-    "channels_first"). ``dtype`` is "uint8", or "float32", "float16" or "bfloat16": (value / 255 - ``mean``) /
-    ``std``, of R, G, B in 0..1. NumPy has no bfloat16: its batches are uint16 with the same bits, which a
-    framework views as its own. ``interpolation`` is "linear", "area", "cubic", or "auto", which chooses by
-    the scale. ``orientation`` "ignore" or "apply" says what to do with EXIF orientation. Picklable and
-    thread-safe. Raises UsageError for parameters out of range; the call raises BadImage, with the record's
-    key, for bytes that do not decode.
-    """
+    """Base of transforms to one RGB image named ``image``; :class:`TrainTransform` describes the options."""
 
     size: int | tuple[int, int] = 224
     _: KW_ONLY
@@ -104,10 +93,10 @@ class ImageTransform(TargetOptions, ABC):
         check_choice("interpolation", self.interpolation, ("auto", *METHODS))
         check_choice("orientation", self.orientation, ORIENTATIONS)
         self._check_targets()
-        self.outputs  # noqa: B018 - an impossible layout, dtype, mean or std is an error here
+        self.outputs  # noqa: B018 - raises for an impossible layout, dtype, mean or std
 
     def __repr__(self) -> str:
-        """Return the call that makes this transform, without the options that have their defaults."""
+        """Return the call that makes this transform, without default options."""
         options = [
             f"{each.name}={value!r}"
             for each in fields(self)
@@ -128,7 +117,7 @@ class ImageTransform(TargetOptions, ABC):
         return arrays if len(arrays) > 1 else arrays[0]
 
     def fill(self, record: TransformInput, rng: np.random.Generator, out: Array, *targets: Array) -> None:
-        """Write the arrays of :attr:`outputs`, C-contiguous; ``targets`` are those after the image."""
+        """Write :attr:`outputs` to C-contiguous arrays; ``targets`` follow the image."""
         image = self.encoded(record)
         self.render(record, image, self.choose(image, rng), rng, out, *targets)
 
@@ -137,12 +126,11 @@ class ImageTransform(TargetOptions, ABC):
         return self.choose(self.encoded(record), rng).shown
 
     def encoded(self, record: TransformInput) -> EncodedImage:
-        """Return the record's image, not decoded."""
         return EncodedImage(record, orientation=self.orientation)
 
     @abstractmethod
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
-        """Draw what to make of the image; decodes only an image whose size its header does not tell."""
+        """Draw the choices; an image is decoded only if its header does not have its size."""
 
     def render(
         self,
@@ -153,7 +141,7 @@ class ImageTransform(TargetOptions, ABC):
         out: Array,
         *targets: Array,
     ) -> None:
-        """Write the arrays of a choice; ``rng`` is where :meth:`choose` left it."""
+        """Write all arrays of a choice; ``rng`` continues after :meth:`choose`."""
         self.draw(image, choice, rng, out)
         if targets:
             turn = turn_of(record.image, key=record.key) if self.orientation == "apply" else TURNS[0]
@@ -161,11 +149,11 @@ class ImageTransform(TargetOptions, ABC):
 
     @abstractmethod
     def draw(self, image: EncodedImage, choice: Choice, rng: np.random.Generator, out: Array) -> None:
-        """Write the image of a choice; ``rng`` is where :meth:`choose` left it."""
+        """Write the image of a choice; ``rng`` continues after :meth:`choose`."""
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
-        """The height and the width."""
+        """Height and width."""
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(sides) != 2 or not all(is_count(side, most=MAX_SIDE) for side in sides):
             raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
@@ -176,7 +164,7 @@ class ImageTransform(TargetOptions, ABC):
         return PixelFormat(self.layout, self.dtype, self.mean, self.std)
 
     def _reduction(self, image: EncodedImage, source: tuple[int, int], result: tuple[int, int]) -> Reduction:
-        """The part of an image's size at which it is decoded if ``source`` pixels become ``result``."""
+        """Return the reduction at which to decode an image of which ``source`` pixels become ``result``."""
         if self.interpolation != "auto" or not image.is_reducible:
             return 1
         one, other = (side / made for side, made in zip(source, result, strict=True))
@@ -188,36 +176,39 @@ class ImageTransform(TargetOptions, ABC):
 class TrainTransform(ImageTransform):
     """Random crop resized to ``size``, with optional flips and colour changes, for training.
 
-    Deterministic in (seed, epoch, record). Thread-safe and picklable.
+    Deterministic in (seed, epoch, record). Thread-safe and picklable. The call raises BadImage, with the
+    record's key, for bytes that do not decode.
 
-    With ``interpolation="auto"``, crops of at least four times the pixels of the result are averaged by area,
-    others resized bilinearly, as is a side that grows while the other is averaged. Where both sides are large
-    enough, such a crop begins and ends at multiples of 2, 4 or 8 pixels, and a JPEG is decoded at that
-    fraction of its size before it is averaged. Compared with antialiased bilinear resizing of photographs,
-    bilinear reaches 58 dB (median) enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs;
-    area averaging 53 and 46 in 376 to 606 µs; beyond 2, in 4 % of the crops, it is 42 against 33 dB, and 41
-    to 44 dB if decoded at half size.
+    With ``interpolation="auto"``, crops of at least four times the result's pixels are averaged by area, and
+    others resized bilinearly, as is a side that grows while the other is averaged. If both sides are large
+    enough, an averaged crop begins and ends at multiples of 2, 4 or 8 pixels, and JPEGs are first decoded at
+    that fraction of their size. Compared with antialiased bilinear resizing of photographs, bilinear reaches
+    58 dB (median) enlarging, 47 shrinking by up to 1.5 and 39 by up to 2, in 76 to 90 µs; area averaging 53
+    and 46 in 376 to 606 µs; beyond 2, in 4 % of the crops, it is 42 against 33 dB, and 41 to 44 dB if decoded
+    at half size.
 
     Args:
-        size: Pixels per side of the result, or (height, width).
-        masks: Names of columns with masks, cut and resized (nearest) like the image.
+        size: Pixels per side of the result, 1 to 4096, or (height, width).
+        masks: Names of columns with masks, cropped and resized (nearest) like the image; see
+            :class:`.TargetOptions` for masks and boxes.
         boxes: Name of the column with boxes; None for none.
         box_labels: Name of the column with the labels of ``boxes``; None for none.
         max_boxes: Rows of the boxes array; further boxes are left out.
         min_box: Least share of a box's area, 0 to 1, that must remain in the crop.
         box_units: "fractions" of the result, or "pixels".
-        layout: "HWC" or "CHW", or a framework's name of it.
-        dtype: "uint8"; or "float32", "float16" or "bfloat16" for normalised pixels.
-        mean: Means of R, G, B in units of 0 to 1, subtracted where ``dtype`` is a float.
-        std: Standard deviations of R, G, B, divided by where ``dtype`` is a float.
-        interpolation: "auto", "linear", "area" or "cubic".
+        layout: "HWC" ("NHWC", "channels_last") or "CHW" ("NCHW", "channels_first").
+        dtype: "uint8", or normalised "float32", "float16" or "bfloat16": (value / 255 - ``mean``) / ``std``.
+            bfloat16 is delivered as uint16 with the same bits, because NumPy lacks it.
+        mean: Means of R, G, B in 0..1.
+        std: Standard deviations of R, G, B in 0..1.
+        interpolation: "linear", "area", "cubic", or "auto", which depends on the scale.
         orientation: "ignore" or "apply" EXIF orientation.
         scale: Range of the crop's share of the area.
-        ratio: Range of the crop's width by height, whatever the ``size``, as in torchvision: for a size far
-            from a square, give its own.
+        ratio: Range of the crop's width over its height, whatever the ``size``, as in torchvision: set it for
+            a size far from square.
         flip: Whether to mirror half of the images.
-        color_jitter: Changes of brightness, contrast and saturation; None for none. All changes of colour are
-            made in one pass.
+        color_jitter: Changes of brightness, contrast and saturation; None for none. All colour changes are
+            one pass.
         lighting: Standard deviation of AlexNet's colour noise, usually 0.1; None for none.
 
     Raises:
@@ -252,7 +243,6 @@ class TrainTransform(ImageTransform):
         return self.choice_of(image, crop, self.flip and coin < 0.5)
 
     def choice_of(self, image: EncodedImage, crop: Crop, is_mirrored: bool) -> Choice:
-        """Return the choice of this crop."""
         (width, height), (rows, columns) = image.size, self._sides
         reduction = self._reduction(image, crop[2:], (columns, rows))
         part = crop.aligned(reduction)
@@ -270,7 +260,7 @@ class TrainTransform(ImageTransform):
         method = choice.method
         (rows, columns), (high, wide) = self._sides, pixels.shape[:2]
         if method == cv2.INTER_AREA and (wide - columns) * (high - rows) < 0:
-            # where one side grows, OpenCV reads only two pixels of the other, however many become one
+            # if one side grows, OpenCV reads only two pixels of the other, however many become one
             pixels = cv2.resize(pixels, (min(wide, columns), min(high, rows)), interpolation=method)
             method = cv2.INTER_LINEAR
         plain = out if self._format.is_plain else None
@@ -287,7 +277,7 @@ class TrainTransform(ImageTransform):
         return METHODS[self.interpolation]
 
     def _colours(self, image: Array, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        """The 3 x 4 map of a pixel's R, G, B for this record."""
+        """Return the 3 x 4 map of R, G, B."""
         colours = np.eye(3, 4)
         if self.color_jitter:
             colours = self.color_jitter.matrix(cv2.mean(image), rng.random(3).tolist())
@@ -300,22 +290,22 @@ class TrainTransform(ImageTransform):
 class EvalTransform(ImageTransform):
     """Shorter side resized to ``resize``, then the centre crop of ``size``, for evaluation.
 
-    Nothing is random. Thread-safe and picklable. If one side of an image is more than 16 times the other
-    (EXTREME_ASPECT), only the part that the centre needs is resized: its pixels may differ by rounding from
-    those of the whole image.
+    Nothing is random. Thread-safe and picklable. The call raises BadImage, with the record's key, for bytes
+    that do not decode. If one side of an image is more than 16 times the other (EXTREME_ASPECT), only the
+    part that the centre needs is resized: its pixels may differ from the whole image's by rounding.
 
-    With ``interpolation="auto"``, enlarging is bilinear and shrinking averages by area; by 1.4 to 3 it is
-    bilinear after a smoothing filter. Compared with antialiased bilinear resizing, photographs of 500 pixels
-    then reach 49 dB (median), in 0.75 of the time of ``"area"``, which reaches 47; ``"linear"`` reaches 41.
-    JPEGs of twice the size or more are decoded at a fraction of it first.
+    With ``interpolation="auto"``, images are enlarged bilinearly and shrunk by area averaging, or, by 1.4 to
+    3, bilinearly after a smoothing filter. Compared with antialiased bilinear resizing, photographs of 500
+    pixels then reach 49 dB (median), in 0.75 of the time of ``"area"``, which reaches 47; ``"linear"``
+    reaches 41. JPEGs of twice the size or more are first decoded at a fraction of it.
 
     Args:
         size: Pixels per side of the result, or (height, width).
         masks, boxes, box_labels, max_boxes, min_box, box_units: As for :class:`TrainTransform`.
         layout, dtype, mean, std, interpolation, orientation: As for :class:`TrainTransform`.
         resize: Pixels of the shorter side, at least the longer side of ``size``.
-        rounding: "torchvision" rounds the longer side down and the centre's place to even; "tensorpack"
-            rounds the longer side to the nearest and the centre's place down.
+        rounding: "torchvision" rounds the longer side down and the crop's offset to the nearest, halves to
+            even; "tensorpack" rounds the longer side to the nearest and the offset down.
 
     Raises:
         UsageError: A value is out of range.
@@ -337,10 +327,9 @@ class EvalTransform(ImageTransform):
     def choose(self, image: EncodedImage, rng: np.random.Generator) -> Choice:
         smallest = min(image.size)
         reduction = self._reduction(image, (smallest, smallest), (self.resize, self.resize))
-        resized = [self._resized(side, smallest) for side in image.size]
         wide, high = (
-            Span(side, 0, side, large, size, self._half(large - size))
-            for side, large, size in zip(image.size, resized, self._sides[::-1], strict=True)
+            self._centre(side, size, smallest)
+            for side, size in zip(image.size, self._sides[::-1], strict=True)
         )
         method = self._method(-(-smallest // reduction))
         across, down = self._window(wide, reduction, method), self._window(high, reduction, method)
@@ -360,16 +349,15 @@ class EvalTransform(ImageTransform):
         rows, columns = self._sides
         self._format.write(pixels[top : top + rows, left : left + columns], out)
 
-    def _resized(self, side: int, shorter: int) -> int:
+    def _centre(self, side: int, size: int, shorter: int) -> Span:
         if self.rounding == "tensorpack":
-            return int(self.resize / shorter * side + 0.5)
-        return self.resize * side // shorter
-
-    def _half(self, pixels: int) -> int:
-        return pixels // 2 if self.rounding == "tensorpack" else round(pixels / 2)
+            resized = int(self.resize / shorter * side + 0.5)
+            return Span(side, 0, side, resized, size, (resized - size) // 2)
+        resized = self.resize * side // shorter
+        return Span(side, 0, side, resized, size, round((resized - size) / 2))
 
     def _window(self, span: Span, reduction: Reduction, method: int) -> Window:
-        """The decoded pixels of a side that are resized."""
+        """Return the decoded pixels of a side that are resized."""
         return window_of(
             span.length,
             span.resized,

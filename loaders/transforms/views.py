@@ -1,4 +1,4 @@
-"""Several views of each image, from one read and one decode."""
+"""Several views of each image, read and decoded once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardprep.loaders.transforms.transforms import ImageTransform
 
 
 class _Group(NamedTuple):
-    """Views with the same arrays: the arrays of a batch hold them one after the other, or one as it is."""
+    """Views with the same outputs, which are stacked in the batch, or a single view."""
 
     transforms: tuple[Transform, ...]
     specs: tuple[ArraySpec, ...]
@@ -36,23 +36,23 @@ class _Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Views:
-    """Several views of each image, as self-supervised training and repeated augmentation show them.
+    """Several views of each image, for self-supervised training or repeated augmentation.
 
-    A record is read once. Images are decoded once for all the views of :class:`TrainTransform` and
-    :class:`EvalTransform`: of a crop-ready image the rectangle around the crops, or each crop where that is
-    fewer pixels; of any other the whole image. Views that are decoded at a fraction of the size share
-    one more decode, at that fraction. Other transforms decode for themselves.
+    A record is read once. Images are decoded once for all views of :class:`TrainTransform` and
+    :class:`EvalTransform`: a crop-ready image in the rectangle around the crops, or in each crop if that is
+    fewer pixels; any other image whole. Views at a fraction of the size share one more decode at that
+    fraction. Other transforms decode for themselves.
 
-    View ``v`` of a record draws from a stream of its own, of (seed, epoch, record, v): its arrays are bit for
-    bit those of its transform alone with these random numbers. View 0 has the numbers of a loader with
-    that transform alone. Thread-safe, and picklable if the transforms are.
+    View ``v`` of a record draws from its own stream, that of (seed, epoch, record, v): its arrays are bit for
+    bit those of its transform alone with these random numbers. View 0 has the numbers of a loader with that
+    transform alone. Thread-safe, and picklable if the transforms are.
 
     Args:
-        transforms: The transform of each view, in a list: neighbours with equal outputs are one array of the
-            batch, [B, views, height, width, 3]. Several such arrays are named "image_0", "image_1". Or a
-            dict of names to transforms and to lists of them: each is an array of that name, with no axis of
-            views for a transform that is not in a list. Masks and boxes follow their images, as "mask_1" or
-            "name_mask". Each transform must declare its ``outputs``.
+        transforms: A list with the transform of each view: neighbours with equal outputs become one array of
+            the batch, [B, views, height, width, 3]; several such arrays are named "image_0", "image_1". Or a
+            dict of names to transforms or lists of them: each becomes an array of that name, with an axis of
+            views for lists only. Masks and boxes follow their images, as "mask_1" or "name_mask". Each
+            transform must declare its ``outputs``.
 
     Raises:
         UsageError: There are no transforms, a transform declares no outputs or is a Views, or those of one
@@ -74,7 +74,7 @@ class Views:
         else:
             kept = tuple(given)
         object.__setattr__(self, "transforms", kept)
-        self.outputs  # noqa: B018 - transforms that cannot be together are an error here
+        self.outputs  # noqa: B018 - raises for transforms that do not fit together
 
     @cached_property
     def each(self) -> tuple[Transform, ...]:
@@ -83,7 +83,7 @@ class Views:
 
     @cached_property
     def outputs(self) -> tuple[ArraySpec, ...]:
-        """The specs of the arrays, group after group."""
+        """The specs of the arrays, grouped by views."""
         found = tuple(spec for group in self._groups for spec in group.specs)
         names = [spec.name for spec in found]
         if len(set(names)) != len(names):
@@ -116,13 +116,13 @@ class Views:
         return tuple(groups)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
-        """Return the arrays of :attr:`outputs`, new; one array, or a tuple of several."""
+        """Return new arrays of :attr:`outputs`: one array, or a tuple of several."""
         arrays = tuple(np.empty(spec.shape, spec.dtype) for spec in self.outputs)
         self.fill(record, rng, *arrays)
         return arrays if len(arrays) > 1 else arrays[0]
 
     def fill(self, record: TransformInput, rng: np.random.Generator, *arrays: Array) -> None:
-        """Write the arrays of :attr:`outputs`, C-contiguous."""
+        """Write :attr:`outputs` to C-contiguous arrays."""
         images: dict[Orientation, EncodedImage] = {}
         crops: dict[tuple[Orientation, Reduction], list[Crop]] = {}
         chosen = []
@@ -144,13 +144,13 @@ class Views:
             transform.render(record, image, choice, streams.at(position), *rows)
 
     def shown(self, record: TransformInput, rng: np.random.Generator) -> tuple[ShownPart | None, ...]:
-        """Return the part of the image that each view shows, None for one whose transform does not tell."""
+        """Return the part of the image that each view shows, None for a transform without ``shown``."""
         streams = _Streams(rng)
-        tells = (getattr(transform, "shown", None) for transform in self.each)
-        return tuple(tell(record, streams.of(view)) if tell else None for view, tell in enumerate(tells))
+        calls = (getattr(transform, "shown", None) for transform in self.each)
+        return tuple(call(record, streams.of(view)) if call else None for view, call in enumerate(calls))
 
     def _rows(self, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
-        """The arrays that each view writes."""
+        """Return the arrays that each view writes."""
         rows, first = [], 0
         for group in self._groups:
             own = arrays[first : first + len(group.specs)]
@@ -173,7 +173,7 @@ def _outputs(transform: Transform) -> tuple[ArraySpec, ...]:
 
 
 class _Streams:
-    """The random numbers of each view, all of one generator: one view at a time is where it stands."""
+    """The random streams of the views, all from one generator, which moves between them."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         if not isinstance(rng.bit_generator, np.random.Philox):
@@ -183,22 +183,21 @@ class _Streams:
         self._start = self._bits.state
 
     def of(self, view: int) -> np.random.Generator:
-        """Return the generator at the start of a view's stream; view 0's is where it was given."""
+        """Return the generator at the start of a view's stream; view 0 starts where the generator was."""
         if view == 0:
             return self.at(self._start)
         words: Any = self._start["state"]
         counter = words["counter"].copy()
-        counter[1] += np.uint64(view)  # 2**64 blocks after the stream of the view before
+        counter[1] += np.uint64(view)  # 2**64 blocks after the previous view's
         return self.at(
             {**self._start, "state": {**words, "counter": counter}, "buffer_pos": 4, "has_uint32": 0}
         )
 
     @property
     def position(self) -> Any:
-        """Where the generator stands, for :meth:`at`."""
+        """The generator's current position, for :meth:`at`."""
         return self._bits.state
 
     def at(self, position: Any) -> np.random.Generator:
-        """Return the generator at a position."""
         self._bits.state = position
         return self._rng
