@@ -295,8 +295,7 @@ class ReceiverAuth(Owned):
         self._names: dict[str, str] = {}
         self._allowed: frozenset[bytes] = frozenset()
         self._refused = [0, 0]  # peers refused during the handshake, and by the authenticating thread
-        self._is_counted = False
-        self._connected = 0
+        self._connected = 0  # peers whose handshake has ended, perhaps with a counted refusal
         self.reload()
 
     @property
@@ -329,19 +328,16 @@ class ReceiverAuth(Owned):
 
     def note_event(self, event: int, value: int) -> None:
         """Count refused peers. One thread must pass every event of the socket, in order."""
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._connected += 1
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._connected += 1  # until it is disconnected; _user_of() has counted the refusal
+        if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+            self._connected += 1  # _user_of() has counted a refusal
         elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+            self._connected += 1
             self._refused[0] += 1
-            self._is_counted = True  # the next event is its disconnection
         elif event == zmq.EVENT_DISCONNECTED:
-            if not self._is_counted and not self._connected:
-                self._refused[0] += 1  # another protocol, for which libzmq reports no other event
-            elif not self._is_counted:
+            if self._connected:
                 self._connected -= 1
-            self._is_counted = False
+            else:
+                self._refused[0] += 1  # another protocol, for which libzmq reports no other event
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it binds."""
