@@ -149,9 +149,6 @@ def unpack_batch(
     return batch
 
 
-# Packing
-
-
 def _head(kind: FrameKind, number: int, description: Mapping[str, Any], parts: int) -> bytes:
     text = json.dumps(description, separators=(",", ":")).encode()
     if parts > MAX_PARTS or len(text) > MAX_DESCRIPTION:
@@ -219,9 +216,6 @@ def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if little.str not in DTYPES:
         raise UsageError(f"an array of {array.dtype} cannot be sent; turn it into numbers or a list of bytes")
     return array.astype(little, copy=False)
-
-
-# Unpacking
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

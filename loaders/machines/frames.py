@@ -30,15 +30,7 @@ from shardprep.loaders.machines.codec import (
     unpack_batch,
 )
 from shardprep.loaders.machines.ledger import StepRef
-from shardprep.loaders.machines.link import (
-    ERROR_REPORT_TIMEOUT_S,
-    FAILED,
-    Link,
-    Make,
-    OpenParts,
-    error_text,
-    process_name,
-)
+from shardprep.loaders.machines.link import Link, Make, OpenParts, process_name
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
     MAX_NAME,
@@ -126,7 +118,6 @@ class FrameReceiver(Receiver):
             )
         self._limit, self._credit = bytes_of_limit(limit_bytes), high_water_mark
         socket = FrameSocket(
-            zmq.ROUTER,
             endpoints,
             bind=bind,
             options={zmq.MAXMSGSIZE: max(self._limit, 1 << 17)},
@@ -347,13 +338,11 @@ class EpochLink(Link):
         super()._end(total)
         self._total = total  # ignores further credit
 
-    def report(self, error: BaseException) -> None:
-        with suppress(*FAILED, OperationError):
-            self._socket.send(pack_note(FrameKind.ERROR, text=error_text(error)))
-            self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
-
-    def _delivery(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
+    def _data_frame(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
         return pack_batch(made.batch, step.step)
 
-    def _note(self, kind: FrameKind, step: StepRef, **notes: str) -> list[Buffer]:
-        return pack_note(kind, step.step, **notes)
+    def _end_frame(self, step: StepRef) -> list[Buffer]:
+        return pack_note(FrameKind.END, step.step)
+
+    def _error_frame(self, text: str) -> list[Buffer]:
+        return pack_note(FrameKind.ERROR, text=text)

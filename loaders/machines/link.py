@@ -44,11 +44,6 @@ def process_name() -> str:
     return f"{socket.gethostname()[:64]}:{os.getpid()}"
 
 
-def error_text(error: BaseException) -> str:
-    """Return the end of the traceback, short enough for an ERROR frame."""
-    return "".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:]
-
-
 @dataclass(frozen=True)
 class PassEnd:
     """Reports that the pass has only ``total`` steps."""
@@ -112,13 +107,11 @@ class OpenParts:
 
     def _opened(self, part: int, number: int) -> OpenPart:
         """Return the part, reopened if it is already past item ``number``."""
-        found = self._parts.get(part)
-        if found is not None and number < found.due:
+        if part in self._parts and number < self._parts[part].due:
             end(self._parts.pop(part).items)
-            found = None
-        if found is None:
-            found = self._parts[part] = OpenPart(self._begin(self._pass_number, part))
-        return found
+        if part not in self._parts:
+            self._parts[part] = OpenPart(self._begin(self._pass_number, part))
+        return self._parts[part]
 
     def close(self) -> None:
         """Close all parts."""
@@ -190,15 +183,13 @@ class Link(Owned):
         }
         secure = auth.secure if auth else None
         self._socket = FrameSocket(
-            zmq.DEALER, endpoint, bind=bind, options=options, most_bytes=MAX_NOTE_BYTES, secure=secure
+            endpoint, bind=bind, options=options, most_bytes=MAX_NOTE_BYTES, secure=secure
         )
 
     @property
     def lag(self) -> int:
         """Number of leased steps that have not been sent."""
         return len(self._drawn) + len(self._leased)
-
-    # Steps
 
     def make_leased_steps(self) -> None:
         """Make the leased steps until the receiver is done.
@@ -210,15 +201,13 @@ class Link(Owned):
             self.state = STANDING_BY
             self._drawn.clear()
             self.wait_for(lambda: bool(self._leased) or self.is_done)
-            if not self.is_done:
-                self._run_pass(self._leased[0].pass_number)
-
-    def _run_pass(self, pass_number: int) -> None:
-        """Make the leased steps of a pass until none is left, or the pass is no longer wanted."""
-        self.state = SENDING
-        with closing(self._make(pass_number, self._steps(pass_number))) as batches:  # type: ignore[type-var]
-            while self._wants(pass_number) and self._send_next(batches):
-                pass
+            if self.is_done:
+                return
+            self.state = SENDING
+            number = self._leased[0].pass_number
+            with closing(self._make(number, self._steps(number))) as batches:  # type: ignore[type-var]
+                while self._wants(number) and self._send_next(batches):
+                    pass
 
     def _steps(self, pass_number: int) -> Iterator[int]:
         """Yield the steps of this pass as long as some are leased."""
@@ -252,7 +241,7 @@ class Link(Owned):
 
     def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
-        parts = self._delivery(self._drawn[0], made)
+        parts = self._data_frame(self._drawn[0], made)
         size = sum(len(part) for part in parts[1:])
         if size > self._limit:
             raise UsageError(
@@ -276,26 +265,24 @@ class Link(Owned):
     def _end(self, total: int) -> None:
         """Report that the pass, or the part that contains step ``total``, ends before that step."""
         work = self._drawn[0]._replace(step=total)
-        self._socket.send(self._note(FrameKind.END, work))
+        self._socket.send(self._end_frame(work))
         if self._leased and self._leased[0].pass_number == work.pass_number:
             self._leased = deque(held for held in self._leased if (held.step - total) % self._parts)
 
     def report(self, error: BaseException) -> None:
         """Report that the next step cannot be made, and wait briefly for the acknowledgement."""
-        steps = [*self._drawn, *self._leased]
-        if not steps:
+        frame = self._error_frame("".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:])
+        if not frame:
             self.leave()
             return
         with suppress(*FAILED, OperationError):
-            self._socket.send(self._note(FrameKind.ERROR, steps[0], text=error_text(error)))
+            self._socket.send(frame)
             self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
 
     def leave(self) -> None:
         """Send STOP, so that the receiver leases this sender's steps to others at once."""
         if not self.is_done:
             self._socket.send(pack_note(FrameKind.STOP))
-
-    # Messages
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:
         """Handle messages until ``holds()``; return False after ``timeout_s``."""
@@ -383,11 +370,16 @@ class Link(Owned):
                 self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
 
-    def _delivery(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
+    def _data_frame(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
         return wire.pack_delivery(step, made)
 
-    def _note(self, kind: FrameKind, step: StepRef, **notes: str) -> list[Buffer]:
-        return wire.pack_step(kind, step, **notes)
+    def _end_frame(self, step: StepRef) -> list[Buffer]:
+        return wire.pack_step(FrameKind.END, step)
+
+    def _error_frame(self, text: str) -> list[Buffer]:
+        """Return an ERROR frame, empty if no step is leased."""
+        steps = [*self._drawn, *self._leased]
+        return wire.pack_step(FrameKind.ERROR, steps[0], text=text) if steps else []
 
     def __enter__(self) -> Self:
         return self

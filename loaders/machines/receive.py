@@ -244,8 +244,6 @@ class Reception(Owned):
             waited=self._waited,
         )
 
-    # Received messages
-
     def _note_events(self) -> None:
         for event, value in self._socket.events():
             self._auth.note_event(event, value)
@@ -339,8 +337,6 @@ class Reception(Owned):
         if work.session != self._session:
             raise FrameDamaged("a frame is of another session")
         return work.lease, work.pass_number, work.step
-
-    # Leases and checks
 
     def _grant(self) -> None:
         for address, lease in list(self._ledger.grant(self._waited)):
@@ -484,7 +480,6 @@ class RemoteSource(FrameworkHint, Receiver):
         limit = bytes_of_limit(limit_bytes)
         auth = ReceiverAuth(keys)
         socket = FrameSocket(
-            zmq.ROUTER,
             endpoint,
             bind=True,
             options={zmq.MAXMSGSIZE: PIECE + MAX_ENCRYPTION_OVERHEAD},

@@ -33,8 +33,6 @@ from shardprep.loaders.machines.socket import MAX_NAME
 MAX_RECONNECT_MS = 2000  # between attempts to connect
 MOST_HELD = 2  # times ``ahead``, as a sender also keeps the steps of expired leases
 
-CLOSED = "the receiver was closed"
-
 
 @dataclass(frozen=True)
 class SenderStats:
@@ -61,9 +59,7 @@ class SenderStats:
         }
 
 
-MAX_IN_FLIGHT = (
-    4  # measured with batches of 10 MB: fewer leave the wire idle at times, more exceed the caches
-)
+MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ def serve(
             ) as link:
                 is_done = _serve_over(link, endpoint, patience)
             stats = now(link)
-        stats = replace(stats, state=CLOSED, lag=0)
+        stats = replace(stats, state="the receiver was closed", lag=0)
         notify(stats)
         return stats
 

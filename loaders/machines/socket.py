@@ -171,16 +171,15 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class FrameSocket(Owned):
-    """A socket with a context and a monitor of its own. Not thread-safe.
+    """A socket with a context and a monitor of its own: a ROUTER with ``most_waiting``, else a DEALER.
 
-    libzmq's queues are unbounded, as bounded ones are unsafe (see the options). With ``most_waiting``, call
-    :meth:`fetch` several times a second: it disconnects a peer that has more unreceived messages than that.
-    A message has at most ``most_bytes``.
+    libzmq's queues are unbounded, as bounded ones are unsafe (see the options). The user of a ROUTER calls
+    :meth:`fetch` several times a second, to disconnect peers with more than ``most_waiting`` unreceived
+    messages. A message has at most ``most_bytes``. Not thread-safe.
     """
 
     def __init__(
         self,
-        kind: int,
         endpoint: str | Sequence[str],
         *,
         bind: bool,
@@ -203,9 +202,9 @@ class FrameSocket(Owned):
         self.connections: dict[int, Connection] = {}  # by descriptor number
         self._next_look = 0.0
         self._most_bytes = most_bytes + UNREAD_BYTES
-        self._has_peers = kind == zmq.ROUTER
+        self._has_peers = most_waiting > 0
         self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
+        self._socket = self._context.socket(zmq.ROUTER if self._has_peers else zmq.DEALER)
         self._socket.monitor(MONITOR, EVENTS)
         self._monitor = self._context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # an unread monitor must not block its socket
@@ -266,7 +265,7 @@ class FrameSocket(Owned):
 
     def receive(self) -> Message | None:
         """Return the next message, None if there is none. Buffers far beyond MAX_PARTS are dropped."""
-        if not self._most_waiting:
+        if not self._has_peers:
             if (message := self._next()) is None:
                 self._end_endless()
             return message
