@@ -61,6 +61,10 @@ class Sink(Owned, ABC):
         """Return the next element. The sink must not be empty."""
 
     @abstractmethod
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        """Return the next batch in a graph, which calls ``ended`` for an element that is no batch."""
+
+    @abstractmethod
     def empty(self) -> None:
         """Drop all elements. No thread may take at the same time; one may wait to put."""
 
@@ -198,10 +202,6 @@ class OperatedSink(Sink):
         if not (self._runs or self._closed):
             raise UsageError("nothing feeds this input yet; call its start(session) before the first step")
         return True
-
-    @abstractmethod
-    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        """Return the next batch in the graph, which calls ``ended`` for an element that is no batch."""
 
     def level(self) -> int:
         try:
@@ -368,11 +368,15 @@ class StagingAreas(Sink):
     """A sink of ``depth`` elements, each with one part per device.
 
     The leaves of an element are one list per device. They are copied to the device unless they are there.
+    With a ``strategy``, each of its replicas on this machine dequeues from its own device.
     """
 
-    def __init__(self, specs: Sequence[Any], devices: Sequence[str], depth: int) -> None:
+    def __init__(
+        self, specs: Sequence[Any], devices: Sequence[str], depth: int, strategy: Any = None
+    ) -> None:
         self.capacity = depth
         self._specs = specs
+        self._strategy = strategy
         self._reported = 0  # the token of the last reported end
         self._changed = threading.Condition()
         self._closed = False
@@ -424,12 +428,21 @@ class StagingAreas(Sink):
                 for area in self._areas:
                     area.clear(self.capacity)
 
-    def dequeue(self, replica: int, ended: Callable[[int], None]) -> Leaves:
-        """Return the replica's next part in the graph, which calls ``ended`` if it is no batch."""
-        found, area = partial(weak(self._found), ended), self._areas[replica]
+    def dequeue(self, ended: Callable[[int], None]) -> Leaves:
+        found, area = partial(weak(self._found), ended), self._areas[self._replica()]
         with tf.device("CPU:0"):
             is_batch = batch_or_end(area.tokens.dequeue(), found)
         return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
+
+    def _replica(self) -> int:
+        """Return the index, on this machine, of the replica that is being traced."""
+        if not self._strategy:
+            return 0
+        context = tf.distribute.get_replica_context()
+        if context is None or context.strategy is not self._strategy:
+            raise UsageError("with a strategy, dequeue belongs in the function given to strategy.run")
+        number = context.replica_id_in_sync_group
+        return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)
 
     def _found(self, ended: Callable[[int], None], token: int) -> None:
         """Report the end of a pass once, when all replicas have taken it.

@@ -240,7 +240,7 @@ class FeederInput(Input):
 
     def __init__(self, passes: Passes, element_spec: Any, sink: Sink, feeder: Feeder) -> None:
         self._passes, self.element_spec = passes, element_spec
-        self._sink: Any = sink  # some have more methods than a Sink
+        self._sink: Any = sink  # that of a v1 graph also has attach()
         self._feeder = feeder
         self._in_session = not tf.executing_eagerly()
         # multiprocessing's finalizer runs before an engine stops its workers, while threads can be joined
@@ -268,10 +268,7 @@ class FeederInput(Input):
             self._feeder.unseen = True
         else:
             self._feeder.take_unseen()
-        return self.packed(self._dequeue_op(weak(self._feeder.ended)))
-
-    def _dequeue_op(self, ended: Callable[[int], None]) -> Any:
-        return self._sink.dequeue(ended)
+        return self.packed(self._sink.dequeue(weak(self._feeder.ended)))
 
     def _form(self, leaves: Leaves) -> Any:
         """Return the batch of an element's leaves for eager code."""
@@ -490,7 +487,7 @@ class StagingInput(FeederInput):
         specs, on_close = flat(element_spec), self._wrapped.close if self._wrapped is not None else None
         sink: Sink
         if tf.executing_eagerly():
-            sink = StagingAreas([_part_of(spec, len(devices)) for spec in specs], devices, depth)
+            sink = StagingAreas([_part_of(spec, len(devices)) for spec in specs], devices, depth, strategy)
             split = partial(_split, element_spec, len(devices), passes.batches_never_change)
             feeder = Feeder(passes, sink, split, on_close=on_close)
         elif self._wrapped is None or len(devices) > 1:
@@ -508,11 +505,6 @@ class StagingInput(FeederInput):
         distributed = self._strategy.experimental_distribute_values_from_function
         columns = map(iter, zip(*leaves, strict=True))
         return self.packed([distributed(lambda _, parts=column: next(parts)) for column in columns])
-
-    def _dequeue_op(self, ended: Callable[[int], None]) -> Any:
-        if self._in_session:
-            return super()._dequeue_op(ended)
-        return self._sink.dequeue(_replica(self._strategy) if self._strategy else 0, ended)
 
     def start(self, session: Any) -> None:
         if self._wrapped is not None:
@@ -558,15 +550,6 @@ def _rows(leaf: Any, part: int, parts: int) -> Any:
     share, more = divmod(int(leaf.shape[0]), parts)
     first = part * share + min(part, more)
     return leaf[first : first + share + (part < more)]
-
-
-def _replica(strategy: Any) -> int:
-    """Return the index, on this machine, of the replica that is being traced."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.strategy is not strategy:
-        raise UsageError("with a strategy, dequeue belongs in the function given to strategy.run")
-    number = context.replica_id_in_sync_group
-    return int(tf.get_static_value(number)) if tf.is_tensor(number) else int(number)
 
 
 class DatasetInput(DirectInput):
@@ -644,7 +627,7 @@ class TensorInput(DirectInput):
         if signature is None:
             with tf.Graph().as_default():  # for static shapes only
                 signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
-        super().__init__(Passes(make), signature)
+        super().__init__(Passes(make if length is None else range(length)), signature)
         self._make = make
         self._length = length
         self._left = length  # batches of the epoch that a graph is in
@@ -657,11 +640,6 @@ class TensorInput(DirectInput):
     def __len__(self) -> int:
         if self._length is None:
             raise TypeError("this input is endless; give it a length")
-        return self._length
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """The length, or None."""
         return self._length
 
     def _dequeue_in_graph(self) -> Any:
