@@ -1,4 +1,4 @@
-"""An archive in object storage that is read in place, by offset, and must not change."""
+"""An archive in object storage, read in place by offset, which must not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardprep.formats.storage.store import (
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """The file ``name`` in a place, as it was when the place was listed. Picklable."""
+    """The file ``name`` at a place, as it was when the place was listed. Picklable."""
 
     place: Location
     name: str
@@ -34,24 +34,23 @@ class RemoteFile:
 
     @property
     def url(self) -> str:
-        """The file's URL."""
         return f"{self.place.url}/{self.name}"
 
 
 HEADERS_AT_ONCE = 64
 AHEAD_AT_ONCE = 32
 AHEAD_BYTES = 64 << 20
-PIECE_BYTES = 4 << 20  # of a file that is read as a whole
+PIECE_BYTES = 4 << 20  # of a file that is read whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
-    """A file open for reading by ranges, as :class:`.ArchiveFile` is; several threads may read.
+    """A file open for reading by ranges, like :class:`.ArchiveFile`. Thread-safe.
 
-    Entering and leaving raise SourceDamaged if the file is not the one that was listed. Each answer has to be
-    of that file, and as long as it was asked for; it is asked for again otherwise.
+    Entering and leaving raise SourceDamaged if the file is not the one that was listed. A response from
+    another file, or of the wrong length, is requested again.
     """
 
     def __init__(self, file: RemoteFile) -> None:
@@ -63,7 +62,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         self._is_stopped = False
 
     def __enter__(self) -> RemoteArchive:
-        """Open the file. Raises SourceDamaged, RemoteFailed, OperationError where obstore is missing."""
+        """Open the file. Raises SourceDamaged, RemoteFailed, and OperationError if obstore is missing."""
         self._folder = RemoteFolder(self.file.place, self.file.policy)
         self._loop = LoopThread(threads=1).__enter__()
         try:
@@ -95,19 +94,19 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
         return future.result()  # leaving cancels it; LoopThread.run polls, which takes longer than an answer
 
     def expect(self, reads: Iterable[tuple[int, int]]) -> None:
-        """Read ahead: a thread reads these lengths and offsets next, in this order; some may be left out."""
+        """Read ahead the (length, offset) pairs to be read next, in this order; the reader may skip some."""
         self._expected = deque(reads)
         self._ask_ahead()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the whole file."""
+        """Yield the whole file in pieces."""
         reads = [(min(PIECE_BYTES, self.end - at), at) for at in range(0, self.end, PIECE_BYTES)]
         self.expect(reads)
         for length, offset in reads:
             yield self.read_at(length, offset)
 
     def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield the results of the calls, in order; they run in threads, since each waits for its answers."""
+        """Yield the results of the calls, in order; they run in threads, since each waits for the network."""
         with ThreadPoolExecutor(HEADERS_AT_ONCE, "shardprep-headers") as pool:
             try:
                 yield from pool.map(call, items)
@@ -118,7 +117,7 @@ class RemoteArchive(Owned, AbstractContextManager["RemoteArchive"]):
                 raise
 
     def _taken(self, read: tuple[int, int]) -> Future[bytes] | None:
-        """Return the future of a range that was read ahead, and drop those before it; None if it was not."""
+        """Return the future of a range that was read ahead, or None; drop the ranges before it."""
         while self._ahead:
             expected, future = self._ahead.popleft()
             self._ahead_bytes -= expected[0]

@@ -1,6 +1,6 @@
-"""A cache of a remote dataset's verified files, in a folder that all processes of a machine share.
+"""A cache of remote datasets' verified files, shared by all processes of a machine.
 
-``FileCache`` keeps them; ``FileSource`` says in any process where the files of a dataset come from.
+``FileCache`` stores the files; ``FileSource`` tells any process where a dataset's files come from.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
 
 LetGo = Callable[[], bool]
-"""Releases something that takes room; returns whether there was any."""
+"""Releases something that takes up room; returns False if nothing was left to release."""
 
 
 class FileHold(Owned, AbstractContextManager["FileHold"]):
-    """Files in the cache that are not evicted before :meth:`release`, or the end of this process."""
+    """Cached files that are not evicted until :meth:`release`, or the end of this process."""
 
     def __init__(self) -> None:
         self._pins: dict[str, LockDescriptor] = {}
         self.sizes: dict[str, int] = {}
-        """The sizes of the files in bytes, by their SHA-256."""
+        """The sizes of the files in bytes, by SHA-256."""
         self.came = False
-        """Whether any of the files had to come first."""
+        """Whether any of the files had to be downloaded first."""
 
     def add(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Hold a file by its lock."""
@@ -65,15 +65,13 @@ class FileHold(Owned, AbstractContextManager["FileHold"]):
         self.sizes[hex_of(entry)] = entry.size
 
     def pin_of(self, entry: FileEntry) -> LockDescriptor:
-        """Return the lock on a file that is held."""
         return self._pins[hex_of(entry)]
 
     def lacks(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
-        """Return the files that are not held."""
         return [entry for entry in entries if hex_of(entry) not in self._pins]
 
     def release(self) -> None:
-        """Let the files go. Idempotent."""
+        """Release the files. Idempotent."""
         pins, self._pins, self.sizes = self._pins, {}, {}
         for pin in pins.values():
             pin.close()
@@ -83,7 +81,7 @@ class FileHold(Owned, AbstractContextManager["FileHold"]):
 
 
 class CacheTooSmall(NoSpace):
-    """A cache is too small for the files that are read at once; ``needed`` is the least limit."""
+    """A cache is too small for the files that are read at once; ``needed`` is the smallest limit in bytes."""
 
     def __init__(self, message: str, *, path: os.PathLike[str] | None = None, needed: int = 0) -> None:
         super().__init__(message, path=path)
@@ -92,12 +90,12 @@ class CacheTooSmall(NoSpace):
 
 @dataclass
 class _Download(Transfer):
-    """The download of a file whose room is taken."""
+    """The download of a file whose room is reserved."""
 
     file: ArrivingFile
 
     async def run(self) -> None:
-        """Download the file, verify it and publish it. Raises what :meth:`fill` does."""
+        """Download the file, verify it and publish it. Raises the errors of :meth:`fill`."""
         alive = asyncio.create_task(self._show_alive())
         try:
             await self.fill(self.file)
@@ -106,7 +104,7 @@ class _Download(Transfer):
             alive.cancel()
 
     async def _show_alive(self) -> None:
-        """Change the file's time as long as this process runs, also while the server is silent."""
+        """Touch the file while this process lives, even if the server is silent."""
         while True:
             await asyncio.sleep(ALIVE_S)
             self.file.touch()
@@ -114,12 +112,11 @@ class _Download(Transfer):
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Counts of a cache's work for this object since it was opened.
+    """Counts since the cache was opened.
 
-    ``downloaded`` files with ``downloaded_bytes`` were downloaded here; ``received_bytes`` also count what is
-    on its way, and what had to be asked for again. ``hits`` were there already when they were to be held, or
-    came by another process. ``replaced`` copies were thrown away by any process because the disk had not kept
-    their bytes.
+    ``downloaded`` files of ``downloaded_bytes`` were downloaded by this object; ``received_bytes`` include
+    unfinished downloads and retries. ``hits`` were already there when requested, or downloaded by another
+    process. ``replaced`` copies were discarded, by any process, because the disk had corrupted them.
     """
 
     downloaded: int = 0
@@ -132,14 +129,14 @@ class CacheCounts:
 class FileCache(Owned, AbstractContextManager["FileCache"]):
     """The files of the dataset at ``place``, each downloaded once for all processes of this machine.
 
-    ``folder`` is a new folder, or a cache, on a local disk. All files in it, of all datasets, have at most
-    ``limit_bytes`` together; if living readers gave different limits, the smallest holds. A file is there
-    whole and verified, or not at all; whatever dead processes left is removed. Thread-safe. A forked copy
-    holds what is there, and cannot download. Close it at the end: it has a thread, and a file that tells
-    other processes what this one will use.
+    ``folder`` is a new folder or an existing cache on a local disk. Its files, of all datasets, take at most
+    ``limit_bytes`` together; of different limits of living readers, the smallest applies. A file is there
+    whole and verified, or not at all; leftovers of dead processes are removed. Thread-safe. A forked copy
+    holds existing files, but cannot download. Close it at the end: it has a thread, and a file that announces
+    its future uses to other processes.
 
-    Raises UsageError for a folder that is no cache, or is on a network file system; NoSpace for a full disk;
-    CacheBusy where another process keeps a lock for ``patience_s`` seconds, as all methods may; OSError.
+    Raises UsageError for a folder that is not a cache, or is on a network file system; NoSpace for a full
+    disk; CacheBusy, as all methods may, if another process keeps a lock for ``patience_s`` seconds; OSError.
     """
 
     def __init__(
@@ -167,18 +164,17 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             with self.folder.turn():
                 name = f"{os.getpid()}-{secrets.token_hex(8)}"
                 self._reader = ReaderFile(self.folder.readers, name, self.limit_bytes)
-            self.folder.take_room((), self.limit_bytes)  # removes leftovers, and files over the limit
+            self.folder.take_room((), self.limit_bytes)  # removes leftovers, and files beyond the limit
         self._replaced = self.folder.replaced
 
     @property
     def counts(self) -> CacheCounts:
-        """Files downloaded, found and waited for so far."""
         replaced = max(0, self.folder.replaced - self._replaced)
         return CacheCounts(self._files, self._bytes, self._received_bytes, self._hits, replaced)
 
     @property
     def room_bytes(self) -> int:
-        """The bytes that all its files could have now: the limit, or what the disk has."""
+        """The bytes that all cached files together can take now: the limit, or the disk's space."""
         return min(self.limit_bytes, self.folder.room_bytes)
 
     def check_fits(self, entries: Iterable[FileEntry]) -> None:
@@ -187,16 +183,14 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self._fitting([entry])
 
     def hold(self, entries: Iterable[FileEntry], let_go: LetGo = lambda: False) -> FileHold:
-        """Download the missing ones of some files, and hold all of them; waits until there is room.
+        """Hold files, downloading the missing ones; waits until there is room.
 
-        While it waits for room, it holds none of them, so that two readers never wait for each other with
-        half a set each. Release a set before you wait for one that has no room beside it, or in ``let_go``,
-        which is called where there is no room.
+        It holds none of them while it waits for room, so two readers never deadlock with half a set each. If
+        there is no room, ``let_go`` is called, and should release earlier sets.
 
-        Raises CacheTooSmall if the limit is less than the files and what this process keeps, or if nothing
-        moved in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
-        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError in a forked process, for missing files;
-        OSError.
+        Raises CacheTooSmall if the limit is less than these files and those this process keeps, or if nothing
+        changed in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
+        RemoteDamaged, RemoteMissing, RemoteFailed; UsageError for missing files in a forked process; OSError.
         """
         wanted = self._fitting(entries)
         found, patience = self._held(wanted), Patience(self._patience_s, self._readers_with_room)
@@ -215,7 +209,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         return found
 
     def keep(self, held: FileHold) -> None:
-        """Hold files that are held until this cache is closed. Raises UsageError for a closed cache."""
+        """Keep held files until this cache is closed. Raises UsageError for a closed cache."""
         with ExitStack() as failed, self._lock:
             failed.enter_context(held)
             self._refuse_closed()
@@ -223,11 +217,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             failed.pop_all()
 
     def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
-        """Download a file ahead, and return whether it is there; it is not held.
+        """Download a file ahead of its use, without holding it; return whether it is there.
 
-        Only files that are used later than it, by what all readers foresee, are evicted for it; without
-        ``evict`` none is. Raises what
-        :meth:`hold` does but CacheTooSmall.
+        Only files that all readers will use later than it are evicted for it; without ``evict``, none are.
+        Raises the errors of :meth:`hold` except CacheTooSmall.
         """
         found = self._held([entry], "later" if evict else "none")
         if isinstance(found, NoRoom):
@@ -236,7 +229,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         return True
 
     def hold_right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
-        """Hold a file as :meth:`hold` does, after its bytes were hashed: a copy that is wrong is replaced."""
+        """Hold a file as :meth:`hold` does, after hashing it: a corrupt copy is replaced."""
         with ExitStack() as wrong:
             held = wrong.enter_context(self.hold([entry], let_go))
             if held.came or _is_right(held.pin_of(entry), entry):
@@ -247,30 +240,29 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
 
     @contextmanager
     def right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
-        """The context in which a file is held right; damage that is read then was published."""
+        """Hold an intact file during the context: damage that is read from it was published."""
         with self.hold_right(entry, let_go), saying_published(self.place, self.folder.path, entry):
             yield
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
-        """Tell all processes the files that this one will use, in their order; replaces earlier ones.
+        """Announce to all processes the files that this one will use, in order, instead of earlier ones.
 
         Raises UsageError for a closed cache.
         """
-        names = [hex_of(entry) for entry in entries]
-        uses = np.array([identity_of(name) for name in names], np.uint64)
+        uses = np.array([identity_of(hex_of(entry)) for entry in entries], np.uint64)
         with self._lock:
             self._refuse_closed()
             with self.folder.turn():
                 self._reader.foresee(uses)
 
     def used(self, position: int) -> None:
-        """Tell that the first ``position`` of the foreseen uses are over. Raises UsageError once closed."""
+        """Record that the first ``position`` announced uses are done. Raises UsageError once closed."""
         with self._lock:
             self._refuse_closed()
             self._reader.used(position)
 
     def close(self) -> None:
-        """Release all files, and end the threads. Idempotent; not reusable afterwards."""
+        """Release all files and stop the threads. Idempotent; not reusable afterwards."""
         if not self.made_here or self._is_closed:
             return
         with self._lock:
@@ -292,22 +284,23 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self.close()
 
     def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
-        """Return each of the files once. Raises CacheTooSmall if they can never be there together."""
+        """Return the files without duplicates. Raises CacheTooSmall if they can never fit together."""
         wanted = [*{hex_of(entry): entry for entry in entries}.values()]
         if (needed := self._needed(wanted)) > self.limit_bytes:
             raise self._too_small(needed, self.limit_bytes)
         return wanted
 
     def _needed(self, wanted: Iterable[FileEntry]) -> int:
-        """The bytes of these files with those that are kept."""
+        """Return the bytes of these files and the kept ones together."""
         sizes = {hex_of(entry): entry.size for entry in wanted}
         for held in self._kept:
             sizes |= held.sizes
         return sum(sizes.values())
 
     def _too_small(self, needed: int, limit: int) -> CacheTooSmall:
+        room = f"{limit:,} bytes" if limit < UNLIMITED else "no more"
         return CacheTooSmall(
-            f"the cache is too small: it has room for {_room(limit)} and needs at least {needed:,} bytes "
+            f"the cache is too small: it has room for {room} and needs at least {needed:,} bytes "
             "for the files read at once; give it a larger limit, or make room on its disk",
             path=self.folder.path,
             needed=needed,
@@ -318,7 +311,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         return f"room in the cache {self.folder.path}, which the processes {', '.join(pids)} read from"
 
     def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
-        """Hold the files, or none of them if there is no room for all that are missing."""
+        """Hold the files, or none of them if there is no room for all missing ones."""
         hits = len(wanted)
         with naming_full_disk(self.folder.path), ExitStack() as failed:
             held = failed.enter_context(FileHold())
@@ -333,13 +326,13 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                     hits -= len(found.own)
                 self._await(held, found.coming)
             failed.pop_all()
-        if self.made_here:  # else the lock can be held by a thread that was not copied
+        if self.made_here:  # in a forked copy, the lock may be held by a thread that does not exist
             with self._lock:
                 self._hits += hits
         return held
 
     def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
-        """Download files, and hold them. If one fails, all are let go."""
+        """Download files and hold them; if one fails, give up all."""
         try:
             if not self.made_here:
                 raise UsageError(
@@ -347,7 +340,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                     "by multiprocessing's 'spawn'",
                     path=self.folder.path,
                 )
-            with self._lock:  # closing ends earlier downloads
+            with self._lock:  # closing cancels earlier downloads
                 self._refuse_closed()
                 remote = self._remote = self._remote or RemoteFolder(self.place, self._policy)
                 loop = self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
@@ -367,10 +360,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     async def _run(self, works: Sequence[_Download]) -> None:
         try:
             await run_all(works, AT_ONCE)
-        except BaseException:  # given up here, where no other thread uses the files any more
+        except BaseException:  # here, where no thread uses the files any more
             await in_thread(self._give_up, [work.file for work in works])
             raise
-        self._files += len(works)  # all in this thread
+        self._files += len(works)  # only the loop's thread counts these
         self._bytes += sum(work.entry.size for work in works)
 
     def _arrived(self, size: int) -> None:
@@ -382,25 +375,25 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 file.give_up()
 
     def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> None:
-        """Hold those of the files that are in the cache."""
+        """Hold the files that are in the cache."""
         for entry in entries:
             if (pin := self.folder.pinned(entry)) is not None:
                 held.add(entry, pin)
 
     def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
-        """Hold the files that others download, when they are there."""
+        """Wait for the files that other processes download, and hold them."""
         self._pin(held, coming)
         left: Sequence[FileEntry] = ()
         patience = Patience(self._patience_s, lambda: self._downloads_of(left))
         while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
             self._refuse_closed()
             left = [*times]
-            patience.refuse_end(self.folder.part_of(hex_of(left[0])), times)
+            patience.refuse_end(self.folder.part_of(left[0]), times)
             patience.wait()
             self._pin(held, held.lacks(coming))
 
     def _downloads_of(self, coming: Sequence[FileEntry]) -> str:
-        holders = sorted({holder_of(self.folder.part_of(hex_of(entry))) for entry in coming})
+        holders = sorted({holder_of(self.folder.part_of(entry)) for entry in coming})
         return f"{coming[0].name}, which {', '.join(holders)} downloads into the cache {self.folder.path}"
 
 
@@ -411,13 +404,9 @@ def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
         return False
 
 
-def _room(limit: int) -> str:
-    return f"{limit:,} bytes" if limit < UNLIMITED else "no more"
-
-
 @dataclass(frozen=True)
 class FileSource:
-    """The files of a dataset at a ``url``, through a ``cache`` of ``limit`` bytes; with None they are there.
+    """Where a dataset's files come from: a ``url``, through a ``cache`` of ``limit`` bytes; or the local disk.
 
     Picklable.
     """
@@ -428,16 +417,15 @@ class FileSource:
 
     @classmethod
     def of(cls, dataset: RecordSet) -> FileSource:
-        """Return those of a dataset."""
-        found: FileSource = getattr(dataset, "source", cls())  # a cached dataset has one
+        found: FileSource = getattr(dataset, "source", cls())  # a CachedDataset has one
         return found
 
     @contextmanager
     def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
-        """The context of the files. Unless another process has ``held`` them, each is before it is opened.
+        """Make the files available during the context.
 
-        A process holds one file in each of its threads, until it opens another one. The cache is the
-        ``shared`` one, or is opened when it is needed.
+        Unless another process has ``held`` them, each thread holds the last file it opened. The cache is
+        ``shared``, or opened when needed.
         """
         if self.url is None:
             yield LOCAL
@@ -462,20 +450,20 @@ class FileSource:
                 each.close()
 
     def opened(self) -> FileCache:
-        """Open the cache of the files at a URL."""
+        """Open the cache of files at a URL."""
         if self.url is None or self.cache is None:
-            raise ValueError("the files are there")
+            raise ValueError("the files are local")
         return FileCache(self.cache, self.limit, Location.parse(self.url))
 
 
-MOST_HELD = 4  # the others stay open, and can be evicted: who is idle takes little room from others
+MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
 
 
 class HeldFiles(LocalFiles, Owned):
-    """The files that were opened last, held; fewer of them where there is no room.
+    """Holds the last ``most`` files that were opened, or fewer if there is no room.
 
-    ``cache`` returns the cache. With ``most`` of 0, another process holds the files, and they are only
-    replaced here. Thread-safe; a forked copy of the process begins with none.
+    ``cache`` returns the cache. With ``most`` 0, another process holds the files, and this one only replaces
+    damaged ones. Thread-safe; a forked process starts with none.
     """
 
     def __init__(self, cache: Callable[[], FileCache], *, most: int = MOST_HELD) -> None:
@@ -483,7 +471,7 @@ class HeldFiles(LocalFiles, Owned):
         self._held: OrderedDict[str, FileHold] = OrderedDict()  # changed by single calls, without a lock
 
     def bring(self, entry: FileEntry) -> None:
-        """Make a file be there, and hold it. Raises what :meth:`FileCache.hold` does."""
+        """Make a file available and hold it. Raises the errors of :meth:`FileCache.hold`."""
         if not self._most:
             return
         if self._process != os.getpid():
@@ -497,12 +485,12 @@ class HeldFiles(LocalFiles, Owned):
 
     @contextmanager
     def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self.release()  # or a copy that is replaced would be held
+        self.release()  # otherwise the replaced copy would be held
         with self._cache().right(entry, self._let_go_first):
             yield
 
     def _let_go_first(self) -> bool:
-        """Let the file go that was opened first; return whether there was any."""
+        """Release the file that was opened first; return False if there was none."""
         try:
             self._held.popitem(last=False)[1].release()
         except KeyError:
@@ -510,13 +498,13 @@ class HeldFiles(LocalFiles, Owned):
         return True
 
     def release(self) -> None:
-        """Let all go."""
+        """Release all files."""
         while self._let_go_first():
             pass
 
 
 class LastFiles(HeldFiles):
-    """The last file that each thread opened, held."""
+    """Holds the last file that each thread opened."""
 
     def bring(self, entry: FileEntry) -> None:
         thread = str(threading.get_ident())
@@ -527,7 +515,7 @@ class LastFiles(HeldFiles):
 
 @contextmanager
 def saying_published(place: Location, folder: Path, entry: FileEntry) -> Iterator[None]:
-    """Say of damage in a file that has its SHA-256 that it is no damage of a disk."""
+    """Explain that damage in a file with the right SHA-256 was published, rather than caused by a disk."""
     try:
         yield
     except (CorruptRecord, ShardDamaged, ManifestDamaged) as error:

@@ -1,16 +1,14 @@
-"""The folder of a cache on disk: its files, its locks, its readers, and which file goes first.
+"""The folder of a cache on disk: its files, locks and readers, and the order of eviction.
 
-``files/ab/<SHA-256>`` are whole, verified files, ``parts/`` those that are on their way, ``readers/`` what
-the living readers have told, and ``datasets/<root>/`` folders of links that look like a dataset. What is
-there changes only under the lock of the whole cache, and a file that is read has a shared lock.
-``replaced`` has a line for each copy that was thrown away because the disk had not kept its bytes: its
-SHA-256.
+``files/ab/<SHA-256>`` are whole, verified files; ``parts/`` has unfinished downloads, ``readers/`` the
+announcements of living readers, and ``datasets/<root>/`` folders of links that look like a dataset. The
+folder changes only under the lock of the whole cache, and a file in use has a shared lock. ``replaced`` has a
+line with the SHA-256 of each copy that was discarded because the disk had corrupted it.
 
-Each reader tells the others its limit and the files that it will use, in their order. A reader's file is
-locked as long as the reader lives; one without a lock is a leftover, which is removed. It has a header of
-little-endian uint64 (a mark, the limit in bytes, how many uses are over), and then a uint64 for each use:
-the first 8 bytes of the file's SHA-256, as a big-endian number. All that is read from it only decides what
-is evicted.
+Each reader announces its limit and the files that it will use, in order. Its file is locked while it lives;
+a file without a lock is a leftover, and is removed. The file has a header of little-endian uint64 (a mark,
+the limit in bytes, the number of uses done), and then a uint64 for each use: the first 8 bytes of the file's
+SHA-256, as a big-endian number. Announcements only determine what is evicted.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
 
 def hex_of(entry: FileEntry) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits: its name in a cache."""
+    """Return a file's SHA-256 in hexadecimal: its name in a cache."""
     return entry.sha256.removeprefix("sha256:")
 
 
 def identity_of(name: str) -> int:
-    """Return the number that stands for a file in the sequences of readers: the first 8 bytes of its SHA-256.
+    """Return the number of a file in readers' announcements: the first 8 bytes of its SHA-256.
 
     >>> identity_of("00000000000000ff" + 48 * "0")
     255
@@ -63,7 +61,7 @@ def identity_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CachedFile:
-    """A whole file of a cache: its SHA-256 as ``name``, its size in bytes, and when it was used last."""
+    """A whole file in a cache: its SHA-256 as ``name``, its size in bytes, and its last use."""
 
     name: str
     path: Path
@@ -72,10 +70,10 @@ class CachedFile:
 
 
 def eviction_order(files: Iterable[CachedFile], distances: Mapping[int, float]) -> list[CachedFile]:
-    """Return files in the order in which they are evicted.
+    """Return files in the order of eviction.
 
-    ``distances`` are the numbers of uses before a file is used again, by :func:`identity_of`. Files without
-    one come first, the least recently used of them before the others; then those with the largest.
+    ``distances`` are the numbers of uses before each file is used again, by :func:`identity_of`. Files
+    without one come first, least recently used first; then the others, largest distance first.
     """
     return sorted(
         files, key=lambda file: (-distances.get(identity_of(file.name), math.inf), file.used_ns, file.name)
@@ -83,12 +81,12 @@ def eviction_order(files: Iterable[CachedFile], distances: Mapping[int, float]) 
 
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
-PATIENCE_S = 300.0  # for other readers, which may stand still while their training does something else
+PATIENCE_S = 300.0  # for other readers, which may pause while their training does something else
 LOCKS = Path("/proc/locks")
 
 
 class CacheBusy(OperationError):
-    """Another process has a lock in a cache, or downloads a file into it, and does not go on."""
+    """Another process holds a cache's lock, or downloads a file into it, and makes no progress."""
 
 
 class StillWaiting(UserWarning):
@@ -96,9 +94,9 @@ class StillWaiting(UserWarning):
 
 
 class Patience:
-    """Pauses that get longer, and the time since the awaited state last changed.
+    """Increasing pauses, and the time since the awaited state last changed.
 
-    A tenth of ``most_s`` seconds without a change is a warning, once; ``what`` names the awaited event.
+    Warns once after a tenth of ``most_s`` seconds without a change; ``what`` names the awaited event.
     """
 
     def __init__(self, most_s: float, what: Callable[[], str]) -> None:
@@ -108,12 +106,11 @@ class Patience:
         self._since = time.monotonic()
 
     def wait(self) -> None:
-        """Let some time pass."""
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
 
     def still_s(self, state: object = None) -> float:
-        """Return for how many seconds the awaited state has been the same."""
+        """Return the seconds since the awaited state last changed."""
         now = time.monotonic()
         if state != self._state:
             self._state, self._since = state, now
@@ -127,7 +124,7 @@ class Patience:
         return still_s
 
     def refuse_end(self, path: Path, state: object = None) -> None:
-        """Raise CacheBusy, for this file, if it has been in this state for too long."""
+        """Raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
         if self.still_s(state) >= self.most_s:
             raise CacheBusy(
                 f"no change for {self.most_s:g} s while waiting for {self._what()}; let it continue, or end it",
@@ -136,7 +133,7 @@ class Patience:
 
 
 def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared: bool = False) -> None:
-    """Lock a file. Raises CacheBusy where others keep it for ``patience_s`` seconds."""
+    """Lock a file. Raises CacheBusy if others keep the lock for ``patience_s`` seconds."""
     patience = Patience(patience_s, lambda: f"{holder_of(path)}, which holds the lock on {path}")
     while not lock.lock(shared=shared, wait=False):
         patience.refuse_end(path)
@@ -144,7 +141,7 @@ def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared
 
 
 def holder_of(path: Path) -> str:
-    """Name the process that has the lock on a file, as far as the system tells."""
+    """Name the process that holds the lock on a file, if the system tells."""
     try:
         inode, locks = str(path.stat().st_ino), [line.split() for line in LOCKS.read_text().splitlines()]
     except OSError:
@@ -154,15 +151,15 @@ def holder_of(path: Path) -> str:
 
 
 FOLDERS = ("files", "parts", "readers", "datasets")
-LAST_PATIENCE_S = 5.0  # of what ends: all that it leaves is a leftover
+LAST_PATIENCE_S = 5.0  # for cleanup, which others can do later
 
 _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class CacheFolder:
-    """The paths of a cache, and its lock. Deletes only files that a cache has made.
+    """The files of a cache, and its lock. Deletes only files that a cache has made.
 
-    Where others keep a lock for ``patience_s`` seconds, all methods that need it raise CacheBusy.
+    Methods that take a lock raise CacheBusy if others keep it for ``patience_s`` seconds.
     """
 
     def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
@@ -171,13 +168,13 @@ class CacheFolder:
         self.files, self.parts, self.readers, self.datasets = (path / name for name in FOLDERS)
 
     def make(self) -> None:
-        """Make the folder unless it is there. Raises UsageError for one that is no cache, OSError."""
+        """Make the folder unless it exists. Raises UsageError for a folder that is not a cache; OSError."""
         if self.path.exists() and not self.path.is_dir():
             raise UsageError("is not a folder; choose another cache", path=self.path)
         if (kind := filesystem_type(self.path)) in NETWORK_FILESYSTEMS:
             raise UsageError(f"is on a network file system ({kind}); choose a local disk", path=self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        # In this order: another process may make the cache meanwhile, its lock first.
+        # In this order: another process may be making the cache, its lock first.
         if any(self.path.iterdir()) and not (self.path / CACHE_LOCK_NAME).exists():
             raise UsageError("is not empty and is not a cache; choose a new folder", path=self.path)
         with self.turn():
@@ -186,7 +183,7 @@ class CacheFolder:
 
     @contextmanager
     def turn(self, patience_s: float | None = None) -> Iterator[None]:
-        """Be the only one, of all processes and threads, that changes the cache. Not reentrant."""
+        """Hold the cache's lock, against all processes and threads. Not reentrant."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self.path / CACHE_LOCK_NAME
         with closing(LockDescriptor(os.open(path, flags, 0o644))) as lock:
@@ -195,23 +192,24 @@ class CacheFolder:
 
     @contextmanager
     def last_turn(self) -> Iterator[None]:
-        """Be the only one that ends something, but also where the folder is gone, or others keep the lock."""
+        """Hold the lock for cleanup; go on without it if the folder is gone, or others keep the lock."""
         with ExitStack() as turn:
             with suppress(FileNotFoundError, CacheBusy):
                 turn.enter_context(self.turn(min(self._patience_s, LAST_PATIENCE_S)))
             yield
 
-    def path_of(self, name: str) -> Path:
-        """Return the path of the whole file with that SHA-256."""
+    def path_of(self, entry: FileEntry) -> Path:
+        """Return the path of a whole file."""
+        name = hex_of(entry)
         return self.files / name[:2] / name
 
-    def part_of(self, name: str) -> Path:
-        """Return the path of that file while it is on its way."""
-        return self.parts / f"{name}.part"
+    def part_of(self, entry: FileEntry) -> Path:
+        """Return the path of a file while it is downloaded."""
+        return self.parts / f"{hex_of(entry)}.part"
 
     def pinned(self, entry: FileEntry) -> LockDescriptor | None:
-        """Return a lock that keeps a file from being evicted, None if it is not there whole."""
-        path = self.path_of(hex_of(entry))
+        """Return a lock that prevents a file's eviction, or None if the whole file is not there."""
+        path = self.path_of(entry)
         try:
             lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
         except FileNotFoundError:
@@ -229,46 +227,50 @@ class CacheFolder:
         return None
 
     def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
-        """Throw away the file that has this pin, unless another process has done so: its bytes are wrong."""
+        """Discard the corrupt file with this pin, unless another process already has."""
         with self.turn():
             if not is_there(pin, entry):
                 return
-            remove_file(self.path_of(hex_of(entry)), pin)
+            remove_file(self.path_of(entry), pin)
             with suppress(OSError), (self.path / "replaced").open("a") as log:
                 log.write(f"{hex_of(entry)}\n")
 
     @property
     def replaced(self) -> int:
-        """The number of files that were thrown away because their bytes were wrong."""
+        """The number of files that were discarded as corrupt."""
         try:
             return (self.path / "replaced").stat().st_size // 65
         except OSError:
             return 0
 
     def coming_ns(self, entry: FileEntry) -> int | None:
-        """Return when a file that a process downloads last came on, or the process showed that it lives.
-
-        None if no process downloads it.
-        """
-        with _opened(self.part_of(hex_of(entry))) as lock:
+        """Return the last sign of life of a file's download, in ns; None if no process downloads it."""
+        with _opened(self.part_of(entry)) as lock:
             if lock is None or lock.lock(wait=False):
                 return None
             return os.fstat(lock.fileno()).st_mtime_ns
 
     def cached(self) -> list[CachedFile]:
-        """Return the whole files. The caller has its turn."""
+        """Return the whole files. The caller holds the lock."""
         return [file for folder in _listed(self.files) if folder.is_dir() for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
-        """Remove what dead processes left of files on their way; return the bytes of those that come.
-
-        The caller has its turn.
-        """
-        return sum(_bytes_coming(Path(each)) for each in _listed(self.parts))
+        """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
+        coming = 0
+        for path in map(Path, _listed(self.parts)):
+            if path.suffix == ".part" and _NAME.fullmatch(path.stem):
+                with _opened(path) as lock:
+                    if lock is None:  # its process removed it without the cache's lock
+                        continue
+                    if lock.lock(wait=False):
+                        path.unlink()
+                    else:
+                        coming += os.fstat(lock.fileno()).st_size
+        return coming
 
     @property
     def room_bytes(self) -> int:
-        """The bytes that all files have, with what is free on the disk."""
+        """The bytes that the cached files take, and those that are free on the disk."""
         with self.turn():
             cached = sum(file.size for file in self.cached()) + self.remove_leftovers()
             return max(0, cached + shutil.disk_usage(self.path).free - SPARE_BYTES)
@@ -276,11 +278,10 @@ class CacheFolder:
     def take_room(
         self, entries: Sequence[FileEntry], limit: int, *, evict: Evict = "any"
     ) -> Arrivals | NoRoom:
-        """Take the room of all the files that are neither there nor on their way, or of none.
+        """Reserve room for all files that are neither there nor being downloaded, or for none.
 
-        ``limit`` is that of the caller; of those of all living readers the smallest holds. Files that are
-        pinned stay; ``evict`` says which others go: any, those that are used later than the one entry, or
-        none. Raises OSError.
+        The smallest of ``limit`` and the limits of all living readers applies. Pinned files stay; ``evict``
+        says which others may go: any, those used later than the one entry, or none. Raises OSError.
         """
         with self.turn(), ExitStack() as failed:
             readers, disk = [*living_readers(self.readers)], shutil.disk_usage(self.path)
@@ -290,7 +291,7 @@ class CacheFolder:
             found = Arrivals([], [])
             for entry in entries:
                 if there.get(hex_of(entry)) == entry.size:
-                    found.coming.append(entry)  # since the caller looked
+                    found.coming.append(entry)  # it came since the caller looked
                     continue
                 try:
                     found.own.append(ArrivingFile(self, entry))
@@ -314,21 +315,20 @@ class CacheFolder:
 
 Evict = Literal["any", "later", "none"]
 
-SPARE_BYTES = 1 << 20  # of the disk, for the cache's notes beside its files
+SPARE_BYTES = 1 << 20  # of the disk, for readers' files and links
 
 
 class Arrivals(NamedTuple):
-    """Missing files: ``own`` have their room, to be downloaded here; others bring the ``coming``."""
+    """Missing files: ``own`` have room reserved, to be downloaded here; others download ``coming``."""
 
     own: list[ArrivingFile]
     coming: list[FileEntry]
 
 
 class NoRoom(NamedTuple):
-    """The cache is too small now: the ``least`` limit that would do, and the state of the cache.
+    """The cache has no room now: the ``least`` sufficient limit, and the ``state`` of the cache.
 
-    ``is_full`` says that the disk is full of other files. ``state`` is another one as soon as any
-    reader has moved on.
+    ``is_full`` says that other files fill the disk. ``state`` changes as soon as any reader makes progress.
     """
 
     least: int
@@ -340,7 +340,7 @@ class NoRoom(NamedTuple):
 def _evictable(
     files: Iterable[CachedFile], entries: Sequence[FileEntry], distances: Mapping[int, float], evict: Evict
 ) -> list[CachedFile]:
-    """Return the files that may go for the entries, in the order in which they do."""
+    """Return the files that may be evicted for the entries, in the order of eviction."""
     if evict == "none":
         return []
     bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1
@@ -352,7 +352,7 @@ def _evictable(
 
 
 def _evict(files: Sequence[CachedFile], lacking: int) -> int:
-    """Remove the first files on which there is no lock, as many as are needed, or none if all are too few.
+    """Remove unused files, in order, until ``lacking`` bytes are free; none if all are not enough.
 
     Return the bytes that were, or could have been, removed.
     """
@@ -368,7 +368,7 @@ def _evict(files: Sequence[CachedFile], lacking: int) -> int:
 
 
 def _is_unused(file: CachedFile, *, remove: bool = False) -> bool:
-    """Whether no reader has a lock on the file, which is removed then."""
+    """Whether no reader has a lock on the file; with ``remove``, remove it then."""
     with closing(LockDescriptor(os.open(file.path, OPEN_FLAGS | os.O_NOFOLLOW))) as lock:
         is_unused = lock.lock(wait=False)
         if is_unused and remove:
@@ -377,24 +377,24 @@ def _is_unused(file: CachedFile, *, remove: bool = False) -> bool:
 
 
 def remove_file(path: Path, file: LockDescriptor) -> None:
-    """Remove a file and its bytes, which a reader that has it open would otherwise keep on the disk.
+    """Remove a file and truncate it, or a reader that has it open would keep its bytes on the disk.
 
-    Such a reader finds that its records fail their check. A file with other names, or of another user, keeps
-    its bytes.
+    The records of such a reader then fail their check. A file with other names, or of another user, is not
+    truncated.
     """
     writable: Descriptor | None = None
     if os.fstat(file.fileno()).st_nlink == 1:
         with suppress(PermissionError):
             os.fchmod(file.fileno(), 0o600)
             writable = Descriptor(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
-    path.unlink()  # first: until it is gone, the file is whole
+    path.unlink()  # first: as long as the name exists, the file is whole
     if writable is not None:
         with closing(writable):
             os.ftruncate(writable.fileno(), 0)
 
 
 def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
-    """Whether an open file still has a name, and the size that the manifest lists."""
+    """Whether an open file still has a name, and the size in the manifest."""
     status = os.fstat(lock.fileno())
     return status.st_nlink > 0 and status.st_size == entry.size
 
@@ -413,7 +413,7 @@ def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
 
 @contextmanager
 def _opened(path: Path, unless: type[OSError] = FileNotFoundError) -> Iterator[LockDescriptor | None]:
-    """The context of a file that can be locked, None where it cannot be opened for that reason."""
+    """Open a file for locking during the context; None if opening it raises ``unless``."""
     try:
         lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
     except unless:
@@ -421,18 +421,6 @@ def _opened(path: Path, unless: type[OSError] = FileNotFoundError) -> Iterator[L
         return
     with closing(lock):
         yield lock
-
-
-def _bytes_coming(path: Path) -> int:
-    if path.suffix != ".part" or not _NAME.fullmatch(path.stem):
-        return 0
-    with _opened(path) as lock:
-        if lock is None:  # its process has ended it, and did not get its turn
-            return 0
-        if lock.lock(wait=False):
-            path.unlink()
-            return 0
-        return os.fstat(lock.fileno()).st_size
 
 
 MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
@@ -444,7 +432,7 @@ Uses = npt.NDArray[np.uint64]
 
 
 class LivingReader(NamedTuple):
-    """The announced uses of one reader, of which ``position`` are over."""
+    """The announced uses of one reader, ``position`` of which are done."""
 
     limit: int
     position: int
@@ -452,7 +440,7 @@ class LivingReader(NamedTuple):
 
 
 class ReaderFile(Owned):
-    """The file of this reader. Its caller holds the cache's lock while it is made, changed or removed."""
+    """The file of this reader. The caller holds the cache's lock to make, change or remove it."""
 
     def __init__(self, folder: Path, name: str, limit: int) -> None:
         self._path = folder / name
@@ -475,18 +463,18 @@ class ReaderFile(Owned):
         return lock
 
     def foresee(self, uses: Uses) -> None:
-        """Replace the announced uses, of which none is over; a full disk may keep the old ones."""
+        """Replace the announced uses; on a full disk, the old ones may stay."""
         with _unless_full():
             before, self._lock = self._lock, self._written(uses)
             before.close()
 
     def used(self, position: int) -> None:
-        """Tell how many of the uses are over. Needs no lock."""
+        """Record how many announced uses are done. Needs no lock."""
         with _unless_full():
             os.pwrite(self._lock.fileno(), position.to_bytes(8, "little"), POSITION_AT)
 
     def remove(self) -> None:
-        """End this reader."""
+        """Unregister this reader."""
         try:
             self._path.unlink(missing_ok=True)
         finally:
@@ -495,7 +483,7 @@ class ReaderFile(Owned):
 
 @contextmanager
 def _unless_full() -> Iterator[None]:
-    """Pass over a full disk: announced uses only decide which files are evicted."""
+    """Ignore a full disk: announced uses only determine which files are evicted."""
     try:
         yield
     except OSError as error:
@@ -504,10 +492,7 @@ def _unless_full() -> Iterator[None]:
 
 
 def living_readers(folder: Path) -> Iterator[LivingReader]:
-    """Yield the announced uses of living readers, and remove the files of dead ones.
-
-    The caller holds the cache's lock.
-    """
+    """Yield living readers, and remove the files of dead ones. The caller holds the cache's lock."""
     for path in sorted(folder.iterdir()):
         with _opened(path, OSError) as lock:
             if lock is None:
@@ -525,7 +510,7 @@ def living_readers(folder: Path) -> Iterator[LivingReader]:
 
 
 def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
-    """Return the number of uses before each file is used again by that reader which uses it first."""
+    """Return the number of uses before each file is used again, by the reader that uses it first."""
     found: dict[int, float] = {}
     for reader in readers:
         uses, firsts = np.unique(reader.uses[reader.position :], return_index=True)
@@ -535,24 +520,24 @@ def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
 
 
 class ArrivingFile(HashedFile):
-    """A file on its way, locked. It is made, published and removed in a turn of the cache.
+    """A file being downloaded, with its ``lock``. The cache's lock is held to make, publish or remove it.
 
-    Raises FileExistsError for one that is on its way already.
+    Raises FileExistsError if it is already being downloaded.
     """
 
     _opened: ClassVar[type[Descriptor]] = LockDescriptor
     _descriptor: LockDescriptor
 
     def __init__(self, folder: CacheFolder, entry: FileEntry) -> None:
-        super().__init__(folder.part_of(hex_of(entry)), PART_FLAGS)
-        self.entry = entry
+        super().__init__(folder.part_of(entry), PART_FLAGS)
+        self.entry, self.lock = entry, self._descriptor
         self._folder, self._is_published = folder, False
-        if not self._descriptor.lock(wait=False):
+        if not self.lock.lock(wait=False):
             self.close()
             raise FileExistsError(self.path)
 
     def reserve(self) -> bool:
-        """Take the room; return whether the disk has it, which it alone knows. Raises OSError."""
+        """Allocate the file's size; return whether the disk has room. Raises OSError."""
         with naming(self.path):
             try:
                 if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
@@ -566,28 +551,23 @@ class ArrivingFile(HashedFile):
         return True
 
     def touch(self) -> None:
-        """Show other processes, which wait for the file, that this one lives."""
+        """Show processes that wait for the file that this one is alive."""
         with suppress(OSError):
             os.utime(self._descriptor.fileno())
 
     def become_whole(self) -> None:
-        """Give the file, which has all its bytes, its name, and share its lock with its readers."""
+        """Publish the complete file, and share its lock with readers."""
         with naming(self.path):
-            os.fsync(self._descriptor.fileno())  # before the turn: it can take long
-        final = self._folder.path_of(hex_of(self.entry))
+            os.fsync(self._descriptor.fileno())  # before the cache's lock: it can take long
+        final = self._folder.path_of(self.entry)
         final.parent.mkdir(exist_ok=True)
         with self._folder.turn():
             self.publish(final)
-            self._descriptor.lock(shared=True)
+            self.lock.lock(shared=True)
             self._is_published = True
 
-    @property
-    def lock(self) -> LockDescriptor:
-        """The lock on the file, also after it was published."""
-        return self._descriptor
-
     def give_up(self) -> None:
-        """Let the file go, and remove an incomplete one."""
+        """Close the file, and remove it unless it was published."""
         try:
             if not self._is_published:
                 self.path.unlink(missing_ok=True)

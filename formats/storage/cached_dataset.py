@@ -1,4 +1,4 @@
-"""A dataset at a URL, opened: its files come through a cache when they are read."""
+"""Opened datasets at a URL, whose files are cached when they are read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache import FileCache, FileSource, HeldFiles, saying_published
-from shardprep.formats.storage.cache_folder import CacheFolder, hex_of
+from shardprep.formats.storage.cache_folder import CacheFolder
 from shardprep.formats.storage.store import PATIENT, Location
 from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
 
 
 def folder_of(cache: CacheFolder, root: str) -> Path:
-    """Return the path of the folder of the dataset with that root."""
+    """Return the cache's folder for the dataset with that root."""
     return cache.datasets / root.removeprefix("sha256:")
 
 
 def known_dataset(cache: CacheFolder, root: str) -> Manifest | None:
-    """Return the manifest of a dataset that was opened before, None if it is not known. Raises OSError."""
+    """Return the manifest of a dataset that was opened before, or None. Raises OSError."""
     try:
         manifest = read_manifest(folder_of(cache, root))
     except (FileNotFoundError, ManifestDamaged):
@@ -37,14 +37,14 @@ def known_dataset(cache: CacheFolder, root: str) -> Manifest | None:
 
 
 def publish_folder(cache: CacheFolder, manifest: Manifest, data: bytes) -> None:
-    """Make the folder of a dataset unless it is there; the manifest comes last. Raises OSError."""
+    """Make a dataset's folder unless it exists; the manifest comes last. Raises OSError."""
     folder = folder_of(cache, manifest.root)
     with cache.turn():
         if known_dataset(cache, manifest.root) is not None:
             return
         folder.mkdir(exist_ok=True)
         for entry in manifest.files:
-            target = os.path.relpath(cache.path_of(hex_of(entry)), folder)  # a cache may be moved as a whole
+            target = os.path.relpath(cache.path_of(entry), folder)  # relative: a cache can be moved
             _link(folder / entry.name, target)
         publish_bytes(folder / MANIFEST_NAME, data, folder)
 
@@ -59,18 +59,16 @@ def _link(path: Path, target: str) -> None:
 
 
 def tables_of(manifest: Manifest) -> list[FileEntry]:
-    """Return the tables of a dataset and of its columns, which stay in the cache while it is open."""
-    columns = manifest.columns.entries if manifest.columns else ()
-    return [*manifest.tables, *(column.table for column in columns)]
+    """Return the tables of a dataset and its columns, which stay in the cache while it is open."""
+    return [*manifest.tables, *(column.table for column in manifest.column_entries)]
 
 
 class CachedDataset(Dataset):
     """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
 
-    ``path`` is its folder in the cache, where shards come and go. With a ``root``, that dataset and no
-    other is opened, and nothing is asked for over the network if it was opened with this cache before.
-    Picklable (as its URL, cache, limit and root). :meth:`close` also ends the thread that downloads; the next
-    read begins anew.
+    ``path`` is its folder in the cache, where shards come and go. With a ``root``, only that dataset is
+    opened, and without network access if this cache knows it. Picklable (as its URL, cache, limit and root).
+    :meth:`close` also stops the download thread; the next read restarts it.
     """
 
     def __init__(
@@ -85,15 +83,15 @@ class CachedDataset(Dataset):
         self._place = place
         self.source = FileSource(place.url, user_path(cache).absolute(), limit)
         self._cache: FileCache | None = None
-        self._lock = threading.Lock()  # of its opening
-        self._root: str | None = None  # known when it is open
+        self._lock = threading.Lock()  # for opening the cache
+        self._root: str | None = None  # set once it is open
         self._files = self._held = HeldFiles(lambda: self.cache)
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)
             self.cache.keep(self.cache.hold(tables_of(manifest)))
             for table in manifest.tables:
-                if table.name != INDEX_NAME:  # which opening reads
+                if table.name != INDEX_NAME:  # checked when it is read on opening
                     self.cache.keep(self.cache.hold_right(table))
             self._open(folder_of(folder, manifest.root), labels, manifest)
             self._root = manifest.root
@@ -113,8 +111,8 @@ class CachedDataset(Dataset):
 
     @property
     def cache(self) -> FileCache:
-        """The cache of this dataset's files, with the tables as long as the dataset is open."""
-        if (found := self._cache) is not None:  # without the lock, which a forked copy may never get
+        """The cache of this dataset's files, which keeps the tables while the dataset is open."""
+        if (found := self._cache) is not None:  # without the lock, which a forked copy might never get
             return found
         with self._lock:
             if self._cache is None:
@@ -127,7 +125,7 @@ class CachedDataset(Dataset):
             return self._cache
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
-        """Return the manifest with that root which the cache knows, else the one at the place."""
+        """Return the manifest with that root if the cache knows it, else the one at the place."""
         if root and (known := known_dataset(folder, root)) is not None:
             return known
         found = remote_dataset(self._place)
@@ -138,14 +136,13 @@ class CachedDataset(Dataset):
 
     @property
     def location(self) -> str:
-        """The dataset's URL."""
         return self._place.url
 
     def _name_at(self, path: Path) -> str:
         return self._place.name
 
     def close(self) -> None:
-        """Close the shards, let their files go, and end the downloads. No other thread may be reading."""
+        """Close the shards, release their files, and stop downloads. No other thread may be reading."""
         super().close()
         self._end()
 
@@ -161,13 +158,13 @@ class CachedDataset(Dataset):
 
 
 def found_at(place: Location) -> dict[str, RemoteDataset]:
-    """Return the dataset at a place by the name "", or the splits there; as :func:`find_datasets` does."""
+    """Return the dataset at a place under the name "", or its splits, as :func:`find_datasets` does."""
     with LoopThread(threads=1) as loop:
         return loop.run(find_datasets(place, PATIENT))
 
 
 def remote_dataset(place: Location) -> RemoteDataset:
-    """Return the dataset at a place. Raises UsageError for a folder of splits, and what fetching does."""
+    """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
     found = found_at(place)
     if "" not in found:
         first = place.child(next(iter(found))).url

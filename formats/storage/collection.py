@@ -49,7 +49,7 @@ from shardprep.formats.storage.open import cached_place, open_dataset
 
 
 def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
-    """Return the first difference between parts in what training needs, in words; empty for none.
+    """Describe the first difference between parts that training cannot handle; empty for none.
 
     Classes and their ids, the schemas of columns, and whether records have images must be equal.
     """
@@ -91,10 +91,10 @@ MAX_TEXT = 4096  # characters of a name or a path: the longest path of Linux
 
 @dataclass(frozen=True)
 class PartEntry:
-    """A part as the file lists it: a finished dataset.
+    """A part in the file: a finished dataset.
 
-    ``path`` leads to its folder, from that of the collection unless it is absolute. ``bytes`` are those of
-    its files, and of the archive that its images stay in.
+    ``path`` is its folder, absolute or relative to the collection's. ``bytes`` is the total size of its
+    files, including an archive with its images.
     """
 
     name: str
@@ -106,11 +106,10 @@ class PartEntry:
 
     @classmethod
     def of(cls, name: str, path: str, manifest: Manifest) -> PartEntry:
-        """Return the entry of a dataset."""
         return cls(name, path, manifest.root, manifest.content_root, manifest.records, manifest.size)
 
     def manifest(self, collection: Path) -> Manifest:
-        """Return the part's manifest. Raises DataError, with the part's name, if it is not the listed one."""
+        """Return the part's manifest. Raises DataError, naming the part, if it is not the listed one."""
         folder = collection / self.path
         try:
             manifest = read_manifest(folder)
@@ -127,7 +126,7 @@ class PartEntry:
 
 @dataclass(frozen=True)
 class CollectionFile:
-    """The contents of collection.json: its parts in order."""
+    """The contents of collection.json: the parts in order."""
 
     parts: tuple[PartEntry, ...]
 
@@ -135,7 +134,7 @@ class CollectionFile:
     def root(self) -> str:
         """The SHA-256 over names, roots, content roots and record counts of the parts, in order.
 
-        The parts' places do not count: a collection keeps its root where it is moved.
+        Paths are not included: a collection keeps its root when it is moved.
         """
         known = ("name", "root", "content_root", "records")
         return sha256_of([[getattr(part, each) for each in known] for part in self.parts])
@@ -187,7 +186,7 @@ def _issue_of(value: dict[str, Any]) -> str:
 
 
 def _is_name(text: object) -> bool:
-    """Whether a text can be a path: neither empty nor too long, with bytes in UTF-8 or of a file name."""
+    """Whether the value can be a path: neither empty nor too long, and encodable as a file name."""
     if not isinstance(text, str) or not 0 < len(text) <= MAX_TEXT or "\0" in text:
         return False
     try:
@@ -207,16 +206,16 @@ _PART = {
 }
 
 
-MOST_INDEX_BYTES = 1 << 30  # of all parts that are held in memory, 18 million records; more stay in files
-HEADER_BYTES = 4096  # at the most
+MOST_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records; larger ones stay in files
+HEADER_BYTES = 4096  # at most
 ROWS_AT_ONCE = 1 << 16
 
 
 def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
-    """Return the rows of all parts, one after the other, in memory unless they are too many.
+    """Return the concatenated index rows of all parts, in memory unless there are too many.
 
-    The column ``shard`` counts the shards of all parts, and keys have the width of the widest. Raises
-    ShardDamaged for an archive that is not the indexed one, ManifestDamaged, OSError.
+    The column ``shard`` counts over the shards of all parts, and keys have the largest width of any part.
+    Raises ShardDamaged for an archive that is not the indexed one, ManifestDamaged, OSError.
     """
     for part in parts:
         if part.manifest.archive:
@@ -233,18 +232,18 @@ def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
 
 
 def _put(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
-    """Put rows of a part among those of all; its keys can be shorter, and offsets missing."""
+    """Copy a part's rows into those of all parts; its keys may be shorter, and offsets missing."""
     for name in found.dtype.names or ():
         rows[name][where] = found[name]
     rows["shard"][where] += np.uint32(part.first_shard)
 
 
 class StoredIndex:
-    """The indexes of several datasets, whose rows are read from the files when they are asked for.
+    """The indexes of several datasets, whose rows are read from their files on access.
 
-    Each file was verified before, as its :class:`.Seal` says, or is when this is made: it is hashed, and read
-    into memory for that time, or always with ``verify``. From then on each read is of that very file, by its
-    inode, size and times, and each row is checked to be of its record. Raises ManifestDamaged, OSError.
+    Each file is verified on construction, in memory, unless a :class:`.Seal` shows that it was before and
+    ``verify`` is False. Then each read requires the same inode, size and times, and each row is checked to be
+    of its record. Raises ManifestDamaged, OSError.
     """
 
     def __init__(self, parts: Sequence[DatasetPart], *, verify: bool = False) -> None:
@@ -278,7 +277,7 @@ class StoredIndex:
         return rows if numbers.ndim else rows[0]
 
     def _rows(self, numbers: npt.NDArray[np.int64]) -> Rows:
-        """Return rows in any order: those of each part are read together."""
+        """Return rows in any order, reading those of each part together."""
         rows = np.zeros(len(numbers), self.dtype)
         parts = np.searchsorted(self._ends, numbers, side="right")
         for number in np.unique(parts).tolist():
@@ -324,7 +323,7 @@ class _IndexFile:
                     raise self._changed()
             if _identity(os.fstat(descriptor)) != self._known:
                 raise self._changed()
-        # bytes on a disk can change without a new time
+        # a disk can corrupt bytes without a new time
         shards = np.searchsorted(self._starts, numbers, side="right") - 1
         labels = (rows["label"] >= UNLABELLED) & (rows["label"] < len(self._manifest.labels))
         places = (rows["shard"] == shards) & (rows["ordinal"] == numbers - self._starts[shards])
@@ -343,22 +342,22 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 class Collection(RecordSet):
-    """An opened collection: records are numbered over all ``parts``, in order.
+    """An opened collection, whose records are numbered over all ``parts``, in order.
 
     Each part is a finished dataset: ``part.name``, ``part.folder``, ``part.manifest``, and the numbers of its
     first record and shard. ``len``, ``[i]``, iteration, ``index``, ``classes``, ``schema`` and ``labels`` are
-    as for a :class:`.Dataset`; ``index`` is read by a number, a slice, an array of numbers or a column's
-    name, and its column ``shard`` counts the shards of all parts. Indexes of more than 1 GiB together stay in
-    their files, and are read by position: a whole column then takes its memory.
+    as for a :class:`.Dataset`; ``index`` takes a number, a slice, an array of numbers or a column's name, and
+    its column ``shard`` counts over the shards of all parts. Indexes of more than 1 GiB together stay in
+    their files; reading a whole column loads that column.
 
     Args:
         path: Folder of the collection.
         labels: Label space of the records, as for :func:`open_dataset`.
-        verify: Whether to hash large indexes again, as for :func:`open_dataset`.
+        verify: Whether to rehash large indexes, as for :func:`open_dataset`.
 
     Raises:
         DataError: A part, which is named, is not the one that was collected.
-        UsageError: The labels are unknown. Further errors are those of a Dataset.
+        UsageError: The labels are unknown. Other errors are those of a Dataset.
     """
 
     def __init__(
@@ -396,7 +395,7 @@ def open_collection(
     Args:
         path: Folder of the collection.
         labels: Label space of the records, as for :func:`open_dataset`.
-        verify: Whether to hash large indexes again, as for :func:`open_dataset`.
+        verify: Whether to rehash large indexes, as for :func:`open_dataset`.
 
     Returns:
         The opened collection.
@@ -417,7 +416,7 @@ def open_records(
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
 ) -> Dataset | Collection:
-    """Open the collection in a folder, or the dataset there or at a URL. Raises what their opening raises."""
+    """Open the collection or dataset in a folder, or the dataset at a URL."""
     if cached_place(path, cache, cache_limit) is None and is_collection(path):
         return Collection(path, labels=labels)
     return open_dataset(path, labels=labels, cache=cache, cache_limit=cache_limit)
@@ -426,9 +425,9 @@ def open_records(
 def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]) -> Collection:
     """List finished datasets as one collection, and open it.
 
-    The folder gets one file, ``collection.json``; nothing is copied. A part is named by the end of its path,
-    of as many names as make it unique. Parts below or beside ``out`` are found by a relative path, and may be
-    moved with it; others by their absolute path. An existing collection is replaced only by an equal one.
+    The folder gets one file, ``collection.json``; nothing is copied. A part is named by the shortest unique
+    end of its path. Parts below or beside ``out`` are found by a relative path, and may be moved with it;
+    others by their absolute path. An existing collection is replaced only by an equal one.
 
     Args:
         out: Folder of the collection.
@@ -463,7 +462,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
         if not _holds(folder, found):
             with WorkFolder(folder, shared=True) as work_folder:
                 publish_bytes(folder / COLLECTION_NAME, found.to_bytes(), work_folder.run)
-    except OutputBusy:  # also where an equal call has just ended, and removes the work folder
+    except OutputBusy:  # an equal call may just be removing the work folder
         if not _holds(folder, found):
             raise
     with suppress(OutputBusy):  # the last of several calls at once removes it
@@ -488,7 +487,7 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _names_of(folders: Sequence[Path]) -> list[str]:
-    """Return the ends of the paths, as long as makes them unique. Raises UsageError for equal paths."""
+    """Return the shortest unique ends of the paths. Raises UsageError for equal paths."""
     whole = [folder.absolute().parts[1:] for folder in folders]
     for count in range(1, max(map(len, whole)) + 1):
         names = ["/".join(parts[-count:]) for parts in whole]
@@ -498,6 +497,6 @@ def _names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def _place(folder: Path, out: Path) -> str:
-    """Return the path of a part in the list: relative below or beside the collection, else absolute."""
+    """Return a part's path in the file: relative below or beside the collection, else absolute."""
     part, here = folder.resolve(), out.resolve()
     return os.path.relpath(part, here) if here.parent in part.parents else str(part)

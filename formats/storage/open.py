@@ -1,4 +1,4 @@
-"""The opening of a dataset, by the path of its folder or by a URL."""
+"""Opening a dataset by path or URL."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
 from shardprep.formats.storage.store import Location, path_or_place
-
-CACHE_ADVICE = "give a folder on a local disk to cache its files in, as cache= (--cache)"
 
 
 @overload
@@ -47,31 +45,31 @@ def open_dataset(
 ) -> Dataset | TransformedDataset:
     """Open the dataset of one converted split, in a folder or at a URL.
 
-    An index of more than 16 MiB that was verified before, and has the same inode, size and times, is not
-    hashed again, unless ``verify``: a seal in the user's cache folder says so. What comes from a URL is
-    verified when it is downloaded: tables now, to be held as long as the dataset is open, shards when they
-    are read. Close such a dataset at the end, or use it in ``with``.
+    An index of more than 16 MiB that was verified before, and whose inode, size and times are unchanged, is
+    not rehashed unless ``verify``; seals in the user's cache folder record this. Files from a URL are
+    verified when they are downloaded: tables now, and kept while the dataset is open; shards when they are
+    read. Close such a dataset at the end, or use it in ``with``.
 
     Args:
         path: Folder of the dataset, or its URL, as :func:`~shardprep.formats.fetch` takes it.
-        transform: A Loader's transform, or a function of a record. The items are then (transform(record),
-            label), as a :class:`TransformedDataset` for PyTorch's DataLoader.
+        transform: A Loader's transform, or a function of a record. Items are then (transform(record), label),
+            in a :class:`TransformedDataset` for PyTorch's DataLoader.
         labels: Label space of the records: "sorted_wnid0" (0 to n - 1, by sorted class names),
             "ilsvrc2012_id" (the devkit's, 1 to n) or "sorted_wnid1_bg" (1 to n, 0 for background).
-        cache: For a URL: folder on a local disk, new or of other datasets' files, which all processes of this
+        cache: For a URL, a folder on a local disk, new or already a cache, which all processes of this
             machine share.
         cache_limit: Largest size of the cache, in bytes or as "200GiB"; None is the free space of the disk.
-        verify: Whether to hash a large index again.
+        verify: Whether to rehash a large index.
 
     Returns:
         The opened dataset.
 
     Raises:
         ManifestDamaged, UnknownVersion: The manifest cannot be read.
-        UsageError: The labels are unknown, ``path`` is a folder of splits, which it names, a URL comes
+        UsageError: The labels are unknown; ``path`` is a folder of splits, which it names; a URL comes
             without a cache, or a folder with one.
         NothingThere, RemoteMissing, RemoteDamaged, RemoteFailed: The URL cannot be read.
-        CacheBusy: Another process that shares the cache stands still.
+        CacheBusy: Another process that shares the cache makes no progress.
         CacheTooSmall: The limit is less than the files that are read at once.
         OSError: A file cannot be read.
     """
@@ -86,9 +84,9 @@ def open_dataset(
 
 
 def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
-    """Return the datasets in a folder of splits, or at the URL of one, by their names.
+    """Return the splits in a folder or at a URL, by name; empty for a single dataset.
 
-    Empty for a dataset itself. Raises NothingThere, RemoteFailed, ManifestDamaged, OSError.
+    Raises NothingThere, RemoteFailed, ManifestDamaged, OSError.
     """
     place = path_or_place(path)
     if isinstance(place, Path):
@@ -101,14 +99,18 @@ def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
 def cached_place(
     path: str | os.PathLike[str], cache: str | os.PathLike[str] | None, cache_limit: int | str | None
 ) -> tuple[Location, str | os.PathLike[str], int | None] | None:
-    """Return the place of a URL, with its cache and the limit in bytes; None for a path.
+    """Return the place of a URL, its cache and the limit in bytes; None for a path.
 
-    Raises UsageError where a URL comes without a cache, or a path with one.
+    Raises UsageError for a URL without a cache, or a path with one.
     """
     place = path_or_place(path)
     if isinstance(place, Location):
         if cache is None:
-            raise UsageError(f"is a URL: {CACHE_ADVICE}, or fetch the dataset", path=place.url)
+            raise UsageError(
+                "is a URL: give a folder on a local disk to cache its files in, as cache= (--cache), or fetch "
+                "the dataset",
+                path=place.url,
+            )
         return place, cache, _limit_bytes(cache_limit)
     if cache is not None or cache_limit is not None:
         raise UsageError(
@@ -118,7 +120,6 @@ def cached_place(
 
 
 def _limit_bytes(limit: int | str | None) -> int | None:
-    """Return the bytes of a limit. Raises UsageError."""
     if limit is None:
         return None
     if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):

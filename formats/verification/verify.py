@@ -16,7 +16,6 @@ from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.storage.cache import AT_ONCE, FileCache
-from shardprep.formats.storage.cache_folder import hex_of
 from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder
@@ -151,7 +150,7 @@ class CachedFiles(DatasetFiles):
             self._bytes_at_hand += entry.size
         try:
             with self._cache.hold_right(entry):
-                yield self._cache.folder.path_of(hex_of(entry))
+                yield self._cache.folder.path_of(entry)
         finally:
             with self._let_go:
                 self._bytes_at_hand -= entry.size

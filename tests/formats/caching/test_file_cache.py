@@ -275,7 +275,7 @@ def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: P
                 assert other.stdout is not None
                 other.stdout.readline()
                 cache.hold(shards[:2]).release()
-                flip(cache.folder.path_of(hex_of(shards[0])), 5000)
+                flip(cache.folder.path_of(shards[0]), 5000)
                 cache.hold_right(shards[0]).release()
                 other.kill()
 
