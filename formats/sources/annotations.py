@@ -1,4 +1,4 @@
-"""Files beside ILSVRC12's images: labels, ground truth, and boxes in XML."""
+"""The files beside ILSVRC12's images: classes, labels, and boxes in XML."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shardprep.formats.sources.trees import files_below, refuse_links
 
 VAL_IMAGES = 50_000
 FIRST_VAL = "ILSVRC2012_val_00000001"
-FIRST_VAL_LABEL = 65  # n01751748, sea snake, whose id is 490: distinguishes labels from ids
+FIRST_VAL_LABEL = 65  # n01751748, sea snake; its ILSVRC2012_ID is 490, so this tells labels from ids
 WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
 WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
@@ -44,20 +44,20 @@ _IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What the files say of val: the labels in sorted_wnid0 by image name (stem), for each file."""
+    """The labels of val by file and image (stem), in sorted_wnid0."""
 
     said: Mapping[str, Mapping[str, int]]
     space: LabelSpace
 
     @property
     def images(self) -> list[str]:
-        """The validation images (stems, sorted) of which any file says a label."""
+        """The validation images (stems, sorted) with a label in any file."""
         return sorted({image for labels in self.said.values() for image in labels})
 
     def label_of(self, image: str, folder: str | None = None) -> int:
-        """Return the label of an image by its stem; ``folder`` is the class of its folder, if any.
+        """Return the label of an image (stem); ``folder`` is its class folder, if it has one.
 
-        Raises LabelConflict with the label of each file unless all have one and agree.
+        Raises LabelConflict with the label in each file unless all have one and agree.
         """
         said = {name: labels.get(image) for name, labels in self.said.items()}
         if folder is not None:
@@ -74,7 +74,7 @@ class GroundTruth:
 
 
 def check_first_label(space: LabelSpace, images: int, first: int | None, said_by: str) -> None:
-    """Raise LabelConflict if the ``first`` of the official validation images has a label of another space."""
+    """Raise LabelConflict if the ``first`` label of the official validation images is of another space."""
     if space.is_official and images == VAL_IMAGES and first not in (FIRST_VAL_LABEL, None):
         raise LabelConflict(
             f"{said_by} says {first}, but in sorted_wnid0 it is {FIRST_VAL_LABEL}; the labels belong to "
@@ -84,9 +84,9 @@ def check_first_label(space: LabelSpace, images: int, first: int | None, said_by
 
 
 def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
-    """Return the labels in Kaggle's ``LOC_val_solution.csv``, or in Caffe's ``val.txt``, by image.
+    """Return the labels by image in Kaggle's ``LOC_val_solution.csv`` or Caffe's ``val.txt``.
 
-    Raises SourceDamaged, LabelConflict for a class that is not in the space.
+    Raises SourceDamaged, and LabelConflict for a class that is not in the space.
     """
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
     with foreign_file(path, _ADVICE):
@@ -105,7 +105,7 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
 
 
 def _kaggle_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each image with its wnid, the first word of its prediction string."""
+    """Yield each image and its wnid, the first word of its prediction string."""
     rows = csv.reader(lines)
     try:
         if next(rows, None) != ["ImageId", "PredictionString"]:
@@ -120,7 +120,6 @@ def _kaggle_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _caffe_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each image with its label in sorted_wnid0."""
     for line in lines:
         match = _CAFFE_LINE.fullmatch(line.strip())
         if match is None:
@@ -130,12 +129,12 @@ def _caffe_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class AnnotationFiles:
-    """The files in a folder, if any; each is read at its first use, which raises DataError and OSError."""
+    """The annotation files in a folder, if any, read at first use, which raises DataError and OSError."""
 
     folder: Path | None
 
     def path(self, *names: str) -> Path | None:
-        """Return the path of the first file of these names that is there."""
+        """Return the path of the first of these files that exists."""
         paths = [self.folder / name for name in names] if self.folder else []
         return next((path for path in paths if path.exists()), None)
 
@@ -167,9 +166,9 @@ class AnnotationFiles:
         return self.devkit.classes
 
     def ground_truth(self, space: LabelSpace) -> GroundTruth:
-        """Return what all files say of val; ``space`` is the devkit's if there is one."""
+        """Return the labels of val in all files; ``space`` is the devkit's if there is one."""
         said: dict[str, Mapping[str, int]] = {}
-        if self.devkit:  # line i is of the image with number i
+        if self.devkit:  # line i is for image number i
             numbers = enumerate(self.devkit.ground_truth, start=1)
             said["the devkit"] = {f"ILSVRC2012_val_{i:08d}": space.label_of_id[one] for i, one in numbers}
         for name in ("LOC_val_solution.csv", "val.txt"):
@@ -182,11 +181,11 @@ class AnnotationFiles:
 
     @property
     def train_images(self) -> Mapping[str, int]:
-        """The number of training images that each class should have; empty if no file states it."""
+        """The expected number of training images per class; empty if no file states it."""
         return self.devkit.train_images if self.devkit else self.image_set("train")
 
     def image_set(self, split: str) -> Counter[str]:
-        """Count the lines of Kaggle's list by the text before the first slash, in train the class."""
+        """Count the lines of Kaggle's list by the text before the first slash, for train the class."""
         path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{_IMAGE_SETS[split]}")
         if path is None or not path.is_file():
             return Counter()
@@ -195,7 +194,7 @@ class AnnotationFiles:
 
 
 def _is_caffe(path: Path) -> bool:
-    """Whether a file begins as Caffe's does: other datasets have one of that name, too."""
+    """Whether a file begins like Caffe's: other datasets also have a ``val.txt``."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -205,23 +204,22 @@ def _is_caffe(path: Path) -> bool:
 MAX_XML_BYTES = 1 << 20
 MAX_NAME = 200  # characters of an object's class
 _WNID = re.compile(r"n\d{8}", re.ASCII)
-_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # in place of a wnid in many annotations of dogs
-MAX_BOXES_BYTES = 4 << 30  # inflated; 544,546 small files of train make about 1 GB
+_KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
+MAX_BOXES_BYTES = 4 << 30  # inflated; the 544,546 small files of train take about 1 GB
 _KAGGLE = ("ILSVRC/Annotations/CLS-LOC", "Annotations/CLS-LOC", "Annotations")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar")
 
 
 class _Builder(TreeBuilder):
     def doctype(self, *_: object) -> None:
-        """Refuse a DOCTYPE: only there can entities that expand without limit or read files be declared."""
+        """Refuse a DOCTYPE: only it can declare entities, which may expand without limit or read files."""
         raise ValueError("it has a DOCTYPE, which annotations may not have")
 
 
 def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, float, float]]:
-    """Yield class and sides of the objects of an image in their order, without those wholly outside of it.
+    """Yield the class and sides of each object, in order, except those wholly outside the image.
 
-    The class in the image's key, if it has one, replaces names that are no wnid. Raises ValueError if the
-    data is not such an XML.
+    The class in the image's key, if any, replaces names that are not wnids. Raises ValueError for other data.
     """
     own_class = key.partition("/")[0] if "/" in key else None
     parser = XMLParser(target=_Builder())  # noqa: S314 - without a DOCTYPE there are no entities
@@ -241,7 +239,7 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, fl
 
 
 def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
-    """Return the lower and the upper end as fractions within the image; the XML may have them swapped."""
+    """Return the lower and upper end as fractions within the image; they may be swapped in the XML."""
     ends = (_number(element, f"bndbox/{axis}{end}") / whole for end in ("min", "max"))
     low, high = sorted(min(max(end, 0.0), 1.0) for end in ends)
     return low, high
@@ -263,9 +261,9 @@ def _class(element: Element, own_class: str | None) -> str:
 
 
 def find_boxes(folder: Path, split: str) -> Path | None:
-    """Return the path of the boxes of a split in the folder, None without any.
+    """Return the path of a split's boxes in the folder, None without any.
 
-    Folders of annotations for other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
+    Folders with annotations of other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
     """
     kaggle = [folder / top / split for top in _KAGGLE]
     named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
@@ -281,10 +279,10 @@ def find_boxes(folder: Path, split: str) -> Path | None:
 
 
 def read_boxes(path: Path, labels: LabelSpace) -> Rows:
-    """Return the boxes, rows of BOX_ROW, by key and, within an image, in the order of its XML.
+    """Return the boxes as rows of BOX_ROW, sorted by key, and within an image in the order of its XML.
 
-    Raises SourceDamaged for a damaged archive or XML, for two of one image, and for an XML that is not named
-    for an image; the ``<filename>`` in it is often wrong and is ignored.
+    Raises SourceDamaged for a damaged archive or XML, two XMLs of one image, and an XML that is not named
+    after an image; the ``<filename>`` in it is often wrong and ignored.
     """
     table, annotated = GrowingTable(BOX_ROW), set[str]()
     for place, stem, data in _xmls(path):
@@ -303,7 +301,7 @@ def read_boxes(path: Path, labels: LabelSpace) -> Rows:
 
 
 def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the place, the stem and the bytes of each XML in a folder or an archive."""
+    """Yield the location, stem and bytes of each XML in a folder or an archive."""
     if path.is_dir():
         for file in files_below(path):
             if file.path.endswith(".xml"):

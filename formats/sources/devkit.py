@@ -1,7 +1,7 @@
-"""The development kit of ILSVRC12: its classes, and the reader of its MATLAB file.
+"""The development kit of ILSVRC12, with a reader of its MATLAB file.
 
-That reads a struct array in a little-endian MATLAB 5 file (MAT-File Format, chapter 1), as in the devkit.
-scipy reads all such files, but crashes on some damaged ones; this reader raises.
+It reads a struct array in a little-endian MATLAB 5 file (MAT-File Format, chapter 1). scipy can read more,
+but crashes on some damaged files.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_fil
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.formats.sources.tar import walk
 
-MAX_INFLATED_BYTES = 8 << 20  # the 1,860 synsets of the official one take about 1 KB each
-MAX_FIELDS = 1 << 8  # of a struct; the official one has 8
+MAX_INFLATED_BYTES = 8 << 20  # the 1,860 official synsets take about 1 KB each
+MAX_FIELDS = 1 << 8  # of a struct; the official file has 8
 _LITTLE_ENDIAN = b"\x00\x01IM"
 _MATRIX, _COMPRESSED = 14, 15  # table 1-1, data types
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -38,7 +38,7 @@ class _Element(NamedTuple):
 
 
 def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
-    """Return the rows of the struct array ``name``: numbers and text, None for any other field.
+    """Return the rows of the struct array ``name``: numbers and text, None for other values.
 
     Raises ValueError for a damaged file, and for more than MAX_INFLATED_BYTES.
     """
@@ -66,33 +66,33 @@ def _inflated(data: bytes, most: int) -> bytes:
     except zlib.error as error:
         raise ValueError(f"it cannot be inflated ({error})") from None
     if len(inflated) > most or not inflater.eof:
-        raise ValueError(f"it is cut off, or inflates to more than {MAX_INFLATED_BYTES} bytes")
+        raise ValueError(f"it is truncated, or inflates to more than {MAX_INFLATED_BYTES} bytes")
     return inflated
 
 
 def _elements(data: bytes) -> Iterator[_Element]:
-    """Yield elements of tag and data: padded to 8 bytes, or both in 8 bytes if the data has at most 4."""
+    """Yield the elements, each a tag and data, padded to 8 bytes; small ones have both in 8 bytes."""
     at = 0
     while at < len(data):
         if len(data) - at < 8:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         kind, size = struct.unpack_from("<II", data, at)
         start = at + 8
         if kind >> 16:
             kind, size, start = kind & 0xFFFF, kind >> 16, at + 4
         if size > (len(data) - start if start == at + 8 else 4):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         yield _Element(kind, data[start : start + size])
         at = start + size if kind == _COMPRESSED else -(-(start + size) // 8) * 8
 
 
 def _parts(element: _Element) -> list[_Element]:
-    """Return the elements of an array, none for any other kind."""
+    """Return the elements of an array; empty for any other kind."""
     return [*_elements(element.data)] if element.kind == _MATRIX else []
 
 
 def _rows(parts: list[_Element]) -> list[dict[str, Value]]:
-    """Return the rows; the parts are flags, dimensions, name, length of a field's name, names, values."""
+    """Return the rows; the parts are flags, dimensions, name, length of field names, field names, values."""
     width, raw, values = _number(parts[3]), parts[4].data, parts[5:]
     if _class_of(parts) != _STRUCT or not isinstance(width, int) or width < 1:
         raise ValueError("it is not a struct array")
@@ -116,13 +116,12 @@ def _value(element: _Element) -> Value:
 
 
 def _class_of(parts: list[_Element]) -> int:
-    """Return the kind of an array by its flags, -1 for none."""
     flags = parts[0].data
     return int(struct.unpack_from("<I", flags)[0]) & 0xFF if len(flags) >= 4 else -1
 
 
 def _number(element: _Element) -> int | float | None:
-    """Return the number of an element that has one alone."""
+    """Return the value of an element with exactly one number, else None."""
     dtype = _NUMBERS.get(element.kind)
     if dtype is None or len(element.data) != np.dtype(dtype).itemsize:
         return None
@@ -133,7 +132,7 @@ def _number(element: _Element) -> int | float | None:
 FORMS = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar", "ILSVRC2012_devkit_t12")
 META = "data/meta.mat"
 GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
-MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official one has 2.5 MB packed
+MAX_DEVKIT_BYTES = 64 << 20  # packed or not; the official devkit has 2.5 MB packed
 _WNID = re.compile(r"n\d{8}", re.ASCII)
 _ID = re.compile(r"\d{1,9}", re.ASCII)
 
@@ -152,7 +151,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read the devkit from its archive, gunzipped or not, or its folder. Raises SourceDamaged, OSError."""
+    """Read the devkit from its archive, gzipped or not, or its folder. Raises SourceDamaged, OSError."""
     with foreign_file(path, f"download {FORMS[0]} again"):
         files = _files_in(path)
         for name in (META, GROUND_TRUTH):
@@ -185,9 +184,9 @@ def _files_in(path: Path) -> dict[str, bytes]:
 
 
 def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
-    """Return the classes, which are the synsets without children, and their numbers of training images.
+    """Return the classes, the synsets without children, and their numbers of training images.
 
-    Raises ValueError unless their ids are 1 … n and wnids unique.
+    Raises ValueError unless their ids are 1 … n and their wnids unique.
     """
     words, ids, images = dict[str, str](), dict[str, int](), dict[str, int]()
     for synset in read_struct_array(meta, "synsets"):

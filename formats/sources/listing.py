@@ -1,4 +1,4 @@
-"""The entries of a listing: collected in rows, kept in a file for other processes, and the omissions."""
+"""The entries of a listing: their table, their keys, their storage, and images that were not listed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.runtime.files import (
-    naming,
-    open_below,
-    open_folder,
-    open_regular,
-    publishing,
-    regular,
-)
+from shardprep.formats.runtime.files import naming, open_below, open_folder, open_regular, publishing, regular
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image, refuse_links
@@ -34,7 +27,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class GrowingTable:
-    """Rows of a structured dtype, packed in pieces as they come; text columns (S) get as wide as needed."""
+    """A growing array of a structured dtype; text columns (S) become as wide as needed."""
 
     def __init__(self, row: np.dtype[np.void]) -> None:
         self._row = row
@@ -47,7 +40,7 @@ class GrowingTable:
             self._pack()
 
     def finish(self) -> npt.NDArray[np.void]:
-        """Return all rows in the order they were appended; the table is empty afterwards."""
+        """Return all rows in the order they were appended, and empty the table."""
         self._pack()
         widest = np.result_type(self._row, *(piece.dtype for piece in self._pieces))
         whole = np.empty(sum(map(len, self._pieces)), widest)
@@ -69,10 +62,10 @@ class GrowingTable:
 
 
 class EntryTable:
-    """The builder of ``Listing.entries`` for images in the archive, or below the folder, ``source``.
+    """Builder of ``Listing.entries`` for images in an archive or below a folder, ``source``.
 
-    Entries over the limits, and repeated keys, are added to ``problems``; None raises SourceDamaged for them.
-    ``more`` are further columns of the entries, by name and dtype, for the source's reader.
+    Entries over the limits and repeated keys are added to ``problems``, or raise SourceDamaged if it is None.
+    ``more`` are names and dtypes of extra columns for the source's reader.
     """
 
     def __init__(
@@ -92,9 +85,9 @@ class EntryTable:
         file: FoundFile | None = None,
         more: tuple[Any, ...] = (),
     ) -> None:
-        """Append a row, with the values of the further columns, or refuse it.
+        """Append a row with the values of the extra columns, or refuse it.
 
-        ``file`` is that of an image in a folder, where ``length`` counts the bytes of its columns, too.
+        For an image in a folder, ``file`` is its file, and ``length`` includes the bytes of its columns.
         """
         path, mtime_ns, size = (file.path.encode(), file.mtime_ns, file.size) if file else (b"", 0, length)
         raw = key.encode()
@@ -113,7 +106,7 @@ class EntryTable:
         self._problems.add(error, kind)
 
     def finish(self) -> Entries:
-        """Return the entries, after checking that each key is unique; a further column ``line`` is named."""
+        """Return the entries; repeated keys are problems, located by the extra column ``line`` if present."""
         entries = self._table.finish()
         for key in repeated_keys(entries["key"]):
             twice = "two images have this record key; remove one of them"
@@ -125,7 +118,7 @@ class EntryTable:
 
 
 def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
-    """Return the keys that occur more than once, sorted. Takes 8 bytes per key: only hashes are sorted."""
+    """Return the keys that occur more than once, sorted. Needs 8 bytes per key: only hashes are sorted."""
     hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
     hashes.sort()
     repeated = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
@@ -143,8 +136,8 @@ _IMAGE = re.compile(r"(.+)\.(?:JPEG|jpeg|jpg)", re.DOTALL)
 def record_key(class_name: str, relative_path: str) -> str:
     """Return the key of the image at ``relative_path`` (with ``/``) below its split's folder.
 
-    The key of ``n01440764_7.JPEG`` of class n01440764 is ``n01440764/n01440764_7``, and that of a validation
-    or test image its stem, so that tars, trees and Kaggle agree. That of any other file is its path.
+    For ``n01440764_7.JPEG`` of class n01440764 it is ``n01440764/n01440764_7``, and for a validation or test
+    image its stem, so that tars, trees and Kaggle agree. For any other file it is the path.
     """
     image = _IMAGE.fullmatch(relative_path.rpartition("/")[2])
     key = official_key(image[1]) if image else None
@@ -154,17 +147,16 @@ def record_key(class_name: str, relative_path: str) -> str:
 
 
 def official_key(stem: str) -> str | None:
-    """Return the key of an image by its official name without extension; None for any other name."""
+    """Return the key of an image with an official name, without its extension; None for other names."""
     if train := _TRAIN.fullmatch(stem):
         return f"{train[1]}/{stem}"
     return stem if _FLAT.fullmatch(stem) else None
 
 
 class StoredEntries:
-    """The entries of a split, stored in a folder under a name that is made of all that decides them.
+    """The entries of a split, stored in a folder under a hash of :meth:`.source.Source.known_by`.
 
-    ``known_by`` is that of :meth:`.source.Source.known_by`. A source that has changed has another name, and a
-    file that is damaged counts as none.
+    A changed source therefore has another file. A damaged file counts as missing.
     """
 
     def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
@@ -183,7 +175,7 @@ class StoredEntries:
         return entries
 
     def write(self, entries: Entries, run: Path) -> None:
-        """Store the entries; ``run`` is the folder of unfinished files."""
+        """Store the entries; ``run`` is the folder for unfinished files."""
         array = BytesIO()
         np.save(array, entries, allow_pickle=False)
         with publishing(self._path, run) as file:
@@ -192,9 +184,9 @@ class StoredEntries:
 
 
 def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
-    """Add the images in the folder ``place`` of the walk to its problems that are not among ``listed``.
+    """Report every image in the walk's folder ``place`` that is not ``listed`` as a problem.
 
-    ``advice`` is the problem of an image. Returns what the walk ignored.
+    ``advice`` is the message for an image. Returns the walk's ignored names.
     """
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):
@@ -205,17 +197,17 @@ def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], a
     return walk.ignored
 
 
-MAX_TEXT_BYTES = 64 << 20  # the largest, LOC_val_solution.csv, has 50,000 lines
+MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 lines
 
 
 def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a file. Raises SourceDamaged for more than ``limit`` bytes, or if it is not a regular file."""
+    """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
     with naming(path):
         return _read(open_regular(path), path, limit)
 
 
 def read_small_below(top: Path, place: str, limit: int) -> bytes:
-    """Read a file below a folder in the same way. Raises SourceDamaged for a link in its path, too."""
+    """Like :func:`read_small_file`, for a file below a folder; also refuses links in its path."""
     path = top / place
     with naming(path):
         folder = open_folder(top)
@@ -231,16 +223,15 @@ def read_small_below(top: Path, place: str, limit: int) -> bytes:
 
 def _read(fd: int, path: Path, limit: int) -> bytes:
     with os.fdopen(fd, "rb") as file:
-        data = (
-            file.read() if os.fstat(fd).st_size <= limit else None
-        )  # a bounded read takes the memory at once
+        # not file.read(limit), which allocates all of it
+        data = file.read() if os.fstat(fd).st_size <= limit else None
     if data is None or len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data
 
 
 def text_lines(data: bytes, path: Path | str) -> list[str]:
-    """Return the lines of UTF-8 text. Raises SourceDamaged for other text."""
+    """Return the lines of UTF-8 text. Raises SourceDamaged for other encodings."""
     try:
         return data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

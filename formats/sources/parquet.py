@@ -87,9 +87,7 @@ def opened(archive: ArchiveFile) -> Any:
         if length > _MAX_METADATA:
             raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
         return module.ParquetFile(
-            archive.path,
-            thrift_string_size_limit=_MAX_METADATA,
-            thrift_container_size_limit=_MAX_ITEMS,
+            archive.path, thrift_string_size_limit=_MAX_METADATA, thrift_container_size_limit=_MAX_ITEMS
         )
 
 

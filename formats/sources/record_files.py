@@ -77,7 +77,7 @@ class ByteWindow:
             if at <= start and end <= at + len(piece):
                 return piece[start - at : end - at]
         if end > self.end:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         piece = self._read_at(min(max(end - start, _PIECE), self.end - start), start)
         if len(piece) < end - start:
             raise ValueError("the file ends within it")
@@ -95,7 +95,7 @@ class Cursor:
         """Skip the next ``length`` bytes, and return their start."""
         start = self.at
         if length > self.window.end - start:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         self.at += length
         return start
 
@@ -116,7 +116,7 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * place
         if byte < 0x80 and number < 1 << 64:
             return number, start + place + 1
-    raise ValueError("a number is cut off, or has more than 64 bits")
+    raise ValueError("a number is truncated, or has more than 64 bits")
 
 
 class RecordClasses:

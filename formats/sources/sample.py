@@ -1,4 +1,4 @@
-"""A miniature ILSVRC12 in its official packaging, made of a few photographs, with its defects."""
+"""A miniature ILSVRC12 with the official packaging and defects, made from a few photographs."""
 
 from __future__ import annotations
 
@@ -33,38 +33,33 @@ LONGER_SIDE = (400, 500)  # pixels; the real set's mean is 473x406
 PNG_SIDE = 200  # an RGBA PNG of full size would be larger than its whole class
 MTIME = 1_341_360_000  # a fixed time in the summer of 2012, as in the real archives
 
+_TRAIN_ODDITIES = (
+    *("RGBA PNG", "CMYK", "grayscale", "progressive", "EXIF orientation 6", "EXIF orientation 3"),
+    *("EXIF orientation 8", "corrupt EXIF", "20x17 pixels", "8x8 pixels"),
+)
 ODDITIES = {
-    "train": dict(
-        enumerate(
-            (
-                *("RGBA PNG", "CMYK", "grayscale", "progressive", "EXIF orientation 6", "EXIF orientation 3"),
-                *("EXIF orientation 8", "corrupt EXIF", "20x17 pixels", "8x8 pixels"),
-            )
-        )
-    ),
+    "train": dict(enumerate(_TRAIN_ODDITIES)),
     "val": {1: "CMYK", 2: "grayscale", 4: "EXIF orientation 6"},
     "test": {},
 }
-"""The oddities of the real set, by split and by number: of the image, and of the photograph that it shows."""
+"""The oddities of the real set, by split and image number, which is also the photograph's number."""
 
 BOX_DEFECTS = (
     *("none", "displayed size differs from the image's", "xmin and xmax swapped", "reaches out of the image"),
     *("wholly out of the image", "fractions of pixels", "filename is %s", "two objects"),
 )
-"""What is unusual in the annotations, which have one each, in turn."""
-ANNOTATIONS = 2 * len(BOX_DEFECTS)  # per archive, if there are as many images
+"""The defects of the annotations, which take turns."""
+ANNOTATIONS = 2 * len(BOX_DEFECTS)  # per archive, if there are enough images
 
-TRAIN, VAL, TEST, CLASSES, NUMBERS, TAR_ORDER, BOXES = range(
-    1, 8
-)  # uses of random numbers, each with its own
-STREAM_OF = {"train": TRAIN, "val": VAL, "test": TEST}
+STREAM_OF = {"train": 1, "val": 2, "test": 3}  # each use of random numbers has its own stream
+CLASSES, NUMBERS, TAR_ORDER, BOXES = range(4, 8)
 Pixels = npt.NDArray[np.uint8]
 Members = Iterable[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleImage:
-    """One image to make. ``label`` counts from 0 in devkit order; ``seed`` decides crop and brightness."""
+    """An image to draw. ``label`` counts from 0 in devkit order; ``seed`` determines crop and brightness."""
 
     key: str
     label: int
@@ -74,7 +69,7 @@ class SampleImage:
 
     @property
     def name(self) -> str:
-        """The name in its tar without ``.JPEG``, which all kinds of images have there."""
+        """The name in its tar without ``.JPEG``, the extension of all images there, even PNGs."""
         return self.key.rpartition("/")[2]
 
 
@@ -104,17 +99,17 @@ class SamplePlan:
 
     @cached_property
     def wnids(self) -> tuple[str, ...]:
-        """The classes in devkit order, not sorted, as there: ``wnids[i]`` has ILSVRC2012_ID *i* + 1."""
+        """The classes in devkit order, which is not sorted: ``wnids[i]`` has ILSVRC2012_ID *i* + 1."""
         official = tuple(official_words())
         order = unsorted_permutation(np.random.default_rng((self.seed, CLASSES)), len(official))
         return tuple(official[i] for i in order[: self.classes])
 
     def photographs(self, label: int) -> range:
-        """Return the photographs of a class; from 26 classes on, classes share them."""
+        """Return the photographs of a class; more than 25 classes share them."""
         return range(label % PHOTOGRAPHS, PHOTOGRAPHS, self.classes)
 
     def train_images(self, label: int) -> Iterator[SampleImage]:
-        """Yield the images of one class by ascending number; numbers have gaps and no fixed width."""
+        """Yield the images of one class by ascending number, with gaps and without padding."""
         wnid = self.wnids[label]
         rng = np.random.default_rng((self.seed, NUMBERS, label))
         gaps = rng.integers(2, MAX_NUMBER_GAP, self.train_per_class)
@@ -122,10 +117,9 @@ class SamplePlan:
             yield self._image(f"{wnid}/{wnid}_{number}", rank * self.classes + label, "train")
 
     def images(self, split: str) -> list[SampleImage]:
-        """Return all images of a split: those of train by class, others by ascending name.
+        """Return all images of a split: of train by class, of others by name, the order of the ground truth.
 
-        The latter is the order of the ground truth. Classes are mixed and even. No archive has the labels of
-        test.
+        The classes of the others are mixed and balanced. No archive has the labels of test.
         """
         if split == "train":
             return [image for label in range(self.classes) for image in self.train_images(label)]
@@ -148,16 +142,16 @@ class SamplePlan:
 
 
 def unsorted_permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np.int64]:
-    """Return a permutation of ``range(count)`` that begins with a descent, so that it is never sorted."""
+    """Return a permutation of ``range(count)`` that begins with a descent, so it is never sorted."""
     order = rng.permutation(count)
     order[:2] = np.sort(order[:2])[::-1]
     return order
 
 
 class Album:
-    """The photographs in the package, by name, as BGR uint8 [H, W, 3]; ``cmyk`` is a JPEG of photograph 1.
+    """The ``names`` of the package's photographs and their pixels, BGR uint8 [H, W, 3], sorted by name.
 
-    ``on_draw`` is called before each image is drawn.
+    ``cmyk`` is a JPEG of photograph 1. ``on_draw`` is called before each image is drawn.
     """
 
     def __init__(self, on_draw: Callable[[], None]) -> None:
@@ -166,23 +160,19 @@ class Album:
         folder = resources.files("shardprep.formats.data.photographs")
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         self.cmyk, self.on_draw = files.pop("cmyk.jpg"), on_draw
-        self.photographs = {
-            name: np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), np.uint8)
-            for name, data in sorted(files.items())
-        }
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the photographs, in the order of their numbers."""
-        return list(self.photographs)
+        self.names = sorted(files)
+        self.photographs = [
+            np.asarray(cv2.imdecode(np.frombuffer(files[name], np.uint8), cv2.IMREAD_COLOR), np.uint8)
+            for name in self.names
+        ]
 
     def draw(self, image: SampleImage) -> bytes:
-        """Return the encoded image. Deterministic for the same releases of OpenCV and NumPy."""
+        """Encode an image. Deterministic for the same releases of OpenCV and NumPy."""
         self.on_draw()
         if image.oddity == "CMYK":
             return with_segment(self.cmyk, 0xFE, image.key.encode())
-        photograph = self.photographs[self.names[image.photograph]]
-        return _encode(_crop(photograph, np.random.default_rng(image.seed)), image.oddity)
+        rng = np.random.default_rng(image.seed)
+        return _encode(_crop(self.photographs[image.photograph], rng), image.oddity)
 
 
 @contextmanager
@@ -254,19 +244,19 @@ def _encode(pixels: Pixels, oddity: str | None) -> bytes:
 
 
 def with_segment(jpeg: bytes, marker: int, payload: bytes) -> bytes:
-    """Return ``jpeg`` with one more segment after its start; ``payload`` has at most 65,533 bytes."""
+    """Insert a segment after the start of ``jpeg``; ``payload`` has at most 65,533 bytes."""
     return jpeg[:2] + struct.pack(">BBH", 0xFF, marker, len(payload) + 2) + payload + jpeg[2:]
 
 
 def _orientation(orientation: int, order: str) -> bytes:
-    """Return EXIF's directory with the orientation alone; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
+    """Return an EXIF directory with only the orientation; ``order`` is ``<`` (Intel) or ``>`` (Motorola)."""
     magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
     return magic + struct.pack(order + "IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
 
 @contextmanager
 def completed(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write that gets its name only when it is complete, and is removed after an error.
+    """Open a file to write that gets its name only when it is complete and is removed after an error.
 
     A kill leaves ``<name>.partial``, which the next run overwrites. Raises OSError if the disk fails.
     """
@@ -280,7 +270,7 @@ def completed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_tar(file: IO[bytes] | gzip.GzipFile, members: Members) -> None:
-    """Write files without an owner and with one time, padded to a multiple of 10,240 bytes."""
+    """Write files without owners and with a fixed time, padded to a multiple of 10,240 bytes."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in members:
             member = tarfile.TarInfo(name)
@@ -289,7 +279,7 @@ def write_tar(file: IO[bytes] | gzip.GzipFile, members: Members) -> None:
 
 
 def train_members(plan: SamplePlan, album: Album) -> Members:
-    """Yield the class tars by ascending wnid. One class is in memory at a time."""
+    """Yield the class tars by ascending wnid, holding one class in memory at a time."""
     for wnid, label in sorted((wnid, label) for label, wnid in enumerate(plan.wnids)):
         packed = BytesIO()
         write_tar(packed, ((f"{each.name}.JPEG", album.draw(each)) for each in plan.train_images(label)))
@@ -297,7 +287,7 @@ def train_members(plan: SamplePlan, album: Album) -> Members:
 
 
 def flat_members(plan: SamplePlan, album: Album, split: str) -> Members:
-    """Yield the images in another order than that of names; those of test are in a folder ``test``."""
+    """Yield the images, not sorted by name; those of test are in a folder ``test``."""
     images, prefix = plan.images(split), "test/" if split == "test" else ""
     rng = np.random.default_rng((plan.seed, TAR_ORDER, STREAM_OF[split]))
     for i in unsorted_permutation(rng, len(images)):
@@ -354,7 +344,7 @@ def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
 def _rectangles(
     defect: str, width: int, height: int, rng: np.random.Generator
 ) -> Iterator[tuple[float, float, float, float]]:
-    """Yield x_min, y_min, x_max, y_max in pixels of the displayed size, in any order and form."""
+    """Yield x_min, y_min, x_max and y_max in pixels of the displayed size, with the defect."""
     left, top = int(rng.integers(width // 3)), int(rng.integers(height // 3))
     right, bottom = width - 1 - int(rng.integers(width // 3)), height - 1 - int(rng.integers(height // 3))
     offset = 0.25 if defect == "fractions of pixels" else 0
@@ -370,14 +360,14 @@ def _rectangles(
         yield 0, 0, width // 2, height // 2
 
 
-# Kinds of data of a MATLAB file, table 1-1 of its description; and of arrays, table 1-3
+# Data types and array types of a MATLAB file, from tables 1-1 and 1-3 of its description
 INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15
 STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6
 FIELDS = (
     *("ILSVRC2012_ID", "WNID", "words", "gloss"),
     *("num_children", "children", "wordnet_height", "num_train_images"),
 )
-NAME_BYTES = 32  # a field's name, with the zero that ends it
+NAME_BYTES = 32  # of a field's name with its terminating zero
 FOLDER = "ILSVRC2012_devkit_t12"
 FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
 MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
@@ -393,7 +383,7 @@ data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation 
 
 @dataclass(frozen=True, slots=True)
 class Synset:
-    """A row of meta.mat: a class (a leaf, of height 0) or a group of classes."""
+    """A row of meta.mat: a class (a leaf with height 0) or a group of classes."""
 
     wnid: str
     words: str
@@ -404,7 +394,7 @@ class Synset:
 
 
 def devkit_members(plan: SamplePlan, photographs: Sequence[str]) -> Members:
-    """Yield the devkit; a class's gloss names the photographs that its images are crops of."""
+    """Yield the files of the devkit; a class's gloss names the photographs that its images are crops of."""
     truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
     yield f"{FOLDER}/readme.txt", README.encode()
     yield f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs))
@@ -430,7 +420,7 @@ def synsets(plan: SamplePlan, photographs: Sequence[str]) -> list[Synset]:
 
 
 def meta_mat(rows: Sequence[Synset]) -> bytes:
-    """Return a MATLAB 5 file with the struct array ``synsets`` of shape (n, 1), without a time."""
+    """Return a MATLAB 5 file without a time and with the struct array ``synsets`` of shape (n, 1)."""
     names = b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in FIELDS)
     parts = [element(INT32, struct.pack("<i", NAME_BYTES)), element(INT8, names)]
     for number, row in enumerate(rows, start=1):
@@ -456,13 +446,12 @@ def _array(kind: int, shape: tuple[int, int], content: bytes, *, name: str = "")
 
 
 def element(kind: int, data: bytes) -> bytes:
-    """Return data of a kind as a MATLAB file has it."""
     return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """An archive that was written; ``size`` in bytes."""
+    """An archive of a sample; ``size`` in bytes."""
 
     name: str
     size: int
@@ -479,7 +468,7 @@ class SampleOddity:
 
 @dataclass(frozen=True, slots=True)
 class SampleSummary:
-    """A sample: files, ``wnids`` in devkit order (ILSVRC2012_ID 1 first), ``images`` per split, oddities."""
+    """A sample: ``wnids`` in devkit order (ILSVRC2012_ID 1 first), and the number of ``images`` per split."""
 
     files: tuple[SampleFile, ...]
     wnids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The contracts of a source of images, its listing and its reader, and the options of reading one."""
+"""Interfaces of an image source, its listing and its reader, and the options for reading one."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ SPLIT_NAMES = {
     "testing": "test",
     **dict.fromkeys(("val", "valid", "validation", "eval"), "val"),
 }
-"""The split that a name in lower case means."""
+"""The split of each known name, in lower case."""
 
 SPLIT_COLUMN = "split"
 _WORD = re.compile(r"[a-z]+")
 
 
 def split_of(cell: object) -> str | None:
-    """Return the split that a cell of a table means; None for any other value."""
+    """Return the split that a table cell names; None for any other value."""
     return SPLIT_NAMES.get(cell.strip().lower()) if isinstance(cell, str) else None
 
 
 def split_folders(path: Path) -> dict[str, str]:
-    """Return the folders of splits in a folder, in the order of SPLITS. Raises UsageError for two of one."""
+    """Return the split folders in a folder, in the order of SPLITS. Raises UsageError for two of one."""
     found: dict[str, str] = {}
     with os.scandir(path) as entries:
         names = sorted(
@@ -59,14 +59,14 @@ def split_folders(path: Path) -> dict[str, str]:
 
 
 def split_in(name: str) -> str | None:
-    """Return the split that is a word of a file's name; None if there is none, or two."""
+    """Return the only split that occurs as a word in a file name; None without exactly one."""
     words = {SPLIT_NAMES[word] for word in _WORD.findall(name.lower()) if word in SPLIT_NAMES}
     return words.pop() if len(words) == 1 else None
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One kind of problem: the error of the first case, and the number of cases."""
+    """A kind of problem: its first error, and the number of cases."""
 
     first: ShardprepError | OSError
     count: int = 1
@@ -86,7 +86,6 @@ class Problem:
         return getattr(self.first, "exit_code", ShardprepError.exit_code)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the problem as a JSON object."""
         return {"count": self.count, "first": self._text, "exit_code": self.exit_code}
 
     @property
@@ -94,16 +93,16 @@ class Problem:
         return f" (the first of {self.count:,})" if self.count > 1 else ""
 
     def error(self, others: str) -> ShardprepError | OSError:
-        """Return the first case's error; its message counts the cases and ends with ``others``."""
+        """Return the first error with the number of cases and ``others`` at the end of its message."""
         if not isinstance(self.first, ShardprepError):
             return self.first
         whole = copy(self.first)
-        whole.message = f"{self.first.message}{self._of_how_many}{others}"
+        whole.message += f"{self._of_how_many}{others}"
         return whole
 
 
 class Problems:
-    """The problems that were found so far, in the order of their first cases. Picklable."""
+    """The problems found so far, in the order of their first cases. Picklable."""
 
     def __init__(self) -> None:
         self._of_kind: dict[str, Problem] = {}
@@ -116,45 +115,42 @@ class Problems:
 
     @property
     def cases(self) -> int:
-        """The number of cases of all kinds."""
         return sum(problem.count for problem in self)
 
     def add(self, error: ShardprepError | OSError, kind: str = "", count: int = 1) -> None:
-        """Add cases. Those of one ``kind`` are counted together; by default these have one message."""
-        alike = error.message if isinstance(error, ShardprepError) else error.strerror
-        kind = kind or alike or type(error).__name__
+        """Count cases of one ``kind``; by default, errors with the same message are of one kind."""
+        message = error.message if isinstance(error, ShardprepError) else error.strerror
+        kind = kind or message or type(error).__name__
         known = self._of_kind.get(kind, Problem(error, 0))
         self._of_kind[kind] = replace(known, count=known.count + count)
 
     def merge(self, others: Problems) -> None:
-        """Add all cases of ``others``."""
         for kind, problem in others._of_kind.items():
             self.add(problem.first, kind, problem.count)
 
     @contextmanager
     def collected(self, kind: str = "") -> Iterator[None]:
-        """Add the ShardprepError or OSError that leaves the block, which then ends without it."""
+        """Collect a ShardprepError or OSError that the block raises, and suppress it."""
         try:
             yield
         except (ShardprepError, OSError) as error:
             self.add(error, kind)
 
     def raise_all(self) -> None:
-        """Raise the first problem's error, with a message of all problems; return if there are none."""
-        if not self._of_kind:
-            return
-        first, *others = self
-        raise first.error("".join(f"; also: {other}" for other in others))
+        """Raise the first problem's error with all problems in its message; do nothing without problems."""
+        if self:
+            first, *others = self
+            raise first.error("".join(f"; also: {other}" for other in others))
 
 
 Entries = npt.NDArray[np.void]
 
 
 def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
-    """Return the columns of a listing: a record's key and label, and the place of its bytes.
+    """Return the dtype of a listing: a record's key and label, and where its bytes are.
 
-    ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside of one. ``mtime_ns``
-    is the file's by :func:`.trees.mtime_of`, 0 in an archive. A source may add columns for its reader.
+    ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside archives. ``mtime_ns``
+    is from :func:`.trees.mtime_of`, and 0 in an archive. A source may add columns for its reader.
     """
     return np.dtype(
         [
@@ -169,30 +165,30 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
 
 
 class WholeArchive(NamedTuple):
-    """An archive that has all images of a listing, each as it is, at its ``offset``; ``size`` in bytes."""
+    """An archive that holds all images of a listing unchanged, at their ``offset``; ``size`` in bytes."""
 
     path: Path
     size: int
 
 
 class ByteReader(AbstractContextManager["ByteReader"]):
-    """Reader of an entry's bytes. Entering opens it for this process.
+    """Reader of the bytes of entries. Entering opens it for this process.
 
-    Copyable and picklable while it is closed; raises NotCopyable while it is open. Not thread-safe. Leaving
+    It can be copied and pickled while closed, and raises NotCopyable while open. Not thread-safe. Leaving
     raises SourceDamaged if the source changed since it was opened.
     """
 
     def expect(self, entries: Entries) -> None:
-        """Read ahead where answers take long: these entries are next, in this order; some may be left out."""
+        """Announce the next entries in order, so that slow sources read ahead; some may be skipped."""
         return
 
     @abstractmethod
     def read(self, entry: np.void) -> bytes:
-        """Return all bytes of the entry. Raises SourceDamaged if they have changed or are missing."""
+        """Return the entry's bytes. Raises SourceDamaged if they have changed or are missing."""
 
     @property
     def archive(self) -> WholeArchive | None:
-        """The archive that may keep the images; None without one."""
+        """The archive that can serve the images in place; None without one."""
         return None
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
@@ -203,26 +199,26 @@ class ByteReader(AbstractContextManager["ByteReader"]):
         return ()
 
     def only(self, entries: Entries) -> ByteReader:
-        """Return a reader of these entries alone, to be pickled: a job needs no table of all others."""
+        """Return a reader of these entries only, so that a job is pickled without the others' tables."""
         return self
 
     @abstractmethod
     def where(self, entry: np.void) -> str:
-        """Return the entry's place for messages: a path, or an archive and a byte offset."""
+        """Return the entry's location for messages: a path, or an archive and a byte offset."""
 
 
 Opened = TypeVar("Opened")
 
 
 class OpeningReader(ByteReader, Generic[Opened]):
-    """A reader from something that is open, in this process alone, while the reader is."""
+    """Reader with a resource that is open in this process while the reader is."""
 
     _context: AbstractContextManager[Opened] | None = None
     _opened: Opened | None = None
 
     @abstractmethod
     def opening(self) -> AbstractContextManager[Opened]:
-        """Return the context that keeps it open."""
+        """Return the context of the resource."""
 
     def __enter__(self) -> Self:
         context = self.opening()
@@ -241,7 +237,7 @@ class OpeningReader(ByteReader, Generic[Opened]):
 
     @property
     def opened(self) -> Opened:
-        """The open object. Raises ValueError if none is."""
+        """The open resource. Raises ValueError if the reader is closed."""
         if self._opened is None:
             raise ValueError("the reader is closed")
         return self._opened
@@ -249,7 +245,7 @@ class OpeningReader(ByteReader, Generic[Opened]):
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of the source: its name, never a path; ``md5`` and ``verified`` are the result of the check.
+    """A file of the source; ``name`` has no folder, and ``md5`` and ``verified`` are the result of a check.
 
     A file in object storage has an ``e_tag``, and 0 as ``mtime_ns``.
     """
@@ -263,26 +259,25 @@ class Archive:
 
     @property
     def state(self) -> list[Any]:
-        """Values that must be equal when a conversion is resumed, as JSON."""
+        """JSON values that must be equal when a conversion is resumed."""
         return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the manifest's copy: nothing that depends on the time; the MD5 if it is the official."""
+        """Return the entry in the manifest: no times, and the MD5 only if it was verified."""
         checked = {"md5": self.md5} if self.verified == "md5" else {}
         return {"name": self.name, "size": self.size, **checked}
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One split of a source: every image, not yet read.
+    """All images of one split of a source, not yet read.
 
-    ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys; ``expected`` is the
-    number of images that there should be, None if it is unknown; ``shortfall`` says which are missing.
-    ``problems`` are those of files that could not be listed. ``ignored`` counts the files and folders of file
-    managers, hidden ones, and others that were left out, by name; ``notes`` are lines about what else was.
-    ``options`` are those that the source was read with, as the manifest keeps them. ``schema`` has the
-    columns of which the reader gives the values; without ``has_images`` it gives no images. ``kept_by`` is
-    what decides the entries, if they took long, so that they are kept until the conversion is finished.
+    ``entries`` (dtype of :func:`entry_dtype`) are in any order and have unique keys. ``expected`` is the
+    expected number of images, None if unknown; ``shortfall`` describes the missing ones. ``problems``
+    concern files that could not be listed. ``ignored`` counts skipped files and folders by name, such as
+    hidden ones; ``notes`` are lines about other omissions. ``options`` are the options used, as the manifest
+    keeps them. The reader returns the values of the columns in ``schema``, and images if ``has_images``.
+    ``kept_by`` identifies entries that took long to list and are stored until the conversion is finished.
     """
 
     split: str
@@ -303,16 +298,16 @@ class Listing:
 
     @property
     def is_partial(self) -> bool:
-        """Whether images are missing, or there are too many."""
+        """Whether images are missing, or surplus."""
         return bool(self.shortfall) or self.expected not in (None, len(self.entries))
 
 
 BOX_ROW = np.dtype([("key", "S1"), *BOX_DTYPE.descr])
-"""A box before its image has a record: a row of the boxes' table with its image's key, as wide as needed."""
+"""A box whose image has no record yet: a row of the box table with the image's key, as wide as needed."""
 
 
 def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -> Rows:
-    """Return the boxes in rows of ``record``, ``label`` and sides, by the keys of their records."""
+    """Return rows of ``record``, ``label`` and sides as rows of BOX_ROW, sorted by their records' keys."""
     ordered = rows[np.argsort(keys[rows["record"]], kind="stable")]
     boxes = np.zeros(len(ordered), [("key", keys.dtype), *BOX_DTYPE.descr])
     boxes["key"], label = keys[ordered["record"]], ordered["label"]
@@ -323,7 +318,7 @@ def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -
 
 
 class Source(ABC):
-    """A dataset to convert; ``TAKES`` are the options that it takes of those that not all sources do."""
+    """A dataset to convert; ``TAKES`` names the options it accepts that not every source does."""
 
     LAYOUT: ClassVar[str] = ""
     TAKES: ClassVar[tuple[str, ...]] = ()
@@ -331,24 +326,24 @@ class Source(ABC):
     @property
     @abstractmethod
     def splits(self) -> tuple[str, ...]:
-        """The splits that were found, in the order train, val, test."""
+        """The splits found, in the order train, val, test."""
 
     @property
     def description(self) -> str:
-        """One line for the user that describes the source."""
+        """A one-line description for the user."""
         return f"{self.LAYOUT}: {', '.join(self.splits)}"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders, absolute and without links, where any new file may become an image."""
+        """Absolute folders, links resolved, where any new file may become an image."""
         return ()
 
     def survey(self, split: str, known: Entries | None = None) -> Listing:
-        """Return every image of a split that can be listed, and the problems of the others.
+        """List the images of a split, and the problems of those that cannot be listed.
 
-        Deterministic; reads headers and folder entries, never pixels, and not even headers for the entries
-        ``known`` from an earlier survey by the same :meth:`known_by`. Raises UsageError for a split that is
-        not there, DataError if nothing can be listed, and OSError if the source cannot be read.
+        Deterministic; reads headers and folder entries, never pixels, and not even headers if the entries
+        are ``known`` from an earlier survey with the same :meth:`known_by`. Raises UsageError for a missing
+        split, DataError if nothing can be listed, and OSError if the source cannot be read.
         """
         if split not in self.splits:
             raise UsageError(f"the source has no split {split!r}; it has {', '.join(self.splits)}")
@@ -356,26 +351,26 @@ class Source(ABC):
 
     @abstractmethod
     def listed(self, split: str, known: Entries | None) -> Listing:
-        """Return the survey of a split that is there."""
+        """Return the survey of an existing split."""
 
     def listing(self, split: str) -> Listing:
-        """Return every image of a split.
+        """List all images of a split.
 
-        Raises DataError if the source is damaged, contradicts itself, or holds links, devices, duplicate or
-        hostile names, with the number of problems and the first of each kind, and OSError.
+        Raises OSError, and DataError with the first of each kind of problem and their numbers: the source is
+        damaged, contradicts itself, or holds links, devices, duplicate or hostile names.
         """
         listing = self.survey(split)
         listing.problems.raise_all()
         return listing
 
     def known_by(self, split: str) -> Mapping[str, Any] | None:
-        """Return all that decides a split's entries, as JSON; None if only a survey tells. Raises as it."""
+        """Return JSON that determines a split's entries; None if only a survey can. Raises like a survey."""
         return None
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        """Return the split's annotated boxes, ordered by key and by object; None if it has none.
+        """Return the split's boxes as rows of BOX_ROW, by key and object; None if it has none.
 
-        They are rows of BOX_ROW, whose ``labels`` are those of the split's listing.
+        ``labels`` is the label space of the split's listing.
         """
         return None
 
@@ -395,15 +390,13 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Options of a conversion that say how its source is read.
-
-    All but ``root`` are kept in the manifest.
+    """Options for reading the source of a conversion. The manifest keeps all but ``root``.
 
     Args:
-        follow_symlinks: Whether to read what symbolic links in an image tree or to the files of a list point
-            to, within the source or not.
-        skip_non_images: Whether to leave out files of an image tree or a list that are not images by their
-            names and first bytes; damaged images are still errors.
+        follow_symlinks: Whether to follow symbolic links in an image tree or to the files of a list, within
+            the source or not.
+        skip_non_images: Whether to skip files of an image tree or a list whose names and first bytes are not
+            those of images; damaged images are still errors.
         val_fraction: Fraction of each training class that becomes val, above 0 and below 1, for a source with
             only train; None for none.
         root: Folder that the paths of a list are relative to; None is the list's own.
@@ -463,11 +456,11 @@ class SourceOptions:
 
     @property
     def in_use(self) -> dict[str, Any]:
-        """The options that the manifest keeps and that are in use, by name."""
+        """The options in use that the manifest keeps."""
         return self.kept(*_KEPT)
 
     def kept(self, *names: str) -> dict[str, Any]:
-        """Return those of the named options that are in use, as the manifest keeps them."""
+        """Return the named options that are in use, as the manifest keeps them."""
         values = {name: getattr(self, name) for name in names}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -488,6 +481,6 @@ class SourceOptions:
 IMAGE_SUFFIXES = (
     *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
     *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
-    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # found, to be refused by name
+    *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # listed only to be refused by name
 )
-"""The suffixes of files that may be images; their bytes decide."""
+"""Suffixes of possible images; the bytes decide."""

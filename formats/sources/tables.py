@@ -1,4 +1,4 @@
-"""Tables in text, read row by row: CSV and JSON lines, their cells' kinds, and the files that they name."""
+"""Text tables, CSV and JSON Lines, read row by row: their rows, classes, and kinds of cells."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Row = TypeVar("Row")
 
 
 class ListedClasses:
-    """The classes of all images of a source, numbered as they come.
+    """The classes of all images of a source, numbered in the order they are found.
 
-    With a column of labels these are its values; an empty one is no label, or an error where each image
-    ``needs_label``. Otherwise the classes are the folders, where every image lies in one and there are two or
-    more; if not, no image has a label.
+    A column of labels gives the classes; an empty cell means no label, or is an error if every image
+    ``needs_label``. Without one, the folders are the classes if there are two or more and every image lies in
+    one; otherwise no image has a label.
     """
 
     def __init__(self, *, needs_label: bool = False) -> None:
@@ -53,7 +53,7 @@ class ListedClasses:
         return iter(self._of_name)
 
     def label_of(self, text: str) -> int:
-        """Return the number of the class with this name. Raises ValueError for what cannot be one."""
+        """Return the number of the class with this name. Raises ValueError for an invalid name."""
         is_number = _NUMBER.fullmatch(text) is not None
         if not 0 < len(text) <= MAX_NAME:
             raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
@@ -70,7 +70,7 @@ class ListedClasses:
         return label
 
     def of_cell(self, cell: Any) -> int:
-        """Return the number of the class in a cell of the column. Raises ValueError for anything else."""
+        """Return the number of the class in a label cell. Raises ValueError for an invalid one."""
         self._are_folders = False
         if cell is None and self._needs_label:
             raise ValueError("has no label")
@@ -78,7 +78,7 @@ class ListedClasses:
         return self.label_of(name) if name or self._needs_label else UNLABELLED
 
     def of_folder(self, path: str) -> int:
-        """Return the number of the class of the image at ``path``, below the folder of its split."""
+        """Return the class number of the image at ``path`` below its split's folder: -2 and down, or -1."""
         folder, inside, _ = path.partition("/")
         if not inside:
             self._are_folders = False
@@ -86,7 +86,7 @@ class ListedClasses:
         return -2 - self._folders.setdefault(folder, len(self._folders))
 
     def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
-        """Return the space of all classes, and the label in it of each number: of folders from -2 down."""
+        """Return the label space, and an array that maps each number, negative ones too, to its label."""
         folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
         space, numbers = LabelSpace.of(self._of_name or folders), list[int]()
         if self._are_numbers:
@@ -99,7 +99,7 @@ class ListedClasses:
 
 @dataclass
 class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
-    """Reader of images below a folder, and of their rows in the file at ``path``, with its first identity."""
+    """Reader of images below a folder and of their rows in the file at ``path``, which must be unchanged."""
 
     images: TreeReader
     path: Path
@@ -107,7 +107,7 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
 
     @contextmanager
     def opening(self) -> Iterator[tuple[TreeReader, ArchiveFile]]:
-        images = replace(self.images)  # a copy of this reader shares its part, so that it opens another
+        images = replace(self.images)  # copies of this reader share the images' reader, so open a copy
         with ArchiveFile(self.path, self.identity) as file, images:
             yield images, file
 
@@ -119,7 +119,7 @@ class ImagesAndFile(OpeningReader[tuple[TreeReader, ArchiveFile]]):
 
 
 def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes], Row]) -> Row:
-    """Parse the row at its place in a file. Raises SourceDamaged if it is not the one that was listed."""
+    """Read and parse a row at an offset. Raises SourceDamaged if it cannot be parsed or is truncated."""
     data = file.read_at(length, offset)
     if len(data) < length:
         raise SourceDamaged("ends before its last row does; start again", path=file.path)
@@ -128,7 +128,7 @@ def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes],
 
 
 def place_below(path: str, roots: Sequence[Path]) -> str:
-    """Return the shortest path below the root, in whose names ``roots`` it may begin. Raises ValueError."""
+    """Return a path relative to the root, which has the names ``roots``. Raises ValueError for others."""
     if path.startswith("/"):
         root = next((root for root in roots if Path(path).is_relative_to(root)), None)
         if root is None:
@@ -150,10 +150,10 @@ _PIECE_BYTES = 1 << 20
 
 
 class Lines(Iterator[str]):
-    """The lines of a file of UTF-8 text, each with a newline at its end.
+    """The lines of a UTF-8 file, each with a newline at its end.
 
-    ``number`` is that of the last one, and ``offset`` is where in the file the next one begins. Raises
-    ValueError for other text, and for a line of more than ``limit`` bytes.
+    ``number`` counts the lines read, and ``offset`` is where the next one begins in the file. Raises
+    ValueError for other encodings and for a line of more than ``limit`` bytes.
     """
 
     def __init__(self, file: ArchiveFile, limit: int = MAX_LINE_BYTES) -> None:
@@ -190,7 +190,7 @@ _FROM = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
-    """Return a cell as its column stores it; ``typed`` ones are values of JSON. Raises BadValue."""
+    """Encode a cell for its column; ``typed`` cells are JSON values. Raises BadValue."""
     try:
         return field.codec.encode(_value(field, cell, typed=typed))
     except (ValueError, BadValue, RecursionError) as error:
@@ -198,7 +198,7 @@ def encoded_cell(field: Field, cell: Any, *, typed: bool) -> bytes:
 
 
 def names_in(cell: Any, kind: str, *, typed: bool) -> Sequence[str]:
-    """Return the names of classes in a cell of kind label or labels. Raises ValueError."""
+    """Return the class names in a cell of kind label or labels. Raises ValueError."""
     if kind == "labels" and typed:
         if not isinstance(cell, list):
             raise ValueError(f"has labels that are not a list: {str(cell)[:80]!r}")
@@ -235,7 +235,7 @@ def _json(cell: str) -> Any:
 
 
 def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
-    """Return nested lists of numbers as an array of the codec. Raises ValueError for others."""
+    """Convert nested lists of numbers to an array of the codec. Raises ValueError for other values."""
     if value == []:
         return np.zeros([size or 0 for size in codec.shape], codec.elements)
     found = np.asarray(value)
@@ -250,7 +250,7 @@ def _array(codec: ArrayCodec, value: Any) -> npt.NDArray[Any]:
 
 
 def label_name(value: Any) -> str:
-    """Return the name of a class as JSON or CSV has it. Raises ValueError for any other value."""
+    """Return the class name in a JSON or CSV value. Raises ValueError unless it is text or an integer."""
     if isinstance(value, str):
         return value
     if type(value) is int:
@@ -261,19 +261,18 @@ def label_name(value: Any) -> str:
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 _NUMBER_CELL = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]{1,4})?"  # 1.50, .5, 1.0E10
-    r"|-?(?:0|[1-9][0-9]*)e[+-][0-9]{1,4}"  # 1e-05; without the sign it may be the name of something
+    r"|-?(?:0|[1-9][0-9]*)e[+-][0-9]{1,4}"  # 1e-05; without the sign it may be an identifier
     r"|-0|-?(?:nan|inf|infinity)",
     re.ASCII | re.IGNORECASE,
 )
 
 
 class CellKind:
-    """The kind of one column, narrowed by each of its cells; ``header`` is its name in the table.
+    """The kind of one column, guessed from all of its cells; ``header`` is its name in the table.
 
-    Guessed kinds are int, float, text, and json for values of JSON that are none of them. Cells of CSV are
-    text (``typed`` is False): an empty one is no integer, and a float that is NaN. A guess of int or float
-    gives back the number that is written in each cell, with all of its digits, so what is not written as a
-    number is text: ``007``, ``+49``, 20 digits, or a whole number beyond 2**53 beside fractions.
+    Guesses are int, float, text, and json for other JSON values. CSV cells are text (``typed`` is False); an
+    empty one is not an integer, and NaN as a float. A guess of int or float never loses a digit, so a column
+    with cells such as ``007``, ``+49``, 20 digits, or a whole number beyond 2**53 beside fractions is text.
     """
 
     def __init__(self, header: str, choice: ColumnChoice | None = None, *, typed: bool) -> None:
@@ -288,7 +287,7 @@ class CellKind:
             )
 
     def add(self, cell: Any) -> None:
-        """Take a cell into account. Raises ValueError for names that cannot be classes."""
+        """Take a cell into account. Raises ValueError for invalid class names."""
         choice = self._choice
         if choice and choice.kind in OF_CLASSES:
             self._classes.update(dict.fromkeys(names_in(cell, choice.kind, typed=self._typed)))
@@ -305,7 +304,7 @@ class CellKind:
 
     @property
     def field(self) -> Field:
-        """The field of all cells so far. Raises UsageError if the header is no column's name."""
+        """The field for the cells so far. Raises UsageError if the header is not a valid column name."""
         if self._choice:
             return Field(self._choice.name, self._choice.kind, tuple(sorted(self._classes)))
         name = f"{self.header}_" if self.header.lower() in RESERVED else self.header
@@ -317,7 +316,7 @@ class CellKind:
 
     @property
     def guess(self) -> str:
-        """The kind that all cells so far fit."""
+        """The kind that fits all cells so far."""
         if self._found and self._found <= {"int", "wide int"} and not self._has_empty:
             return "int"
         if self._found and self._found <= {"int", "float"}:
@@ -328,7 +327,7 @@ class CellKind:
 def cell_kinds(
     names: Sequence[str], choices: Iterable[ColumnChoice], used: Iterable[str | None], *, typed: bool
 ) -> dict[str, CellKind]:
-    """Return the kinds by header: the chosen ones, or all but those in ``used``. Raises UsageError."""
+    """Return the kinds by header: of the chosen columns, or all that are not ``used``. Raises UsageError."""
     chosen = list(choices)
     if not chosen:
         used = {*used}
@@ -370,7 +369,7 @@ _DELIMITERS = ",;\t"
 
 
 class TableRow(NamedTuple):
-    """A row: the number of its first line, its place in the file, and its cells by the names of columns."""
+    """A row: the number of its first line, its place in the file, and its cells by column."""
 
     line: int
     offset: int
@@ -379,15 +378,15 @@ class TableRow(NamedTuple):
 
 
 Rows = Iterator[TableRow | ValueError]
-"""Rows, and the problems of lines that are none."""
+"""Rows, and the problems of lines that are not rows."""
 
 
 @dataclass(frozen=True)
 class TableForm:
-    """How the rows of a table are read: ``names`` of its columns, and ``delimiter``, empty for JSON lines.
+    """The format of a table: the ``names`` of its columns, and a ``delimiter``, empty for JSON Lines.
 
-    Cells of CSV are text; those of JSON lines are values of JSON. An open form takes objects with other names
-    beside its own. A line of text is a path and a label, separated by a tab, or else by the last space.
+    CSV cells are text; JSON Lines have JSON values. An open form accepts objects with additional names. A
+    line of plain text is a path and a label, separated by a tab, or else by the last space.
     """
 
     names: tuple[str, ...]
@@ -398,15 +397,15 @@ class TableForm:
 
     @property
     def limit(self) -> int:
-        """The most bytes that a line may have."""
+        """The maximum number of bytes in a line."""
         return MAX_LINE_BYTES if self.is_text else MAX_ROW_BYTES
 
     @classmethod
     def of(cls, file: ArchiveFile, *, unique: bool = True) -> TableForm:
-        """Return the form of a table by its first line.
+        """Return the form of a table from its first line.
 
         Raises ValueError if that is neither a header nor an object, or if names are not ``unique``, and
-        UsageError if the file has not the name of a table.
+        UsageError if the file's suffix is not that of a table.
         """
         suffix, first = file.path.suffix.lower(), next(Lines(file, MAX_ROW_BYTES), "")
         if not first.strip():
@@ -422,24 +421,24 @@ class TableForm:
 
     @classmethod
     def of_objects(cls, file: ArchiveFile) -> TableForm:
-        """Return the open form of JSON lines by the first one that is an object; without names if none is."""
+        """Return the open form of JSON Lines with the names of the first object; empty if there is none."""
         form = cls((), is_open=True)
-        with suppress(ValueError):  # it is said when the rows are read
+        with suppress(ValueError):  # reported when the rows are read
             rows = (row for row in form.rows(Lines(file, MAX_ROW_BYTES)) if isinstance(row, TableRow))
             return replace(form, names=tuple(row.cells if (row := next(rows, None)) else ()))
         return form
 
     def rows(self, lines: Lines) -> Rows:
-        """Yield the rows of the table's lines, which begin with its first.
+        """Yield the rows in the table's lines, from the first on.
 
-        A quoted value of CSV may have newlines. Raises ValueError where no further row can be told.
+        Quoted CSV values may contain newlines. Raises ValueError where no further row can be read.
         """
         if self.is_text:
             return self._text_rows(lines)
         return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)
 
     def cells(self, data: bytes) -> Mapping[str, Any]:
-        """Return the cells of one row, given as the bytes at its place. Raises ValueError."""
+        """Parse the bytes of one row. Raises ValueError."""
         text = data.decode("utf-8-sig")
         return self._named(_cells(text, self.delimiter) if self.delimiter else _object_of(text))
 
@@ -482,7 +481,7 @@ class TableForm:
             offset = lines.offset
 
     def _named(self, row: Sequence[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the cells of a row of CSV, or of an object, by name. Raises ValueError for other names."""
+        """Return the cells of a CSV row or an object by name. Raises ValueError for other names."""
         names = self.names
         if not isinstance(row, Mapping):
             if len(row) != len(names):

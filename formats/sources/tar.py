@@ -1,7 +1,7 @@
-"""Tar archives, read in place on a disk or in object storage: headers, the walk over them, official MD5s.
+"""Tar archives, read in place on a disk or in object storage: headers, members and official MD5s.
 
-The walk over a tar's headers: damage is an error, never a shorter listing. Python's tarfile is not used,
-because it ends silently at a damaged header (cpython#120740).
+Damage is an error, never a shorter listing. Python's tarfile ends silently at a damaged header
+(cpython#120740), so it is not used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,6}) ")
 
 
 class Header(NamedTuple):
-    """A header's fields; the name is not checked yet."""
+    """A header's fields; the name is unchecked."""
 
     name: bytes
     size: int
@@ -46,8 +46,8 @@ class Header(NamedTuple):
 
 def parse_header(block: bytes) -> Header:
     """Parse a header. Raises ValueError unless checksum, magic and size are valid."""
-    # The low half of Adler-32 is the plain sum plus one, exact for 256 bytes (255 * 256 < 65521), and ten
-    # times as fast as ``sum``; the checksum's own field counts as spaces.
+    # The low half of Adler-32 is the sum plus one, exact for 256 bytes (255 * 256 < 65521) and ten times as
+    # fast as ``sum``. The checksum field itself counts as spaces.
     halves = (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
     if _octal(block[148:156]) != halves - sum(block[148:156]) + 8 * ord(" "):
         raise ValueError("the header's checksum is wrong")
@@ -57,9 +57,9 @@ def parse_header(block: bytes) -> Header:
     name = block[:100].rstrip(b"\0")
     if magic == USTAR and block[345]:
         name = block[345:500].rstrip(b"\0") + b"/" + name
-    if block[124] == 0x80:  # GNU's base 256; 0xff would be negative
-        return Header(name, int.from_bytes(block[125:136], "big"), block[156:157])
-    return Header(name, _octal(block[124:136]), block[156:157])
+    is_base_256 = block[124] == 0x80  # GNU's; 0xff would be negative
+    size = int.from_bytes(block[125:136], "big") if is_base_256 else _octal(block[124:136])
+    return Header(name, size, block[156:157])
 
 
 def _octal(field: bytes) -> int:
@@ -86,7 +86,7 @@ def parse_pax(data: bytes) -> dict[bytes, bytes]:
 
 
 def plain_name(raw: bytes) -> str:
-    """Return the name as text. Raises ValueError unless it stays below the folder it is relative to."""
+    """Decode a name. Raises ValueError unless it is a relative path without ``..`` and the like."""
     try:
         name = raw.decode()
     except UnicodeDecodeError:
@@ -99,9 +99,9 @@ def plain_name(raw: bytes) -> str:
 
 @dataclass
 class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
-    """Reader of entries of one uncompressed archive, which must be unchanged since it was listed.
+    """Reader of an uncompressed archive, which must be unchanged since it was listed.
 
-    It is on a disk, with that ``identity``, or in object storage.
+    It is on a disk and has the ``identity``, or it is in object storage.
     """
 
     path: Path | RemoteFile
@@ -133,7 +133,7 @@ class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
 
 
 def opened_archive(path: Path | RemoteFile, expected: Identity | None = None) -> ArchiveFile | RemoteArchive:
-    """Return the context of a file that is read by offset; one on a disk must be the ``expected`` one."""
+    """Return the context of a file to read by offset; a local file must be the ``expected`` one."""
     return RemoteArchive(path) if isinstance(path, RemoteFile) else ArchiveFile(path, expected)
 
 
@@ -153,7 +153,7 @@ _REFUSED = {
 
 
 class Member(NamedTuple):
-    """A regular file in the archive; ``offset`` is the start of its bytes for ``read_at``."""
+    """A regular file in the archive; ``offset`` is where its bytes start."""
 
     name: str
     offset: int
@@ -161,14 +161,14 @@ class Member(NamedTuple):
 
 
 def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator[Member]:
-    """Yield the regular files of the tar at ``start`` … ``end``, in their order; folders are skipped.
+    """Yield the regular files of the tar from ``start`` to ``end``, in order; folders are skipped.
 
-    ``read_at`` is called with rising offsets only, so it may read a stream; ``end`` may then be after the
-    stream's end. ``archive`` names the archive in errors. Raises SourceDamaged for a damaged or truncated
+    ``read_at`` is called with increasing offsets only, so it may read a stream; ``end`` may then be beyond
+    the stream's end. ``archive`` names the archive in errors. Raises SourceDamaged for a damaged or truncated
     archive, for links, devices, fifos and sparse files, and for hostile or repeated names.
     """
     at, seen = start, set[str]()
-    given: dict[str, Any] = {}  # the name and the size of the next member in its extensions
+    given: dict[str, Any] = {}  # the next member's name and size from its extended headers
     last: bytes | None = None
     behind = ""
 
@@ -179,7 +179,7 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
     with foreign_file(archive, "copy or download the archive again", place=place):
         while (block := read_at(BLOCK, at) if at + BLOCK <= end else b"") != _ZEROS:
             if len(block) < BLOCK:
-                raise ValueError("the archive is cut off: its end mark is missing")
+                raise ValueError("the archive is truncated: its end mark is missing")
             header = parse_header(block)
             if given and header.kind not in _EXTENSIONS:
                 header, given = header._replace(**given), {}
@@ -217,13 +217,12 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
                 raise ValueError("data after a block of zeros, which marks the end")
             at += len(piece)
         if at < mark:
-            raise ValueError("the archive is cut off: half of its end mark is missing")
+            raise ValueError("the archive is truncated: half of its end mark is missing")
 
 
 def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
-    """Note the name and the size that an extended header gives the next member."""
     if len(data) < header.size:
-        raise ValueError("the archive is cut off within an extended header")
+        raise ValueError("the archive is truncated within an extended header")
     records = {b"path": data.rstrip(b"\0")} if header.kind == b"L" else parse_pax(data)
     if any(keyword.startswith(b"GNU.sparse.") for keyword in records):
         raise ValueError("it is a sparse file")
@@ -240,13 +239,13 @@ def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
 
 
 class OfficialFile(NamedTuple):
-    """Size in bytes, None if it is not published exactly, and MD5."""
+    """The size in bytes, None if it was not published exactly, and the MD5."""
 
     size: int | None
     md5: str
 
 
-OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the patched test images
+OFFICIAL_FILES = {  # MD5s of the download page of 2012, and of 2019 for the patched test images
     "ILSVRC2012_img_train.tar": OfficialFile(147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e"),
     "ILSVRC2012_img_val.tar": OfficialFile(6_744_924_160, "29b22e2961454d5413ddabcf34fc5622"),
     "ILSVRC2012_img_test.tar": OfficialFile(None, "fe64ceb247e473635708aed23ab6d839"),
@@ -259,7 +258,7 @@ OFFICIAL_FILES = {  # MD5 as on the download page of 2012, and of 2019 for the p
 
 
 def archive_of(path: Path | RemoteFile, *, check_md5: bool = False) -> Archive:
-    """Return the entry of a file, verified by the official size, or by the MD5 of all its bytes.
+    """Return a file's entry for a listing, verified by its official size, or by the MD5 of all its bytes.
 
     Raises SourceDamaged for an official name with another MD5, OSError, RemoteFailed.
     """
@@ -291,17 +290,17 @@ def _md5_of(path: Path | RemoteFile) -> str:
     return digest.hexdigest()
 
 
-SEGMENT_BYTES = 16 << 20  # the least that a segment has
-WINDOW_BYTES = 256 << 10  # read at a time to find a segment's first header
+SEGMENT_BYTES = 16 << 20  # at least
+WINDOW_BYTES = 256 << 10  # read at once to find a segment's first header
 _MAGIC, _MAGIC_AT = b"ustar", 257
 
 
 def headers_ahead(archive: RemoteArchive) -> ReadAt:
-    """Return the archive's ``read_at``, for a walk, which finds most headers there already.
+    """Prefetch the archive's headers, and return a ``read_at`` for a walk that has most of them.
 
-    A chain of headers is one answer after the other. So the archive is cut into segments; in each, all at
-    once, what looks like a header is found, and the chain from there is read. The walk uses those at the
-    offsets that its own chain leads to; others, such as a tar within an image, change nothing.
+    Following a chain of headers means one request after another. So the archive is split into segments, and
+    in all of them at once the first apparent header is found and its chain followed. The walk only uses
+    headers at offsets where its own chain leads; others, such as in a tar within an image, have no effect.
     """
     count = max(1, min(HEADERS_AT_ONCE, archive.end // SEGMENT_BYTES))
     starts = [archive.end * number // count // BLOCK * BLOCK for number in range(count)]
@@ -317,7 +316,7 @@ def headers_ahead(archive: RemoteArchive) -> ReadAt:
 
 
 def _chain(archive: RemoteArchive, start: int, stop: int) -> dict[int, bytes]:
-    """Return the blocks of a segment from the first header to the first block that is none, by offset."""
+    """Return the chain of blocks from a segment's first header to the first block without one, by offset."""
     blocks: dict[int, bytes] = {}
     at = start if start == 0 else _first_header(archive, start, stop)
     while at < stop:
@@ -350,7 +349,7 @@ def _header(block: bytes) -> Header | None:
 
 
 def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
-    """Return the files in a place by name; on a web server, which lists none, the readable ones of ``names``.
+    """Return the files in a place by name; a web server lists none, so the readable ones of ``names``.
 
     Raises RemoteMissing, RemoteDenied, RemoteFailed, OperationError where obstore is not installed.
     """
@@ -363,21 +362,23 @@ async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, Stored
     if folder.place.scheme not in ("http", "https"):
         return await folder.files()
 
-    async def asked(name: str) -> StoredFile | None:
+    async def about(name: str) -> StoredFile | None:
         try:
             return await folder.about(name)
-        except RemoteDenied:  # a public bucket without listing says this of a missing file
+        except RemoteDenied:  # the answer of a public bucket without listing for a missing file
             return None
 
-    every = await asyncio.gather(*map(asked, names))
+    every = await asyncio.gather(*map(about, names))
     return {name: found for name, found in zip(names, every, strict=True) if found is not None}
 
 
 class CopiedFiles(Owned):
-    """A temporary folder with copies of files; it is removed when nothing refers to this object."""
+    """A temporary folder with copies of files, which is removed when nothing refers to this object.
+
+    Raises SourceDamaged for a file that has changed, RemoteFailed, OSError.
+    """
 
     def __init__(self, files: Iterable[RemoteFile]) -> None:
-        """Copy the files. Raises SourceDamaged for one that has changed, RemoteFailed, OSError."""
         self.folder = Path(tempfile.mkdtemp(prefix="shardprep-"))
         weakref.finalize(self, _remove, self.folder, os.getpid())
         for file in files:
@@ -385,7 +386,7 @@ class CopiedFiles(Owned):
             with RemoteArchive(file) as archive, path.open("wb") as copy:
                 for piece in archive.pieces():
                     copy.write(piece)
-            os.utime(path, (0, 0))  # a time of this copy would make each run another conversion
+            os.utime(path, (0, 0))  # with the time of the copy, each run would be a different conversion
 
 
 def _remove(folder: Path, maker: int) -> None:

@@ -90,7 +90,7 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
         raise ValueError(f"a list has {count:,} numbers; a value has at most {MAX_VALUE_BYTES // 8:,}")
     ends = np.flatnonzero(is_end)
     if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
-        raise ValueError("a list of numbers is cut off")
+        raise ValueError("a list of numbers is truncated")
     starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
     sizes = ends - starts + 1
     if len(sizes) and (sizes.max() > MAX_VARINT or (raw[ends[sizes == MAX_VARINT]] > 1).any()):
@@ -250,14 +250,14 @@ def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
         with foreign_file(f"{file.path}, byte {at}", ADVICE):
             length = _length(file.read_at(HEAD.size, at), at)
             if length > file.end - at - HEAD.size - TAIL.size:
-                raise ValueError("the file is cut off within a record")
+                raise ValueError("the file is truncated within a record")
         yield at, ByteWindow(file.read_at, at + HEAD.size, at + HEAD.size + length)
         at += HEAD.size + length + TAIL.size
 
 
 def _length(head: bytes, at: int) -> int:
     if len(head) < HEAD.size:
-        raise ValueError("the file is cut off within the length of a record")
+        raise ValueError("the file is truncated within the length of a record")
     length, crc = HEAD.unpack(head)
     if crc != masked_crc(head[:8]):
         if at == 0 and head.startswith((_GZIP, _ZLIB)):

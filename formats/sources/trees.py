@@ -1,4 +1,4 @@
-"""Folders of images: the walk through them, and the reader of their files."""
+"""Folders of images: walking through them, and reading their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IS_LINK = (
 
 
 class FoundFile(NamedTuple):
-    """A regular file: its path from the start of the walk (with ``/``), size, and mtime by ``mtime_of``."""
+    """A regular file: its path below the start of the walk (with ``/``), size, and ``mtime_of``."""
 
     path: str
     size: int
@@ -40,12 +40,12 @@ class FoundFile(NamedTuple):
 
 
 def is_image(file: FoundFile) -> bool:
-    """Whether the file has the name of an image."""
+    """Whether the file has an image suffix."""
     return file.path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def holds_images(folder: Path, depth: int = 2) -> bool:
-    """Whether a file in a folder, or in a folder in it, has the name of an image."""
+    """Whether a file in a folder, or in a folder in it, has an image suffix."""
     with suppress(OSError), os.scandir(folder) as entries:
         return any(
             entry.name.lower().endswith(IMAGE_SUFFIXES)
@@ -56,7 +56,7 @@ def holds_images(folder: Path, depth: int = 2) -> bool:
 
 
 def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
-    """Return the names of the folders in ``root`` with images, except those around the ``used`` ones."""
+    """Return the names of the image folders in ``root``, except those that are or contain ``used`` ones."""
     tops = {folder.relative_to(root).parts[:1] for folder in used if folder.is_relative_to(root)}
     if () in tops:
         return []
@@ -65,50 +65,50 @@ def other_folders(root: Path, used: Iterable[Path]) -> list[str]:
 
 
 def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
-    """Return the note of a listing about folders that are left out."""
+    """Return a note for a listing about the image folders that are not ``used``; empty if there are none."""
     names = other_folders(root, used)
     return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
 
 
 def mtime_of(status: os.stat_result) -> int:
-    """Return a file's mtime in nanoseconds, modulo 2**64 as an int64, to compare: times after 2262 wrap."""
+    """Return a file's mtime in nanoseconds as an int64, to compare: times after 2262 wrap around."""
     return wrapped(status.st_mtime_ns)
 
 
 def wrapped(mtime_ns: int) -> int:
-    """Return nanoseconds modulo 2**64 as an int64."""
+    """Wrap nanoseconds modulo 2**64 to an int64."""
     return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 @dataclass(frozen=True)
 class FolderWalk:
-    """The walk through the folders below ``top``, in the order of names.
+    """A walk through the folders below ``top``, in the order of names.
 
-    Hidden names, and those of IGNORED_NAMES, are left out; ``ignored`` counts them. Fifos, sockets, devices,
-    links, and names that are not UTF-8 are left out, too, and added to ``problems``, which the caller raises.
-    With ``follow_symlinks`` a link is taken for what it points to, inside ``top`` or not; only a link to
-    nothing, and one to a folder that it lies in, are problems.
+    Hidden names and IGNORED_NAMES are skipped and counted in ``ignored``. Fifos, sockets, devices, links, and
+    names that are not UTF-8 are skipped and added to ``problems``, which the caller raises. With
+    ``follow_symlinks``, links are followed inside and outside ``top``; only broken and cyclic ones are
+    problems.
 
-    All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top``, or a folder on the
-    way, is a link, even if it becomes one during the walk.
+    All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top`` or a folder below it
+    is a link, even if it becomes one during the walk.
     """
 
     top: Path
     follow_symlinks: bool = False
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
-    _sound: set[str] = field(default_factory=set, init=False, repr=False)  # folders behind no link
+    _sound: set[str] = field(default_factory=set, init=False, repr=False)  # folders without links above
 
     def folders(self, place: str = "") -> list[str]:
-        """Return the folders' names in the folder ``place``; files, odd ones included, are passed over."""
+        """Return the names of the folders in ``place``, without reporting problems of files."""
         return [one for one in self._scanned(place, files=False) if isinstance(one, str)]
 
     def files(self, place: str = "") -> list[FoundFile]:
-        """Return the files in the folder ``place``; folders, odd ones included, are passed over."""
+        """Return the files in the folder ``place``, without reporting problems of folders."""
         return [one for one in self._scanned(place, folders=False) if isinstance(one, FoundFile)]
 
     def files_below(self, place: str = "") -> Iterator[FoundFile]:
-        """Yield the files in the folder and in all folders below it."""
+        """Yield the files in the folder ``place`` and all folders below it."""
         waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
         while waiting:
             prefix, above = waiting.pop()
@@ -127,7 +127,7 @@ class FolderWalk:
                     waiting.append((f"{prefix}{one}/", above))
 
     def find(self, place: str) -> FoundFile | None:
-        """Return the file at a place, None if it is missing. Raises SourceDamaged if it is no file."""
+        """Return the file at a place, None if it is missing. Raises SourceDamaged for anything else there."""
         folder, path = place.rpartition("/")[0], f"{self.top}/{place}"
         try:
             if not self.follow_symlinks and folder not in self._sound:
@@ -145,7 +145,7 @@ class FolderWalk:
         return FoundFile(place, status.st_size, mtime_of(status))
 
     def is_left_out(self, file: FoundFile, place: str = "") -> bool:
-        """Whether a file below ``place`` is no image by its name and first bytes; if so, it is counted."""
+        """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
         if is_image(file):
             return False
         path = f"{place}/{file.path}".lstrip("/")
@@ -162,7 +162,7 @@ class FolderWalk:
         return is_other
 
     def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
-        """Return files, and the names of folders, by name; names to ignore are counted, odd ones problems."""
+        """Return the files, and the names of the folders, by name; count ignored ones and add problems."""
         here = self.top / place
         found: list[FoundFile | str] = []
         try:
@@ -175,7 +175,7 @@ class FolderWalk:
                         self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
                         continue
                     is_folder = False
-                    with suppress(OSError):  # of a link into nowhere
+                    with suppress(OSError):  # a broken link
                         is_folder = entry.is_dir()
                     if not (folders if is_folder else files) or not self._is_sound(entry, here):
                         continue
@@ -202,7 +202,7 @@ class FolderWalk:
             os.close(top)
 
     def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
-        """Whether the entry is a file or a folder with a good name; if not, it is added to the problems."""
+        """Whether the entry is a file or a folder with a valid name; if not, add it to the problems."""
         kind, path, wrong = "", here / entry.name, ""
         if not entry.name.isascii() and entry.name.encode(errors="replace").decode() != entry.name:
             wrong = f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it"
@@ -222,7 +222,6 @@ class FolderWalk:
         return not wrong
 
     def _failed(self, error: OSError, here: Path) -> SourceDamaged | OSError:
-        """Return the error for a folder that could not be listed."""
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             if not self.follow_symlinks:
                 refuse_links(self.top.parent, here)
@@ -233,7 +232,7 @@ class FolderWalk:
 
 
 def files_below(top: Path) -> Iterator[FoundFile]:
-    """Yield the files in a folder and in all folders below it. Raises SourceDamaged at the end, OSError."""
+    """Yield the files below a folder. Raises OSError, and SourceDamaged for all problems at the end."""
     walk = FolderWalk(top)
     yield from walk.files_below()
     walk.problems.raise_all()
@@ -247,19 +246,16 @@ def refuse_links(top: Path, path: Path) -> None:
         path = path.parent
 
 
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
-
-
 IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
-"""The columns of a TreeReader where an entry's length counts the bytes of its values, too."""
+"""The columns of a TreeReader where an entry's length includes the bytes of its values."""
 
 
 @dataclass
 class TreeReader(OpeningReader[Descriptor]):
-    """Reader of the entries' files below ``root``, which must be unchanged since they were listed.
+    """Reader of files below ``root``, which must be unchanged since they were listed.
 
-    With ``follow_symlinks``, a link in the path of a file is followed; without it, that file has changed.
-    ``columns`` are those of the entries with a file's path below ``root``, its size and its time.
+    With ``follow_symlinks`` links are followed; without it, a file behind a link counts as changed.
+    ``columns`` are the entries' columns with a file's path below ``root``, its size and its mtime.
     """
 
     root: Path
@@ -285,7 +281,7 @@ class TreeReader(OpeningReader[Descriptor]):
                 raise self._changed(entry)
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except OSError as error:
-            if error.errno in _GONE:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
                 raise self._changed(entry) from error
             raise OSError(error.errno, error.strerror, self.where(entry)) from error
         finally:

@@ -123,7 +123,7 @@ def test_each_checksum_is_checked_and_a_file_that_is_cut_off_is_named(tmp_path: 
     whole = path.read_bytes()
     for end in (second + 3, second + 12, second + 100, second + len(frame(data)) - 1):
         path.write_bytes(whole[:end])
-        with pytest.raises(SourceDamaged, match=rf"byte {second}: the file is cut off within"):
+        with pytest.raises(SourceDamaged, match=rf"byte {second}: the file is truncated within"):
             recognise(path).listing("train")
 
 
@@ -189,7 +189,7 @@ def test_lists_of_any_length_are_columns_and_names_that_tensorflow_datasets_writ
         ([1, 2], ["x"], []),
         ([3], [], [0.5]),
     ]
-    with pytest.raises(ValueError, match="a list of numbers is cut off"):
+    with pytest.raises(ValueError, match="a list of numbers is truncated"):
         integers(b"\1\xff")
 
 
