@@ -280,7 +280,6 @@ def _copied(size: Any, expected_crc: Any, buffers: Iterator[Raw], memory: Memory
 
 
 def _items(raw: Raw, count: int, of: str) -> list[Any]:
-    """Return the bytes, texts or JSON values in a list's buffer."""
     table = _table(raw, count, 1)
     lengths = table.tolist()
     if sum(lengths) != raw.size - table.nbytes:

@@ -47,6 +47,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_PEERS = 1000
 MAX_DISMISSED = 1000  # dismissed peers whose last batches may still arrive
+TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
 
 
 class Role(Enum):
@@ -255,9 +256,6 @@ class FrameReceiver(Receiver):
         if head.kind == FrameKind.ERROR:
             raise reported(SenderFailed, f"sender {peer.name} failed", str(head.description.get("text")))
         return None
-
-
-TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
 
 
 def send_batches(

@@ -39,6 +39,14 @@ PUBLIC_NOTE = (
     "The public half of a key pair: copy it to the machines that connect to the one with the secret."
 )
 
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+ZAP_VERSION = b"1.0"
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before version and mechanism
+MECHANISM = slice(12, 32)
+HANDSHAKE_TIMEOUT_S = 2.0
+MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is sought; a closing receiver may cause one
+CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
+
 
 @dataclass(frozen=True)
 class KeyPair:
@@ -90,7 +98,7 @@ def load_secret(path: AnyPath) -> Secret:
     remedy = "chmod 600"
     if file.suffix == PUBLIC_SUFFIX:
         remedy = f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in"
-    keys = _keys_in(file, forbidden=OTHERS_READ, remedy=remedy, root_may_own=False)
+    keys = _keys_in(file, secret_remedy=remedy)
     if "secret" not in keys:
         raise UsageError(f"has no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)
     if keys.get("public") != zmq.curve_public(keys["secret"]):
@@ -105,7 +113,7 @@ def load_public(path: AnyPath) -> bytes:
     stay on its machine; OperationError if it cannot be read.
     """
     file = user_path(path)
-    keys = _keys_in(file, forbidden=OTHERS_WRITE, remedy="chmod go-w", root_may_own=True)
+    keys = _keys_in(file)
     if "secret" in keys:
         raise UsageError(
             f"has a secret key, which must not leave its machine; put the file that ends in {PUBLIC_SUFFIX} "
@@ -124,7 +132,7 @@ def load_allowed(folder: AnyPath) -> dict[bytes, str]:
     """
     place = user_path(folder)
     try:
-        _check_owner(place, place.stat(), OTHERS_WRITE, "chmod go-w", root_may_own=True)
+        _check_access(place, place.stat())
         files = sorted(f for f in place.iterdir() if f.suffix == PUBLIC_SUFFIX and f.name[0] != ".")
     except OSError as error:
         raise OperationError(f"{error.strerror}; name the folder of the allowed keys", path=place) from None
@@ -150,7 +158,7 @@ def _lines_of(note: str, halves: list[str]) -> bytes:
     return "\n".join([f"# {note}", "metadata", "curve", *halves, ""]).encode("ascii")
 
 
-def _keys_in(path: Path, *, forbidden: int, remedy: str, root_may_own: bool) -> dict[str, bytes]:
+def _keys_in(path: Path, *, secret_remedy: str = "") -> dict[str, bytes]:
     """Check and read the same open file, so that it cannot be replaced in between."""
     try:
         descriptor = os.open(path, OPEN_FLAGS)
@@ -160,7 +168,7 @@ def _keys_in(path: Path, *, forbidden: int, remedy: str, root_may_own: bool) -> 
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UsageError("is not a regular file; name the key file itself", path=path)
-        _check_owner(path, status, forbidden, remedy, root_may_own=root_may_own)
+        _check_access(path, status, secret_remedy)
         data = os.read(descriptor, MAX_BYTES + 1)
     finally:
         os.close(descriptor)
@@ -178,17 +186,13 @@ def _is_key(text: bytes) -> bool:
     return False
 
 
-def _check_owner(
-    path: Path, status: os.stat_result, forbidden: int, remedy: str, *, root_may_own: bool
-) -> None:
-    if status.st_uid != os.geteuid() and not (root_may_own and status.st_uid == 0):
+def _check_access(path: Path, status: os.stat_result, secret_remedy: str = "") -> None:
+    """Check that others may not write and, given a ``secret_remedy``, not read. Root may own public keys."""
+    if status.st_uid != os.geteuid() and (secret_remedy or status.st_uid):
         raise UsageError(f"belongs to another user; chown {os.geteuid()} {path}", path=path)
-    if status.st_mode & forbidden:
-        raise UsageError(
-            f"others may {'read' if forbidden & stat.S_IROTH else 'write to'} it, so its keys are not safe; "
-            f"{remedy} {path}",
-            path=path,
-        )
+    if status.st_mode & (OTHERS_READ if secret_remedy else OTHERS_WRITE):
+        access, remedy = ("read", secret_remedy) if secret_remedy else ("write to", "chmod go-w")
+        raise UsageError(f"others may {access} it, so its keys are not safe; {remedy} {path}", path=path)
 
 
 @dataclass(frozen=True)
@@ -275,10 +279,6 @@ def _others_write(status: os.stat_result, *, sticky_is_safe: bool = False) -> bo
         return True
     is_sticky = bool(status.st_mode & stat.S_ISVTX)
     return bool(status.st_mode & OTHERS_WRITE) and not (sticky_is_safe and is_sticky)
-
-
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_VERSION = b"1.0"
 
 
 class ReceiverAuth(Owned):
@@ -380,13 +380,6 @@ class ReceiverAuth(Owned):
                 return fingerprint(public)
         self._refused[1] += 1
         return None
-
-
-SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before version and mechanism
-MECHANISM = slice(12, 32)
-HANDSHAKE_TIMEOUT_S = 2.0
-MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is sought; a closing receiver may cause one
-CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
 def mechanism_of(endpoint: str) -> str:

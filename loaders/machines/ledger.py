@@ -11,8 +11,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shardprep.loaders.machines.codec import FrameDamaged
 
+T = TypeVar("T")
 FIRST_SIZE = 4  # steps; few, as the sender may be slow
 SLOW_GROWTH = 16  # steps that must arrive for a window to grow by one, once it has shrunk
+AHEAD = 12  # steps per sender; a Loader draws as many steps ahead as it has slots, and must not run out
+LEASE_STEPS = 4  # at most; few, so that batches of a fast sender do not wait for those of a slow one
+MAX_FAILURES = 3  # per step
 
 
 class SenderWindow:
@@ -43,9 +47,6 @@ class SenderWindow:
         self.has_begun = self.has_begun or steps > 0
         more, self._in_time = divmod(self._in_time + steps, self._steps_per_growth)
         self.size = min(self._wants, self.size + more)
-
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -92,7 +93,6 @@ class Steps(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps have been taken."""
         return self.total is not None and self.due >= self.total
 
     @property
@@ -102,7 +102,6 @@ class Steps(Generic[T]):
 
     @property
     def has_next(self) -> bool:
-        """Whether an item can be taken."""
         return self.due in self._arrived if self.ordered else bool(self._arrived)
 
     def is_missing(self, step: int) -> bool:
@@ -204,11 +203,6 @@ class Steps(Generic[T]):
         while not self.is_over and (self.due in self._taken or self._is_beyond(self.due)):
             self._taken.discard(self.due)
             self.due += 1
-
-
-AHEAD = 12  # steps per sender; a Loader draws as many steps ahead as it has slots, and must not run out
-LEASE_STEPS = 4  # at most; few, so that batches of a fast sender do not wait for those of a slow one
-MAX_FAILURES = 3  # per step
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,6 @@ class OpenParts:
         return self._parts[part]
 
     def close(self) -> None:
-        """Close all parts."""
         while self._parts:
             end(self._parts.popitem()[1].items)
         self._pass_number = -1

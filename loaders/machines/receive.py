@@ -53,6 +53,14 @@ MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers, and bad frames
 MAX_REFUSALS = 100  # in the stats
+LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
+NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
+MAX_LOGGED = 100  # messages
+STATE_VERSION = 1
+MAX_ENCRYPTION_OVERHEAD = 64  # bytes per buffer; CURVE adds 33
+LEASE_TIMEOUT_S = 60.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -121,13 +129,6 @@ class Sender:
     bytes: int = 0
     joined: float = field(default_factory=monotonic)
     last: float = field(default_factory=monotonic)
-
-
-LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
-NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
-MAX_LOGGED = 100  # messages
-
-log = logging.getLogger(__name__)
 
 
 class Reception(Owned):
@@ -381,9 +382,6 @@ class Reception(Owned):
             log.warning(text, *values)
 
 
-STATE_VERSION = 1
-
-
 @dataclass(frozen=True)
 class Position:
     """The progress of a pass: all steps before ``step`` were delivered, and the later ones in ``taken``."""
@@ -416,10 +414,6 @@ def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None
         ), None if terms is None else wire.SourceTerms.from_json(terms)
     except (DataError, UnknownVersion, UsageError, ValueError) as error:
         raise UsageError(f"not the state of a RemoteSource: {error}") from error
-
-
-MAX_ENCRYPTION_OVERHEAD = 64  # bytes per buffer; CURVE adds 33
-LEASE_TIMEOUT_S = 60.0
 
 
 class RemoteSource(FrameworkHint, Receiver):

@@ -32,6 +32,8 @@ from shardprep.loaders.machines.socket import MAX_NAME
 
 MAX_RECONNECT_MS = 2000  # between attempts to connect
 MOST_HELD = 2  # times ``ahead``, as a sender also keeps the steps of expired leases
+MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
+RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,6 @@ class SenderStats:
             "connections": self.connections,
             "seconds": round(self.seconds, 3),
         }
-
-
-MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,6 @@ def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made
     asked = PendingNumbers(steps)
     with closing(flow.pick(pass_number, asked)) as items:  # type: ignore[type-var]
         yield from map(made_of, items, asked.again)
-
-
-RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
 
 
 def serve(

@@ -52,6 +52,9 @@ BACKLOG = 64
 TRACKED_EVERY = 16  # messages
 MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
+ATTEND_INTERVAL_S = 0.05
+ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 
 # For the protocols of FrameReceiver and of RemoteSource.
 POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, so that a lost event or Ctrl-C cannot block it
@@ -407,16 +410,11 @@ class FrameSocket(Owned):
             self._context.term()
 
 
-CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
-INTERVAL_S = 0.05
-ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
-
-
 class ExclusiveUse(Owned):
     """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
 
-    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is not
-    in use, a background thread calls ``meanwhile`` every INTERVAL_S. ``name`` names the resource in errors.
+    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is idle,
+    a background thread calls ``meanwhile`` every ATTEND_INTERVAL_S. ``name`` names the resource in errors.
     """
 
     def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
@@ -458,7 +456,7 @@ class ExclusiveUse(Owned):
             self._release()
 
     def _attend(self, meanwhile: Callable[[], None]) -> None:
-        while not self._released.wait(INTERVAL_S):
+        while not self._released.wait(ATTEND_INTERVAL_S):
             if self._lock.acquire(blocking=False):
                 try:
                     meanwhile()
@@ -466,7 +464,6 @@ class ExclusiveUse(Owned):
                     self._end_use()
 
     def check_open(self) -> None:
-        """Raise UsageError if this is closed."""
         if self._closed:
             raise UsageError(f"this {self._name} is closed; make a new one")
 

@@ -24,10 +24,13 @@ from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.epoch import LoadedStep
 
-UNKNOWN = -1  # a number of steps or records
+UNKNOWN = -1  # number of steps or records
 MAX_DIFFERENCES = 16  # in a message
 MAX_NAME_CHARACTERS = 40  # of a fact
 MAX_PARTS = 1 << 16
+VERSION = 1
+MAX_TERMS = 16_000  # characters
+MAX_LEASE = 1 << 16  # steps
 
 Facts = dict[str, str]
 
@@ -48,7 +51,6 @@ class SourceTerms:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError if a value is not valid."""
         whole = all(type(n) is int and n >= UNKNOWN for n in (self.steps, self.records))
         whole = whole and type(self.parts) is int and 1 <= self.parts <= MAX_PARTS
         texts = isinstance(self.facts, dict) and all(isinstance(x, str) for x in self.facts.values())
@@ -100,11 +102,6 @@ def _difference(actual: Facts, expected: Facts, names: Sequence[str]) -> str:
     return "; ".join(listed)
 
 
-VERSION = 1
-MAX_TERMS = 16_000  # characters
-MAX_LEASE = 1 << 16  # steps
-
-
 @dataclass(frozen=True)
 class Hello:
     """A sender's first message. It takes at most ``wants`` leased steps at a time.
@@ -148,7 +145,6 @@ def pack_welcome(session: int, limit: int) -> list[Buffer]:
 
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:
-    """Return a LEASE frame."""
     steps = {"pass_number": lease.pass_number, "start": lease.start, "stop": lease.stop}
     return pack_note(FrameKind.LEASE, lease.id, session=session, **steps)
 
