@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra.of("shardprep.loaders.tf_inputs", "TensorFlow", "tensorflow") from error
 
 tf: Any = tensorflow
+Leaves = list[Any]
 DEFAULT_CAPACITY = 2
 
 
@@ -188,9 +189,6 @@ def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:
     return sum(sum(map(len, part)) if is_bytes_list(part) else np.asarray(part).nbytes for part in parts)
 
 
-Leaves = list[Any]
-
-
 def tensor_of(part: Any, spec: Any, *, zero_copy: bool) -> Any:
     """Return a part as an eager tensor. Raises UsageError if it does not match ``spec``."""
     if tf.is_tensor(part):
@@ -217,9 +215,14 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
             f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
-    is_wide = isinstance(part, np.ndarray) or array.dtype == spec.dtype.as_numpy_dtype
-    if not is_wide and array.dtype.kind in "iufb":  # Python numbers, which have no width
-        array = _as_wide(array, spec)
+    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    if array.dtype != dtype and array.dtype.kind in "iufb" and not isinstance(part, np.ndarray):
+        # Python numbers, which have no width
+        given, array = array, array.astype(dtype)
+        if not np.array_equal(array, given) and not (given.dtype.kind == dtype.kind == "f"):
+            raise UsageError(
+                f"a batch has numbers that are not {dtype.name}, as its signature says; fix it or the signature"
+            )
     return _tensorflow_ready(_checked(array, spec), zero_copy=zero_copy)
 
 
@@ -244,17 +247,6 @@ def _checked(value: Any, spec: Any) -> Any:
             f"{spec.dtype.name} {spec.shape}; fix it or the signature"
         )
     return value
-
-
-def _as_wide(array: npt.NDArray[Any], spec: Any) -> npt.NDArray[Any]:
-    """Convert Python numbers to the signature's dtype. Raises UsageError if they do not fit."""
-    dtype = np.dtype(spec.dtype.as_numpy_dtype)
-    wide = array.astype(dtype)
-    if not np.array_equal(wide, array) and not (array.dtype.kind == dtype.kind == "f"):
-        raise UsageError(
-            f"a batch has numbers that are not {dtype.name}, as its signature says; fix it or the signature"
-        )
-    return wide
 
 
 def _tensorflow_ready(array: npt.NDArray[Any], *, zero_copy: bool) -> npt.NDArray[Any]:

@@ -9,6 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.util import Finalize, is_exiting
 from threading import get_ident
@@ -23,6 +24,10 @@ from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensor
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source
+RETURN_S = 0.1  # the time that TensorFlow's own Python code takes between two calls
+POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, in case a notification was lost
+NOT_BEGUN = object()  # the state of a pass that the thread has not begun
 _numbers = itertools.count(1)
 _failures: WeakValueDictionary[int, SourceFailure] = WeakValueDictionary()
 
@@ -81,23 +86,17 @@ def check(is_closed: bool, is_current: bool = True) -> None:
         raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
 
 
-CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source
-RETURN_S = 0.1  # the time that TensorFlow's own Python code takes between two calls
-POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, in case a notification was lost
-NOT_BEGUN = object()  # the state of a pass that the thread has not begun
-
-
+@dataclass
 class _Pass:
     """A pass that the consumer has requested, with the progress of both sides."""
 
-    def __init__(self, *, is_past: bool = False) -> None:
-        self.is_fed = is_past  # the thread has put all its elements
-        self.is_over = is_past  # the consumer has seen its end
-        self.is_left = False  # the consumer has ended it early
-        self.is_untouched = not is_past  # the consumer has taken none of its elements
-        self.is_followed = False  # a graph requested the next pass before the thread finished this one
-        self.state: Any = NOT_BEGUN  # the source's state after the batch taken last
-        self.states: deque[Any] = deque()  # its states after the batches in the sink
+    is_fed: bool = False  # the thread has put all its elements
+    is_over: bool = False  # the consumer has seen its end
+    is_left: bool = False  # the consumer has ended it early
+    is_untouched: bool = True  # the consumer has taken none of its elements
+    is_followed: bool = False  # a graph requested the next pass before the thread finished this one
+    state: Any = NOT_BEGUN  # the source's state after the batch taken last
+    states: deque[Any] = field(default_factory=deque)  # its states after the batches in the sink
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +126,7 @@ class Feeder(Owned):
         self._on_close = on_close  # may wake a source that the thread waits for
         self._changed = threading.Condition()
         self._epoch_number = 0
-        self._pass = _Pass(is_past=True)
+        self._pass = _Pass(is_fed=True, is_over=True, is_untouched=False)
         self._closed = False
         self._failures: deque[SourceFailure] = deque(maxlen=2)  # of this pass and, in a graph, the next
         self._thread: threading.Thread | None = None

@@ -14,7 +14,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from itertools import zip_longest
@@ -25,6 +25,12 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.frameworks.tensors import Leaves, empty_arrays, empty_tensors, tf
+
+LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold only briefly
+REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may lack a thread
+PERMIT = np.uint8(0)
+
+_numbers = itertools.count(1)
 
 
 class Status(IntEnum):
@@ -73,9 +79,6 @@ class Sink(Owned, ABC):
         """Drop all elements and wake waiting threads. Idempotent."""
 
 
-LOCK_TIMEOUT_S = 5.0  # the longest wait for the lock, which other threads hold only briefly
-
-
 @contextmanager
 def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
     """Hold the condition's lock, then wake all waiting threads. Yields whether the lock is held.
@@ -100,8 +103,7 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
-        bound = reference()
-        if bound is None:
+        if (bound := reference()) is None:
             raise UsageError("the input that this belongs to is gone; keep it as long as it is used")
         return bound(*args)
 
@@ -109,7 +111,7 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def end_epoch(status: int) -> None:
-    """Raise StopIteration. For elements that are never errors."""
+    """Raise StopIteration, the default at the end of an epoch."""
     raise StopIteration
 
 
@@ -147,11 +149,6 @@ def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None
         return shaped([tf.identity(tensor) for tensor in tensors], specs)
 
 
-PERMIT = np.uint8(0)
-
-_numbers = itertools.count(1)
-
-
 def raw_session(session: Any) -> Any:
     """Return the session without the hooks of a monitored session, which are for training steps only."""
     run_step_fn = getattr(session, "run_step_fn", None)
@@ -182,13 +179,13 @@ class OperatedSink(Sink):
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
-    def _once_attached(self, queue: Any) -> Any:
-        """Return a context whose operations fail, instead of waiting forever, if no session is attached.
+    def _dequeued(self, queue: Any) -> Any:
+        """Dequeue in a graph; in a session that is not attached, fail instead of waiting forever.
 
         A step that finds an element costs one comparison; Python code runs only if the queue is empty.
         """
         if not self._in_session:
-            return nullcontext()
+            return queue.dequeue()
         check = weak(self._check_attached)
         with tf.device("CPU:0"):
             is_attached = tf.cond(
@@ -196,7 +193,8 @@ class OperatedSink(Sink):
                 lambda: tf.numpy_function(check, [], tf.bool),
                 lambda: tf.constant(True),
             )
-        return tf.control_dependencies([is_attached])
+        with tf.control_dependencies([is_attached]):
+            return queue.dequeue()
 
     def _check_attached(self) -> bool:
         if not (self._runs or self._closed):
@@ -257,9 +255,7 @@ class TensorQueue(OperatedSink):
         return Status(int(status)), leaves
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        with self._once_attached(self._queue):
-            element = self._queue.dequeue()
-        return batch_of_element(element, self._specs, ended)
+        return batch_of_element(self._dequeued(self._queue), self._specs, ended)
 
 
 class _Area:
@@ -355,13 +351,9 @@ class SessionStage(OperatedSink):
         return status, self._run("unstage") if status == Status.BATCH else []
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        with self._once_attached(self._area.tokens):
-            token = self._area.tokens.dequeue()
+        token = self._dequeued(self._area.tokens)
         with tf.control_dependencies([batch_or_end(token, ended)]):
             return shaped(self._area.unstage(), self._specs)
-
-
-REPLICAS_TIMEOUT_S = 1.0  # the first replica's longest wait for the others, which may lack a thread
 
 
 class StagingAreas(Sink):

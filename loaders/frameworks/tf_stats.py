@@ -31,7 +31,6 @@ PARTS = ("source", "loader", "upstream")  # nested stats in InputStats
 
 
 def stage_of(stats: InputStats) -> str:
-    """Return an input's name as a stage."""
     return "staging" if stats.name == "StagingInput" else "TensorFlow queue"
 
 
@@ -183,7 +182,7 @@ class Occupancy:
     """Counts for :class:`InputStats`. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # the counts and seconds of InputStats, and sums in place of its means
         self._totals: dict[str, Any] = dict.fromkeys((*COUNTS, *MEANS), 0) | dict.fromkeys(SECONDS, 0.0)
         self._since: float | None = None  # when the timed part of the current epoch began
@@ -207,26 +206,22 @@ class Occupancy:
             self._totals["blocked_seconds"] += seconds if full else 0.0
             if unseen:
                 self._unseen = True
-                self._count_step(waited=0.0 if level == 0 else None)
+                self.taken(waited=0.0 if level == 0 else None)
 
     def taken(self, *, waited: float | None) -> None:
         """Count a step that got a batch; ``waited`` is its wait in seconds, None for no wait."""
         with self._lock:
-            self._count_step(waited=waited)
-
-    def _count_step(self, waited: float | None) -> None:
-        is_timed = self._totals["batches"] > 0  # the wait for the very first batch is not typical
-        timed = (waited or 0.0) if is_timed else 0.0
-        self._totals["batches"] += 1
-        self._totals["timed"] += is_timed
-        self._totals["starved"] += waited is not None
-        self._totals["starved_seconds"] += waited or 0.0
-        self._totals["waited"] += timed
-        if self._since is None:
-            self._since = perf_counter() - timed
+            is_timed = self._totals["batches"] > 0  # the wait for the very first batch is not typical
+            timed = (waited or 0.0) if is_timed else 0.0
+            self._totals["batches"] += 1
+            self._totals["timed"] += is_timed
+            self._totals["starved"] += waited is not None
+            self._totals["starved_seconds"] += waited or 0.0
+            self._totals["waited"] += timed
+            if self._since is None:
+                self._since = perf_counter() - timed
 
     def epoch(self) -> None:
-        """Count an epoch that has ended."""
         with self._lock:
             self._totals["epochs"] += 1
             self._totals["elapsed"], self._since = self._elapsed_now(), None
