@@ -1,3 +1,1 @@
 """The command ``prep``."""
-
-from __future__ import annotations

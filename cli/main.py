@@ -58,7 +58,6 @@ def main() -> NoReturn:
 
 
 def _not_loaded(error: BaseException) -> NoReturn:
-    """Report, in the form of other errors, that the program cannot be loaded, and exit."""
     message = load_failure(error)
     sys.stderr.write(f"prep: {message}\n")
     if "--json" in sys.argv:

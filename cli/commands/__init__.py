@@ -1,3 +1,1 @@
-"""The sub-commands of ``prep``, one per file."""
-
-from __future__ import annotations
+"""The sub-commands of ``prep``, by subject."""

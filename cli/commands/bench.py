@@ -108,7 +108,6 @@ def bench_disk(
 
 
 def _profile_lines(profile: DiskProfile) -> Iterator[str]:
-    """Yield the conditions, a table, bars, and one sentence."""
     from shardprep.loaders.measuring.disk_chart import bars, read_rows, terminal_lines  # start-up time
 
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
@@ -155,7 +154,6 @@ def _mark() -> str:
 
 
 def sentence(profile: DiskProfile) -> str:
-    """Return the result in one sentence."""
     which = "this dataset's" if profile.kind == "dataset" else "a"
     images, faster = profile.images_per_second, profile.sequential_over_random
     cold, warm = images["cold"], images["warm"]
@@ -173,7 +171,6 @@ def sentence(profile: DiskProfile) -> str:
 
 
 def _swept(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return a loader's parameter and the values to try."""
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
@@ -226,17 +223,15 @@ def bench_loader(
     pixels: int,
     batch_size: int,
     shuffle: Shuffle | None,
-    seconds: float,
     workers: int | None,
     explain: bool,
-    swept: tuple[str, tuple[int, ...]] | None,
     trace: Path | None,
     html: Path | None,
     disk: Path | None,
     columns: str | None,
-    mixing: bool,
     progress: CommandProgress,
     cached: dict[str, Any],
+    **chosen: Any,
 ) -> Output:
     """Load DATASET, or each split in that folder, for a while, and report how fast and what limits it.
 
@@ -274,16 +269,9 @@ def bench_loader(
             columns=names,
             **cached,
         )
+        watched = isinstance(progress, BarProgress)
         found = bench(
-            make,
-            transform=made,
-            seconds=seconds,
-            swept=swept,
-            explain=explain,
-            trace=trace,
-            watched=isinstance(progress, BarProgress),
-            mixing=mixing,
-            disk=profile,
+            make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
             from shardprep.loaders.loader.run_page import json_of, run_page, save_page  # start-up time
@@ -306,7 +294,6 @@ def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
 
 
 def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:
-    """Yield the figures, the requested tables, and the verdict in one sentence."""
     speed, quality = found.speed, found.shuffle_quality
     if found.sweep:
         yield from sweep_lines(found.sweep)
@@ -361,7 +348,6 @@ def _speed_fields(speed: LoaderSpeed) -> dict[str, object]:
 
 
 def _load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
-    """Yield the table of stages, with service times in microseconds per image."""
     yield f"  {'stage':14}{'where':8}{'µs/image':>10}{'busy':>8}{'starved':>9}{'blocked':>9}{'limit, images/s':>17}"
     for load in loads:
         limit = f"{load.limit:,.0f}" if math.isfinite(load.limit) else "-"
@@ -372,7 +358,6 @@ def _load_lines(loads: Sequence[StageLoad]) -> Iterator[str]:
 
 
 def _probe_lines(probes: Probes) -> Iterator[str]:
-    """Yield the sentence of each probe, and whether it confirms the verdict."""
     labels = {True: "fits", False: "does not fit", None: ""}
     for run in probes.runs:
         yield f"  {run.name:12}{labels[run.confirms]:14}{run.sentence}"
@@ -382,7 +367,6 @@ def _probe_lines(probes: Probes) -> Iterator[str]:
 
 
 def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
-    """Yield the quality of the shuffle beside that of a full shuffle."""
     yield f"  {'shuffle':32}{'found':>12}{'full shuffle':>15}"
     yield f"  {'classes in a batch':32}{found.classes.found:>12,.1f}{found.classes.expected:>15,.1f}"
     yield f"  {'fewest classes in a batch':32}{found.fewest:>12,}"
@@ -397,7 +381,6 @@ def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield a line with a bar for each value, and which is fastest."""
     option = sweep.option.replace("_", "-")
     most, mark = sweep.fastest.speed.images_per_second, _mark()
     yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"

@@ -90,10 +90,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     help="Shrink larger images to this shorter side (lossy).",
 )
 @click.option(
-    "--quality",
-    type=click.IntRange(1, 100),
-    default=DEFAULT_QUALITY,
-    help="JPEG quality for --shorter-side.",
+    "--quality", type=click.IntRange(1, 100), default=DEFAULT_QUALITY, help="JPEG quality for --shorter-side."
 )
 @check_md5_option
 @allow_partial_option
@@ -184,13 +181,10 @@ def convert(
         raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
     if scratch and not isinstance(output, str):
         raise click.UsageError("--scratch is for an OUTPUT in a bucket")
-    arguments = {
-        "split": chosen["split"],
+    arguments = {name: chosen[name] for name in ("split", "workers", "progress")} | {
         "plan_options": _options_of(PlanOptions, chosen),
         "options": _options_of(ConvertOptions, chosen),
         "source_options": _options_of(SourceOptions, chosen),
-        "workers": chosen["workers"],
-        "progress": chosen["progress"],
     }
     if isinstance(output, str):
         return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)
@@ -334,7 +328,6 @@ def _ignored_text(ignored: Mapping[str, int]) -> str | None:
 
 
 def output_of_part(built: Sequence[ConvertedPart], part: tuple[int, int]) -> Output:
-    """Return the shards of each split that this part has, and the next step."""
     number, of = part
     lines = []
     for one in built:
@@ -372,7 +365,6 @@ def _part_json(one: ConvertedPart) -> dict[str, Any]:
 
 
 def dry_run_lines(planned: DryRun) -> Iterator[str]:
-    """Yield the splits, the problems, and the expected time."""
     for split in planned.splits:
         shards = count_of(split.shards, f"{split.container.upper()} shard")
         state = " (is complete already)" if split.already_complete else ""

@@ -255,7 +255,6 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
 
 
 def _report_lines(report: Report) -> Iterator[str]:
-    """Yield the findings, then a summary in one line."""
     kinds = {"damaged": report.findings, "unchecked": report.unchecked, "note": report.notes}
     for kind, findings in kinds.items():
         for finding in findings:
@@ -276,7 +275,6 @@ MOST_PROVENANCE_BYTES = 1 << 20
 
 
 def _next_step_for(report: Report) -> str:
-    """Return the line that says what to do about the findings."""
     if report.url is not None:
         return "next: publish the dataset there again, from a copy that passes prep verify"
     folder, manifest = report.dataset, report.manifest

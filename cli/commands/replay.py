@@ -194,7 +194,6 @@ def _crop(part: ShownPart | None) -> str:
 
 
 def _form(part: Any) -> dict[str, Any]:
-    """Return a description of a part of a batch."""
     if isinstance(part, np.ndarray):
         return {"dtype": part.dtype.name, "shape": list(part.shape)}
     if isinstance(part, dict):
@@ -297,11 +296,7 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 @file_option("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
 @json_option
 def prove(
-    dataset: Path,
-    logs: tuple[Path, ...],
-    signed_by: Path | None,
-    save: Path | None,
-    key: Path | None,
+    dataset: Path, logs: tuple[Path, ...], signed_by: Path | None, save: Path | None, key: Path | None
 ) -> Output:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 

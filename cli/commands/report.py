@@ -16,6 +16,7 @@ from shardprep.cli.console.options import (
     command,
     file_option,
     flag,
+    together,
     work_options,
 )
 from shardprep.cli.console.output import Output, each_dataset
@@ -156,12 +157,12 @@ NAMED_LIMITS = {
     "similar": "Images that look like an earlier one.",
     "damaged": "Images that cannot be read or decoded.  [default: 0]",
 }
-
-
-def _limit_options(command: Any) -> Any:
-    for name, words in reversed(NAMED_LIMITS.items()):
-        command = click.option(f"--max-{name}", type=LIMIT, metavar="N", help=words)(command)
-    return command
+limit_options = together(
+    *(
+        click.option(f"--max-{name}", type=LIMIT, metavar="N", help=words)
+        for name, words in NAMED_LIMITS.items()
+    )
+)
 
 
 def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Limit]:
@@ -183,7 +184,7 @@ def _named_limit(ctx: click.Context, param: click.Parameter, values: tuple[str, 
 @click.option("--against", type=FOLDER, help="Another dataset; none of its images may be in this one.")
 @click.option("--root", metavar="SHA256", help="The root that the dataset must have.")
 @flag("--canaries", "This machine must decode images to the same pixels as others do.")
-@_limit_options
+@limit_options
 @click.option(
     "--max",
     "others",
@@ -249,7 +250,6 @@ def gate(
 
 
 def _gate_lines(found: GateResult) -> Iterator[str]:
-    """Yield each check, and the first records that failed it."""
     seen = f", {count_of(found.looked_at, 'image')} looked at" if found.looked_at else ""
     yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:

@@ -1,3 +1,1 @@
 """Options, messages and progress bars shared by all commands."""
-
-from __future__ import annotations

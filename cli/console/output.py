@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -50,7 +50,6 @@ def columns_text(columns: Mapping[str, str]) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value to stdout as JSON."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -102,15 +101,14 @@ def each_dataset(
     URL; ``summary`` returns one line about the results by name. ``collections`` is how the command handles a
     collection.
     """
-    kind, about = "splits", {}
-    checks: dict[str, Callable[[], object]] = {}
+    kind, about, parts = "splits", {}, {}
     if collections != "as one" and isinstance(folder, Path) and is_collection(folder):
         if collections == "refused":
             raise UsageError("is a collection; give its parts, one at a time", path=folder)
         collection = read_collection(folder)
         kind, about = "parts", {"root": collection.root}
-        places: Mapping[str, Path | str] = {part.name: folder / part.path for part in collection.parts}
-        checks = {part.name: partial(part.manifest, folder) for part in collection.parts}
+        parts = {part.name: part for part in collection.parts}
+        places: Mapping[str, Path | str] = {name: folder / part.path for name, part in parts.items()}
     elif not (places := datasets_in(folder)):
         return work(folder)
     as_json = click.get_current_context().params["as_json"]
@@ -118,8 +116,8 @@ def each_dataset(
     found, codes, failed = [], set(), []
     for name, place in places.items():
         try:
-            if name in checks:
-                checks[name]()
+            if name in parts:
+                parts[name].manifest(Path(folder))  # raises if it is not the collection's part
             done = work(place)
         except (ShardprepError, OSError) as error:
             failure = failure_of(error)

@@ -30,7 +30,6 @@ class Pace:
         self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, count, bytes
 
     def at(self, records: int, size: int) -> None:
-        """Update the number of records and bytes done."""
         now = time.monotonic()
         self._samples.append((now, min(size if self.counts_bytes else records, self.total), size))
         while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW_S:
@@ -112,7 +111,6 @@ def progress_in(form: str) -> CommandProgress:
 
 
 def stamped(text: str) -> None:
-    """Print a line to stderr with the time of day in front."""
     say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
@@ -143,7 +141,6 @@ class BarProgress(CommandProgress):
 
     @contextmanager
     def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        """Show a bar with the text."""
         with _bar(total=100, bar_format=bar_format) as bar:
 
             def show(text: str, share: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +45,8 @@ TRANSFORM_STAGES = ("decode", "augment")
 TRANSPORT_STAGES = ("transport", "hand-over")
 
 
-class MakeLoader(Protocol):
-    """A factory of loaders, such as ``functools.partial(Loader, path, …)``."""
-
-    def __call__(self, **options: Any) -> Loader: ...
+MakeLoader = Callable[..., Loader]
+"""A factory of loaders that takes options, such as ``functools.partial(Loader, path, …)``."""
 
 
 def bench(
@@ -109,8 +107,6 @@ class LoaderBench:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """The loader's speed at one value of an option."""
-
     value: int
     speed: LoaderSpeed
 
@@ -127,7 +123,6 @@ class Sweep:
         return max(self.runs, key=lambda run: run.speed.images_per_second)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types, with the main figures of each run."""
         names = ("images_per_second", "bytes_per_second", "gap_p50", "gap_p99", "cpu", "starved")
         runs = []
         for run in self.runs:
@@ -287,7 +282,6 @@ class LoaderSpeed:
 
     @property
     def limit(self) -> str:
-        """The name of the limiting stage; "" if it is unknown."""
         return self.verdict.limit if self.verdict else ""
 
     @property
@@ -349,7 +343,6 @@ class AgainstDisk:
 
     @property
     def sentence(self) -> str:
-        """Whether the loader is disk-bound, as a sentence."""
         delivered = f"{self.delivered / 1e6:,.0f} MB/s"
         if self.cold is None:
             return f"The loader delivers {delivered}; the rate of cold reads from this disk is not known."
@@ -364,7 +357,6 @@ class AgainstDisk:
         return f"Disk-bound at {delivered}; {reads}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
         return asdict(self) | {"sentence": self.sentence}
 
 
@@ -397,7 +389,6 @@ class Probes:
         return all(results) if results else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
         return {"limit": self.limit, "confirmed": self.confirmed, "runs": list(map(asdict, self.runs))}
 
 
@@ -498,8 +489,6 @@ def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -
 
 @dataclass(frozen=True)
 class NullWork:
-    """Work that leaves its rows as they are."""
-
     item_dtype: np.dtype[Any]
     stages: tuple[str, ...] = ()
 

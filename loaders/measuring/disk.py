@@ -86,7 +86,6 @@ class Measurement:
 
     @classmethod
     def of(cls, rates: Sequence[float], method: str) -> Measurement | None:
-        """Summarise the rates of all passes; None without any."""
         if not rates:
             return None
         low, median, high = np.percentile(rates, (25, 50, 75)).tolist()
@@ -247,7 +246,6 @@ AHEAD = 4  # pieces, as in a loader's read-ahead
 LARGEST_RECORD = 16 << 20
 
 Progress = Callable[[str, float], None]
-"""A function of the current step and the elapsed share of the time, 0 to 1; must not raise."""
 
 
 def measure_disk(
@@ -383,7 +381,6 @@ class Step(ABC):
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
-        """The measurements over all rounds, cold and warm."""
         direct, dropped = ", O_DIRECT", ", pages dropped by posix_fadvise, checked by mincore"
         cold = self._how + (direct if self._way.method == DIRECT else dropped)
         return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self._how}, from memory")

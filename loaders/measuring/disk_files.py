@@ -53,7 +53,6 @@ class OpenFiles(Owned):
 
     @classmethod
     def of(cls, paths: Sequence[Path], stack: ExitStack) -> OpenFiles:
-        """Open the files. Raises OSError, with the file's name, if one cannot be opened or read."""
         descriptors = []
         for path in paths:
             descriptors.append(os.open(path, OPEN_FLAGS))
@@ -395,7 +394,6 @@ def resident(descriptor: int, spans: Iterable[tuple[int, int]] | None = None) ->
 
 
 def evict(path: Path) -> None:
-    """Apply :func:`forget` to a file that is not open."""
     with path.open("rb") as file:
         forget(file.fileno())
 

@@ -93,7 +93,6 @@ class _Screen:
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and rows, which may change at any time."""
         with suppress(OSError, ValueError):
             size = os.get_terminal_size(self.terminal.fileno())
             return size if size.columns and size.lines else FALLBACK
@@ -113,7 +112,6 @@ class _Screen:
             self._draw()
 
     def drop(self, block: object) -> None:
-        """Remove a block. Idempotent."""
         with self._lock:
             if os.getpid() != self._pid or self._blocks.pop(block, None) is None:
                 return
@@ -187,13 +185,11 @@ class StatusLines:
         self._draw()
 
     def saw(self) -> None:
-        """Count a batch, and redraw if it is time."""
         self._count += 1
         if perf_counter() >= self._next:
             self._draw()
 
     def measured(self, stats: Any) -> None:
-        """Redraw with new stats."""
         now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
         self._rates.append(verdict.rate if verdict else 0.0)
         self._kept.append((now, stats))

@@ -8,8 +8,5 @@ from .contract import (
 )
 from .cut import Cut as Cut
 from .decode import decode_rgb as decode_rgb
-from .transforms import (
-    EvalTransform as EvalTransform,
-    TrainTransform as TrainTransform,
-)
+from .transforms import EvalTransform as EvalTransform, TrainTransform as TrainTransform
 from .views import Views as Views

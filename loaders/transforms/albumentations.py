@@ -63,7 +63,6 @@ class Albumentations:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The identity of the results, for :attr:`.Loader.identity`."""
         described = albumentations.to_dict(self.transform)
         described["__version__"] = LibraryVersion(described["__version__"])
         return described, self.orientation, self.outputs

@@ -29,12 +29,7 @@ EIGENVECTORS = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140],
 
 
 def random_crop(
-    width: int,
-    height: int,
-    *,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    draws: Sequence[float],
+    width: int, height: int, *, scale: tuple[float, float], ratio: tuple[float, float], draws: Sequence[float]
 ) -> Crop:
     """Return a crop with a share of the area in ``scale``, an aspect in ``ratio`` (log-uniform), anywhere.
 

@@ -35,12 +35,10 @@ def are_numbers(values: object, count: int) -> TypeGuard[tuple[float, ...]]:
 
 
 def is_count(value: object, *, most: int) -> TypeGuard[int]:
-    """Whether the value is an integer from 1 to ``most``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and 1 <= int(value) <= most
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
-    """Raise UsageError unless the value is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         *others, last = map(repr, choices)
         raise UsageError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
@@ -138,7 +136,6 @@ def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:
 
 
 def check_wrapper(transform: object, orientation: object, outputs: object) -> None:
-    """Raise UsageError for wrong options of a wrapper of a library's transform."""
     if isinstance(transform, type) or not callable(transform):
         raise UsageError(f"transform must be a callable, such as a Compose([...]), not {transform!r}")
     check_choice("orientation", orientation, ("ignore", "apply"))
@@ -249,7 +246,6 @@ class PixelFormat:
         return STORED[self.dtype]
 
     def shape(self, height: int, width: int) -> tuple[int, int, int]:
-        """Return the shape of an image of this size."""
         return (height, width, 3) if self._channels_last else (3, height, width)
 
     def write(self, image: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

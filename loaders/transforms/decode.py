@@ -104,11 +104,7 @@ class EncodedImage:
     """
 
     def __init__(
-        self,
-        image: Encoded | TransformInput,
-        *,
-        orientation: Orientation = "ignore",
-        key: str | None = None,
+        self, image: Encoded | TransformInput, *, orientation: Orientation = "ignore", key: str | None = None
     ) -> None:
         is_bytes = isinstance(image, bytes | bytearray | memoryview)
         self._image: Encoded = image if is_bytes else image.image  # type: ignore[union-attr,assignment]

@@ -13,6 +13,7 @@ from shardprep.formats.images.decode import Encoded, decode
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.kinds import jpeg_orientation, png_orientation
 from shardprep.formats.images.opencv import cv2
+from shardprep.loaders.transforms.contract import Array
 
 Places = npt.NDArray[np.float64]
 
@@ -70,9 +71,6 @@ class ShownPart(NamedTuple):
         """Return a value of JSON types; whole numbers are ints."""
         crop = [int(side) if side == int(side) else side for side in self[:4]]
         return {"crop": crop, "mirrored": self.is_mirrored}
-
-
-Array = npt.NDArray[Any]
 
 
 class Turn(NamedTuple):

@@ -58,7 +58,6 @@ class TargetOptions:
     box_units: BoxUnits = "fractions"
 
     def _check_targets(self) -> None:
-        """Raise UsageError for invalid options."""
         if not isinstance(self.masks, tuple | list) or not all(isinstance(name, str) for name in self.masks):
             raise UsageError(f"masks must be names of columns, such as ('mask',), not {self.masks!r}")
         if not isinstance(self.boxes, str | None) or not isinstance(self.box_labels, str | None):
@@ -77,7 +76,6 @@ class TargetOptions:
             raise UsageError(f"the arrays of a transform must have different names, not {', '.join(names)}")
 
     def _target_specs(self, height: int, width: int) -> tuple[ArraySpec, ...]:
-        """Return the specs of the arrays that follow an image of this size."""
         found = [ArraySpec(name, (height, width), "uint8") for name in self.masks]
         if self.boxes is not None:
             found.append(ArraySpec(self.boxes, (self.max_boxes, 4), "float32"))

@@ -68,6 +68,5 @@ class Torchvision:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The identity of the results, for :attr:`.Loader.identity`."""
         version = LibraryVersion(torchvision.__version__)
         return version, self.transform, self.image, self.orientation, self.outputs

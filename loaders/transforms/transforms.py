@@ -71,7 +71,6 @@ class Choice(NamedTuple):
 
     @property
     def shown(self) -> ShownPart:
-        """The part of the image that the result shows."""
         (left, right), (top, bottom) = self.across.bounds(), self.down.bounds()
         return ShownPart(left, top, right - left, bottom - top, self.across.is_mirrored)
 
@@ -153,7 +152,6 @@ class ImageTransform(TargetOptions, ABC):
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
-        """Height and width."""
         sides = self.size if isinstance(self.size, tuple | list) else (self.size, self.size)
         if len(sides) != 2 or not all(is_count(side, most=MAX_SIDE) for side in sides):
             raise UsageError(f"size must be 1 to {MAX_SIDE} pixels, or (height, width), not {self.size!r}")
@@ -277,7 +275,6 @@ class TrainTransform(ImageTransform):
         return METHODS[self.interpolation]
 
     def _colours(self, image: Array, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        """Return the 3 x 4 map of R, G, B."""
         colours = np.eye(3, 4)
         if self.color_jitter:
             colours = self.color_jitter.matrix(cv2.mean(image), rng.random(3).tolist())
@@ -357,7 +354,6 @@ class EvalTransform(ImageTransform):
         return Span(side, 0, side, resized, size, round((resized - size) / 2))
 
     def _window(self, span: Span, reduction: Reduction, method: int) -> Window:
-        """Return the decoded pixels of a side that are resized."""
         return window_of(
             span.length,
             span.resized,

@@ -78,7 +78,6 @@ class Views:
 
     @cached_property
     def each(self) -> tuple[Transform, ...]:
-        """The transform of each view."""
         return tuple(transform for group in self._groups for transform in group.transforms)
 
     @cached_property
@@ -150,7 +149,6 @@ class Views:
         return tuple(call(record, streams.of(view)) if call else None for view, call in enumerate(calls))
 
     def _rows(self, arrays: Sequence[Array]) -> list[tuple[Array, ...]]:
-        """Return the arrays that each view writes."""
         rows, first = [], 0
         for group in self._groups:
             own = arrays[first : first + len(group.specs)]
