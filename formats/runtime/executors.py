@@ -1,4 +1,4 @@
-"""Executors supplied by the caller: calls on any of them, and an adapter for Ray clusters."""
+"""Calls on executors supplied by the user, and an executor for Ray clusters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, InvalidStateError, wait
+from concurrent.futures import Executor, Future, InvalidStateError, wait as await_all
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,22 +17,23 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.runtime.owned import Owned
 
-# The number of workers is unknown: Executor has no attribute for it, and a cluster may grow. A call
-# takes 80 bytes per image, which is 200 KB for a shard of 256 MiB, so that 256 of them take 50 MB here.
+# The number of workers is unknown: Executor has no attribute for it, and a cluster may grow. A call takes 80
+# bytes per image, or 200 KB for a shard of 256 MiB; 256 calls take 50 MB in this process.
 AT_ONCE = 256
 
 T = TypeVar("T")
 
 
 class ExecutorFailed(OperationError):
-    """An executor lost a call, was shut down, or could not run it; ``shard`` is the one it was for."""
+    """An executor could not run a call, lost it, or was shut down. ``shard`` is the call's shard."""
 
 
 @dataclass(frozen=True, eq=False)
 class ExecutorCall(Generic[T]):
-    """A picklable call for a shard, or another file, in the dataset at ``path``.
+    """A picklable call for a shard or another file of the dataset at ``path``.
 
-    The call returns its error, to tell it from one of the executor. ``kept`` says what a repeated call keeps.
+    The call returns its errors, which tells them from the executor's own. ``kept`` tells the user what a
+    second run keeps.
     """
 
     call: Callable[[], T]
@@ -41,28 +42,28 @@ class ExecutorCall(Generic[T]):
     kept: str = ""
 
     def submitted(self, executor: Executor) -> Future[T | Exception]:
-        """Submit the call. Raises ExecutorFailed."""
+        """Submit the call. Raises ExecutorFailed if the executor refuses it."""
         try:
             return executor.submit(_value_or_error, self.call)
         except Exception as error:
             raise self._failed(error) from error
 
     def value_of(self, future: Future[T | Exception]) -> T:
-        """Return, or raise, what the call did. Raises ExecutorFailed for errors of the executor itself."""
+        """Return the call's result, or raise its error; ExecutorFailed for an error of the executor."""
         try:
             value = future.result()
-        except Exception as error:
-            raise self._failed(error) from error
         except BaseException as error:
-            if type(error).__name__ != "CancelledError":  # asyncio's, which engines raise, is no Exception
-                raise
-            raise self._failed(error) from error
+            # asyncio's CancelledError, which some executors raise, is not an Exception.
+            if isinstance(error, Exception) or type(error).__name__ == "CancelledError":
+                raise self._failed(error) from error
+            raise
         if isinstance(value, Exception):
             raise value
         return value
 
     def _failed(self, error: BaseException) -> ExecutorFailed:
-        said = f"{type(error).__name__}: {_first_line(error)}".removesuffix(": ")
+        first_line = next((line for line in str(error).splitlines() if line.strip()), "")  # logs may follow
+        said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
         return ExecutorFailed(
             f"the executor did not run this shard's job ({said}); check that its workers are alive, "
             f"reachable and have this version of shardprep. {self.kept or 'Then run it again'}",
@@ -72,7 +73,7 @@ class ExecutorCall(Generic[T]):
 
 
 def _value_or_error(call: Callable[[], T]) -> T | Exception:
-    """Make the call. An unexpected error gets the worker's traceback as a note."""
+    """Return the call's result or error. An unexpected error gets the worker's traceback as a note."""
     try:
         return call()
     except (ShardprepError, OSError, MemoryError) as error:
@@ -82,19 +83,13 @@ def _value_or_error(call: Callable[[], T]) -> T | Exception:
         return error
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; engines append logs of many."""
-    return next((line for line in str(error).splitlines() if line.strip()), "")
-
-
 class OtherMachine(OperationError):
-    """A machine that sees another source or output, or has other versions of libraries; ``host`` names it."""
+    """The machine ``host`` sees a different source or output, or has different library versions."""
 
     host = ""
 
 
 def other_machine(text: str, path: str | os.PathLike[str] | None = None) -> OtherMachine:
-    """Return the error that says ``text`` of this machine."""
     host = socket.gethostname()
     error = OtherMachine(f"the machine {host} {text}", path=path)
     error.host = host
@@ -102,7 +97,7 @@ def other_machine(text: str, path: str | os.PathLike[str] | None = None) -> Othe
 
 
 def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work: str) -> None:
-    """Raise OtherMachine if these versions ``here`` are not those of the machine that began the ``work``."""
+    """Raise OtherMachine if the versions ``here`` differ from those at ``home``, where the work began."""
     differing = [name for name in {**home, **here} if home.get(name) != here.get(name)]
     if differing:
         theirs, ours = (", ".join(f"{n} {v.get(n, 'none')}" for n in differing) for v in (home, here))
@@ -113,19 +108,19 @@ def refuse_other_versions(home: Mapping[str, str], here: Mapping[str, str], work
 
 P = ParamSpec("P")
 
-RETRIES = 3  # of a task whose worker was killed; Ray's own default
+RETRIES = 3  # of a task whose worker was killed; also Ray's default
 
-# A process that joined a cluster is ended by Ray, with exit code 1, when the head is silent for a minute.
+# Ray ends a connected process, with exit code 1, once the head has been silent for a minute.
 HEAD_INTERVAL_S = 2.0
 HEAD_SILENT_S = 20.0
 
 
 class RayExecutor(Owned, Executor):
-    """Runs each call as a task of the Ray cluster that this process is connected to by ``ray.init``.
+    """Runs each call as a task of the Ray cluster to which ``ray.init`` connected this process.
 
-    ``options`` are those of ``ray.remote``, such as ``num_cpus`` and ``resources``. A task runs again if its
-    worker is killed, at most RETRIES times. A call that is cancelled is not taken back from the cluster. Once
-    the cluster is gone, calls raise ConnectionError. Ending the executor leaves the connection open. Raises
+    ``options`` are passed to ``ray.remote``, for example ``num_cpus`` and ``resources``. A task whose worker
+    is killed is retried up to RETRIES times. Cancelling a call does not stop its task. Once the cluster is
+    gone, calls raise ConnectionError. Shutting down the executor leaves the connection open. Raises
     ImportError without Ray, and ConnectionError without a connection.
     """
 
@@ -137,39 +132,39 @@ class RayExecutor(Owned, Executor):
         self._task: Any = ray.remote(**{"max_retries": RETRIES, **options})(_call)
         self._pending: set[Future[Any]] = set()
         self._end = threading.Event()
-        self._silent = ""  # the address of a head that is silent
-        if not self._ray.util.client.ray.is_connected():  # that of ray:// watches itself
+        self._silent = ""  # the head's address once it is silent
+        if not self._ray.util.client.ray.is_connected():  # a ray:// client watches its own connection
             head = self._ray.get_runtime_context().gcs_address
             threading.Thread(target=self._watch, args=(head,), name="shardprep-ray", daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a call as a task of the cluster. Raises ConnectionError, and RuntimeError after the end."""
+        """Run a call as a task. Raises ConnectionError, and RuntimeError after a shutdown."""
         if self._end.is_set():
             raise RuntimeError("cannot schedule new futures after shutdown")
         self._refuse_unconnected()
         reference = self._task.remote(fn, args, kwargs)
-        future: Future[T] = Future()  # not Ray's own, which ends a thread of Ray if it was cancelled
+        future: Future[T] = Future()  # cancelling Ray's own future would end a thread of Ray
         self._pending.add(future)
-        self._fail_if_silent()  # the watch ends with those that were there
+        self._fail_if_silent()  # the watch fails only the calls it sees
         future.add_done_callback(self._pending.discard)
         reference.future().add_done_callback(partial(_settle, future))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the executor; ``wait`` for what runs. The connection stays open. Idempotent."""
+        """Shut down, and optionally ``wait`` for pending calls. Idempotent."""
         self._end.set()
         pending = list(self._pending)
         for future in pending if cancel_futures else ():
             future.cancel()
         if wait:
-            _await(pending)
+            await_all([future for future in pending if not future.cancelled()])  # it would never return
 
     def _refuse_unconnected(self) -> None:
-        if not self._ray.is_initialized():  # Ray would start a cluster of its own
+        if not self._ray.is_initialized():  # a call would make Ray start a cluster of its own
             raise ConnectionError("Ray is not connected to a cluster")
 
     def _watch(self, head: str) -> None:
-        """Fail all calls once the head at that address is silent."""
+        """Fail all calls once the head at this address has been silent for HEAD_SILENT_S."""
         heard = monotonic()
         while not self._end.wait(HEAD_INTERVAL_S):
             if _answers(head):
@@ -181,7 +176,7 @@ class RayExecutor(Owned, Executor):
 
     def _fail_if_silent(self) -> None:
         for future in list(self._pending) if self._silent else ():
-            with suppress(InvalidStateError):  # it is done since
+            with suppress(InvalidStateError):  # already done
                 future.set_exception(ConnectionError(f"the head of Ray at {self._silent} does not answer"))
 
 
@@ -190,7 +185,7 @@ def _call(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _settle(future: Future[T], done: Future[T]) -> None:
-    """End a future as another one did, unless it has ended."""
+    """Copy the outcome of ``done`` to ``future``, unless that has one."""
     with suppress(InvalidStateError):
         try:
             future.set_result(done.result())
@@ -198,10 +193,6 @@ def _settle(future: Future[T], done: Future[T]) -> None:
             raise
         except BaseException as error:
             future.set_exception(error)
-
-
-def _await(futures: list[Future[Any]]) -> None:
-    wait([future for future in futures if not future.cancelled()])  # which wait() misses
 
 
 def _answers(address: str) -> bool:

@@ -1,9 +1,8 @@
-"""The job runner: jobs that each make one file, in processes of this machine or on an executor.
+"""The job runner: runs jobs, which make one file each, in local processes or on an executor.
 
-In the run's folder is a file of counters, one per job: the number of records that a worker has done.
-Each worker writes its own counter, so that a count outlives the worker, and no other bytes: the workers may
-be on several hosts that share the file system. The parent reads the progress from the file, and the record
-that a dead worker was at.
+Workers count the records they have done in a file in the run's folder, which has one counter per job. The
+counts survive the workers: the parent reads from them the progress, and the record at which a worker died.
+Each worker writes only its own counter, because workers may be on several hosts that share the file system.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from shardprep.formats.runtime.work_folder import is_of_this_host
 from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
 
 COUNTERS_NAME = "counters"
-# Between two counts of a worker on another host; each goes to the file server at once.
-FAR_INTERVAL_S = 1.0
+FAR_INTERVAL_S = 1.0  # between two counts from another host, each written through to the file server
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image
 
@@ -42,7 +40,7 @@ T = TypeVar("T")
 
 
 class Unit(Protocol):
-    """A file that a job makes: its ``name``, its ``number``, and the records and bytes that it is made of."""
+    """The name and number of a file that a job makes, and the number of records and bytes it is made of."""
 
     @property
     def name(self) -> str: ...
@@ -58,9 +56,9 @@ class Unit(Protocol):
 
 
 class Job(Protocol[Built_co]):
-    """The work on one file, which may be killed and repeated. Picklable.
+    """The work on one file, safe to kill and repeat. Picklable.
 
-    ``output`` is the folder of the work, and ``decodes`` whether images are decoded, which may crash.
+    ``output`` is the output folder. ``decodes`` is whether the job decodes images, which may crash.
     """
 
     @property
@@ -76,17 +74,17 @@ class Job(Protocol[Built_co]):
         """Build the file, and return its description."""
 
     def key_at(self, place: int) -> str:
-        """Return the key of the file's record at that place, or of its last record."""
+        """Return the key of the record at this position, or of the last record."""
 
     def decode(self, place: int) -> None:
-        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
+        """Decode one image, unless it is known to crash. Raises BadImage; the process may crash."""
 
     def crashed(self, place: int, signal: str) -> Self:
-        """Return the job with an image that is known to crash the decoder by that signal."""
+        """Return the job, with the image at ``place`` known to crash the decoder with this signal."""
 
 
 class DecodesNothing:
-    """Part of a job that decodes no image."""
+    """Mixin of jobs that decode no images."""
 
     decodes = False
 
@@ -94,12 +92,11 @@ class DecodesNothing:
         """Do nothing."""
 
     def crashed(self, place: int, signal: str) -> Self:
-        """Return the job itself."""
         return self
 
 
 class ProgressCounters(Owned):
-    """The parent's view of all counters, in the folder of a run."""
+    """The parent's view of a run's counters."""
 
     def __init__(self, run: Path, units: Sequence[Unit]) -> None:
         self.units = len(units)
@@ -107,31 +104,30 @@ class ProgressCounters(Owned):
         slots = 1 + max((unit.number for unit in units), default=0)
         self._path.unlink(missing_ok=True)
         with naming(self._path), self._path.open("xb") as file:
-            file.write(bytes(8 * slots))  # written, not truncated to size: room on the disk is taken
+            file.write(bytes(8 * slots))  # zeros, not a hole, so the disk cannot be full later
         self._record_bytes = np.zeros(slots)
         for unit in units:
             self._record_bytes[unit.number] = unit.size / max(unit.records, 1)
 
     def done(self, number: int) -> int:
-        """Return the number of records done of a unit."""
+        """Return the number of records done of one unit."""
         return int(self._counts()[number])
 
     def total(self) -> tuple[int, int]:
-        """Return the number of records, and about the number of bytes, done of all units."""
+        """Return the number of records done of all units, and about how many bytes these are."""
         counts = self._counts()
         return int(counts.sum()), int(counts @ self._record_bytes)
 
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Read the file. It is opened each time: NFS then shows what other hosts have written."""
-        return np.fromfile(self._path, dtype="<i8")
+        return np.fromfile(self._path, dtype="<i8")  # reopened each time: NFS then shows other hosts' writes
 
 
 class ShardCounter(Owned):
-    """A worker's counter, in the folder of a run.
+    """A worker's counter in the folder of a run.
 
-    On the host of the run each count is written, and seen there at once. Another host, which may share the
-    file by NFS, writes one a second: synchronously, or NFS would keep the counts on that host, and with a
-    descriptor that cannot read, because NFS may write back a whole page that was read.
+    A worker on the run's host writes every count, which the parent sees at once. Another host, which may
+    share the file over NFS, writes one count per second: synchronously, because NFS would otherwise hold
+    counts back, and with a write-only descriptor, because NFS may write back a whole page that was read.
     """
 
     def __init__(self, run: Path, number: int) -> None:
@@ -144,13 +140,13 @@ class ShardCounter(Owned):
         self._next = monotonic() + FAR_INTERVAL_S
 
     def set(self, count: int) -> None:
-        """Publish the number of records done."""
+        """Set the number of records done."""
         self._count = count
         if not self._is_far or monotonic() >= self._next:
             self._write()
 
     def close(self) -> None:
-        """Publish the last number, and close the file."""
+        """Write the last count, and close the file."""
         try:
             if self._count != self._written:
                 self._write()
@@ -167,10 +163,10 @@ class ShardCounter(Owned):
 def completed(
     take: Callable[[], K | None], submit: Callable[[K], Future[T]], at_once: int
 ) -> Generator[tuple[K, Future[T]] | None]:
-    """Submit what ``take`` returns until that is None, and yield each with its future once it is done.
+    """Submit each key from ``take`` until that returns None; yield the key with its future once done.
 
-    At most ``at_once`` are submitted at a time. None is yielded after each wait, of POLL_INTERVAL_S at most.
-    ``take`` is called again after each yield. After an error, pending calls are cancelled.
+    At most ``at_once`` are pending. Yields None after each wait, which takes at most POLL_INTERVAL_S. Calls
+    ``take`` again after each yield. Cancels pending calls when closed or after an error.
     """
     pending: dict[Future[T], K] = {}
     try:
@@ -180,7 +176,7 @@ def completed(
             if not pending:
                 return
             wait(pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
-            for future in [each for each in pending if each.done()]:  # wait() misses cancelled ones
+            for future in [each for each in pending if each.done()]:  # wait() omits cancelled futures
                 yield pending.pop(future), future
             yield None
     finally:
@@ -190,11 +186,11 @@ def completed(
 
 @dataclass(frozen=True)
 class JobRunner(Owned):
-    """Runs jobs in processes of this machine, or on an ``executor``, which is left open.
+    """Runs jobs in local processes, or on an ``executor``, which is left open.
 
-    ``workers`` is the number of processes: None is one per CPU that this process may use, and 0 builds in
-    this process, or in one other process if images are decoded, because a decoder may crash. With an executor
-    it is the number of jobs that are submitted at a time, and None is AT_ONCE.
+    ``workers`` is the number of processes. None is one per usable CPU. 0 builds in this process, or in one
+    other process if images are decoded, because a decoder may crash. With an executor, ``workers`` is the
+    number of jobs submitted at a time, and None is AT_ONCE.
     """
 
     workers: int | None = None
@@ -209,38 +205,34 @@ class JobRunner(Owned):
         units: Sequence[Unit],
         done: Collection[str] = (),
     ) -> list[Built]:
-        """Run the jobs of all units as one task, and return what they built, in the order of their numbers.
+        """Run the jobs of all units as one task; return their results in the order of the units' numbers.
 
-        ``folder`` is that of the run, and ``done`` are the names of units that are built already.
+        ``folder`` is the run's folder, and ``done`` has the names of units that are built already. The first
+        error ends the run; errors of the executor itself are raised as ExecutorFailed.
 
-        The first error ends the run. Errors of the executor itself are raised as ExecutorFailed. If a
-        worker of this machine dies, its job runs once more. If that worker dies, too, WorkerDied names the
-        record it was at. An image that crashes a worker, and then a process that decodes it alone, is a bad
-        image.
+        If a local worker dies, its job runs again. If that worker dies as well, WorkerDied names the record
+        it was at. An image that crashes a worker, and then a process that decodes it alone, is a bad image.
         """
         left = [unit for unit in units if unit.name not in done]
         records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
         run = _Run(deque(), iter(jobs), ProgressCounters(folder, units), self.progress)
         with self.progress.task(title, records=records, size=size):
-            return self._built(run)
-
-    def _built(self, run: _Run[Built]) -> list[Built]:
-        if self.executor is not None:
-            return run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
-        first = run.take()
-        if first is None:
-            return []
-        run.again.append(first)
-        count = usable_cpus() if self.workers is None else self.workers
-        if count == 0 and not first.decodes:
-            return run.here()
-        with WorkerPool(max(1, count)) as pool:
-            return run.on(pool, count + 1)
+            if self.executor is not None:
+                return run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
+            first = run.take()
+            if first is None:
+                return []
+            run.again.append(first)
+            count = usable_cpus() if self.workers is None else self.workers
+            if count == 0 and not first.decodes:
+                return run.here()
+            with WorkerPool(max(1, count)) as pool:
+                return run.on(pool, count + 1)
 
 
 @dataclass
 class _Run(Generic[Built]):
-    """One run. ``jobs`` are taken few at a time, because a job holds its entries; ``again`` come first."""
+    """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first."""
 
     again: deque[Job[Built]]
     jobs: Iterator[Job[Built]]
@@ -262,7 +254,7 @@ class _Run(Generic[Built]):
         is_pool, told = isinstance(executor, WorkerPool), 0
 
         def submit(job: Job[Built]) -> Future[Any]:
-            return executor.submit(_build, job) if is_pool else _call_of(job).submitted(executor)
+            return executor.submit(job.build) if is_pool else _call_of(job).submitted(executor)
 
         with closing(completed(self.take, submit, at_once)) as finished:
             for done in finished:
@@ -280,7 +272,6 @@ class _Run(Generic[Built]):
         return self._in_order()
 
     def _in_order(self) -> list[Built]:
-        """By number, which is not the order of names from 100,000 shards on."""
         return [self.built[number] for number in sorted(self.built)]
 
     def _tell(self, before: int) -> None:
@@ -289,7 +280,7 @@ class _Run(Generic[Built]):
             tell_shards(self.progress, len(self.built), self.counters.units)
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
-        """Return the job to submit again after its worker died."""
+        """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
         number, at = job.shard.number, self.counters.done(job.shard.number)
         if isinstance(error, ChildDied) and job.decodes and (signal := _crash_of(job, at)):
             return job.crashed(at, signal)
@@ -305,21 +296,13 @@ class _Run(Generic[Built]):
         return job
 
 
-def _build(job: Job[Built]) -> Built:
-    return job.build()
-
-
-def _decode(job: Job[Built], place: int) -> None:
-    job.decode(place)
-
-
 def _crash_of(job: Job[Built], place: int) -> str:
-    """Return the signal that kills a process which decodes that image alone; empty if none does."""
+    """Decode one image in a new process; return the signal of its crash, empty if it does not crash."""
     try:
-        isolated(DECODE_TIMEOUT_S, _decode, job, place)
+        isolated(DECODE_TIMEOUT_S, job.decode, place)
     except ChildDied as error:
         return error.signal
-    except (ShardprepError, OSError):  # building the file again reports it
+    except (ShardprepError, OSError):  # reported when the file is built again
         pass
     return ""
 

@@ -1,4 +1,4 @@
-"""Attributes that are computed when they are first read, without a lock."""
+"""Attributes computed on first use, without a lock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar, overload
 T = TypeVar("T")
 
 
-class cached_property(functools.cached_property[T]):  # noqa: N801 - it takes the place of that one
-    """``functools.cached_property`` as it is since Python 3.12.
+class cached_property(functools.cached_property[T]):  # noqa: N801 - it replaces the standard one
+    """``functools.cached_property`` of Python 3.12, for earlier versions.
 
-    Before, one lock for all objects is held while a value is computed: a process that was forked meanwhile
-    would wait for it forever. Two threads may compute the same value.
+    These hold one lock for all objects while they compute a value: a process forked in the meantime would
+    wait for it forever. Without it, two threads may compute the same value.
     """
 
     @overload

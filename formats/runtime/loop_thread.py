@@ -1,4 +1,4 @@
-"""A thread that runs coroutines, while the calling thread stays free for signals."""
+"""A thread that runs coroutines, which leaves the calling thread free to handle signals."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 class LoopThread(Owned, AbstractContextManager["LoopThread"]):
-    """An event loop of asyncio in a thread of its own, within the context; ``threads`` for what blocks.
+    """A context with an asyncio event loop in its own thread, and up to ``threads`` for blocking calls.
 
-    An exception in the calling thread, such as KeyboardInterrupt, cancels what runs. Leaving the context
-    waits for all that was begun.
+    An exception in the calling thread, such as KeyboardInterrupt, cancels the coroutine it waits for. Leaving
+    the context waits for all coroutines and blocking calls.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
     def __enter__(self) -> LoopThread:
-        """Start the thread. Raises OperationError if the system allows none."""
+        """Start the thread. Raises OperationError if the system allows no further thread."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardprep-loop", daemon=True)
@@ -45,7 +45,7 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         return self.result(self.begin(work), tick)
 
     def result(self, future: Future[T], tick: Callable[[], None] = lambda: None) -> T:
-        """Return the result of the coroutine; ``tick`` is called here every 0.1 s, and at the end."""
+        """Wait for a coroutine's result; call ``tick`` in this thread every 0.1 s, and at the end."""
         try:
             while not wait([future], POLL_INTERVAL_S).done:
                 tick()
@@ -53,19 +53,19 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
             future.cancel()
             raise
         tick()
-        with starting_thread():  # by a coroutine, for what blocks
+        with starting_thread():  # a coroutine may have started one for a blocking call
             return future.result()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin to run a coroutine; any thread may wait for its result."""
+        """Start a coroutine. Any thread may wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def cancel(self) -> None:
-        """Cancel what runs, for whichever thread, which gets CancelledError of ``concurrent.futures``."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        """Cancel all coroutines. Threads that wait for one get ``concurrent.futures.CancelledError``."""
+        self.begin(_cancel_others()).result()
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result()
+        self.begin(_all_ended()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -77,21 +77,20 @@ async def _cancel_others() -> None:
 
 
 async def _all_ended() -> None:
-    """Wait for all other tasks, which are cancelled or done, and for the threads."""
+    """Wait for all other tasks and for the threads."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class RunnableWork(Protocol):
-    """What :func:`run_all` runs."""
+    """A piece of work for :func:`run_all`."""
 
-    async def run(self) -> None:
-        """Do the work."""
+    async def run(self) -> None: ...
 
 
 async def run_all(works: Sequence[RunnableWork], at_once: int) -> None:
-    """Run the works, ``at_once`` at the same time. The first failure cancels the others, and is raised."""
+    """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
     waiting = iter(works)
     failure: BaseException
     try:
@@ -110,9 +109,9 @@ async def _each(waiting: Iterator[RunnableWork]) -> None:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call a function that blocks, in a thread. Cancellations wait for it: it may use a descriptor.
+    """Call a blocking function in a thread. A cancellation waits for it, since it may use a descriptor.
 
-    Where no thread can begin any more, as the loop ends, or the program does, it is called here.
+    Once the loop or the program is shutting down, which allows no new threads, the function is called here.
     """
     try:
         future = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
@@ -124,8 +123,8 @@ async def in_thread(call: Callable[..., T], *arguments: object) -> T:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         while not future.done():
-            with suppress(asyncio.CancelledError):  # another one
+            with suppress(asyncio.CancelledError):  # a further one
                 await asyncio.wait([future])
         if not future.cancelled():
-            future.exception()  # or asyncio complains that nobody has asked for it
+            future.exception()  # otherwise asyncio logs that it was never retrieved
         raise

@@ -1,7 +1,7 @@
-"""Owners of system resources: descriptors, locks and threads, each closed exactly once.
+"""Owners of system resources, such as descriptors, locks and threads, each released exactly once.
 
-Objects that own a resource of the system: a descriptor, map, socket, thread or process. A copy of such an
-object would have the same descriptor, and would close the original's, or later another file's.
+A copy of an owner would have the same descriptor, and would close it under the original, or later close
+another file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shardprep.formats.errors import NotCopyable, OperationError
 
 
 class Owned:
-    """Base of owners: ``copy`` and ``pickle`` raise NotCopyable before anything is made.
+    """Base of owners, which cannot be copied: ``copy`` and ``pickle`` raise NotCopyable at once.
 
-    ``instead`` is the error's advice. An owner stores the process that it was made in. In a forked copy of
-    that process it must not be used, and releases nothing.
+    ``instead`` is the error's advice. In a forked copy of the process that made it, an owner must not be
+    used, and releases nothing.
     """
 
     instead: ClassVar[str] = "make a new one where it is needed"
@@ -33,16 +33,16 @@ class Owned:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         owner = super().__new__(cls)
-        object.__setattr__(owner, "_pid", os.getpid())  # works for frozen dataclasses, too
+        object.__setattr__(owner, "_pid", os.getpid())  # subclasses may be frozen dataclasses
         return owner
 
     @property
     def made_here(self) -> bool:
-        """Whether this process made the object, rather than the process it was forked from."""
+        """Whether this process made the object, not one that it was forked from."""
         return self._pid == os.getpid()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Raise NotCopyable: ``copy`` and ``pickle`` call this first."""
+        """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
         self._refuse_copying()
 
     def _refuse_copying(self) -> NoReturn:
@@ -50,7 +50,6 @@ class Owned:
 
 
 def not_copyable(owner: object, instead: str) -> NotCopyable:
-    """Return the error that names the owner's class, and what to do instead."""
     return NotCopyable(
         f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
         f"{instead}"
@@ -58,10 +57,7 @@ def not_copyable(owner: object, instead: str) -> NotCopyable:
 
 
 class Inheritable(Owned):
-    """An owner that a child process inherits: multiprocessing pickles it at the child's start.
-
-    At any other time, pickling raises NotCopyable.
-    """
+    """An owner that can be pickled only while multiprocessing starts a child, which inherits it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Return ``__reduce__()``. Raises NotCopyable unless this thread is starting a child."""
@@ -71,10 +67,10 @@ class Inheritable(Owned):
 
 
 class Descriptor(Owned):
-    """A descriptor that is closed once, at the latest by the finalizer, only in the process that opened it.
+    """A descriptor that is closed once, at the latest by its finalizer, and only in the opening process.
 
-    In a forked copy of that process the number may be another file's: a daemon closes all descriptors that
-    it inherited. Closing takes no lock.
+    In a forked copy of that process the number may belong to another file, because a daemon closes all
+    inherited descriptors. Closing takes no lock.
     """
 
     _number = -1
@@ -83,11 +79,11 @@ class Descriptor(Owned):
         self._number = number
 
     def fileno(self) -> int:
-        """Return the number; -1 once it is closed."""
+        """Return the descriptor's number; -1 once it is closed."""
         return self._number
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent; does nothing in a forked copy of the process that opened it."""
+        """Close the descriptor, unless this process is a forked copy. Idempotent."""
         number, self._number = self._number, -1
         if number >= 0 and self.made_here:
             os.close(number)
@@ -100,9 +96,9 @@ _locks: weakref.WeakSet[LockDescriptor] = weakref.WeakSet()
 
 
 def _close_inherited_locks() -> None:
-    """Close the locks in a forked copy of this process, which otherwise keeps them after it."""
+    """In a forked copy of this process, close the locks, which it would otherwise hold on to."""
     for lock in _locks:
-        number, lock._number = lock._number, -1  # which may be another file's from here on
+        number, lock._number = lock._number, -1  # the number may be reused from here on
         with suppress(OSError):
             os.close(number)
     _locks.clear()
@@ -112,16 +108,16 @@ os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 class LockDescriptor(Descriptor):
-    """A descriptor of a file that is locked with ``flock``. A forked copy of the process has it closed."""
+    """A descriptor of a file locked with ``flock``. A forked copy of the process closes it at once."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         _locks.add(self)
 
     def lock(self, *, shared: bool = False, wait: bool = True) -> bool:
-        """Take the lock, or change it; return whether this one has it. Waits for others if it may.
+        """Take or convert the lock, by default waiting for others; return whether it is held.
 
-        A change of a lock is not atomic: another one may have had it in between.
+        Converting a lock is not atomic: another process may hold it in between.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
@@ -131,7 +127,7 @@ class LockDescriptor(Descriptor):
         return True
 
     def close(self) -> None:
-        """Release the lock, for copies of the descriptor, too, and close it. Idempotent."""
+        """Release the lock, also for copies of the descriptor, and close it. Idempotent."""
         if self.fileno() >= 0 and self.made_here:
             fcntl.flock(self.fileno(), fcntl.LOCK_UN)
         super().close()
@@ -144,10 +140,10 @@ _running: list[End] = []
 
 
 class CollectedEnd(Owned):
-    """Calls ``end`` once: when it is called, when ``owner`` is collected, or when the program ends.
+    """Calls ``end`` once: when this is called, when ``owner`` is garbage-collected, or at program exit.
 
-    A collection runs in any thread, at any point, also where that thread has a lock that ``end`` waits for:
-    then ``end`` is called in a thread of its own. ``end`` does not refer to the owner.
+    Garbage collection may run in any thread, even one that holds a lock that ``end`` waits for, so it calls
+    ``end`` in a new thread. ``end`` must not refer to the owner.
     """
 
     def __init__(self, owner: object, end: End) -> None:
@@ -157,7 +153,7 @@ class CollectedEnd(Owned):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was called."""
+        """Whether ``end`` was called."""
         return not self._finalizer.alive
 
     def __call__(self) -> None:
@@ -166,12 +162,12 @@ class CollectedEnd(Owned):
 
 
 def _collected(end: End) -> None:
-    if _exits:  # in the main thread, after its program
+    if _exits:  # in the main thread, after the program
         end()
     else:
         _running.append(end)
         try:
-            _thread.start_new_thread(_end, (end,))  # without the locks that threading.Thread takes
+            _thread.start_new_thread(_end, (end,))  # unlike threading.Thread, it takes no locks
         except RuntimeError:
             _running.remove(end)
             raise
@@ -185,13 +181,13 @@ def _end(end: End) -> None:
 
 
 def running_ends() -> int:
-    """Return how many ends run now, each in a thread of its own."""
+    """Return how many ``end`` calls are running in their own threads."""
     return len(_running)
 
 
 @cache
 def _notice_exit() -> None:
-    """Note the exit before finalizers are called, which were registered before."""
+    """Set ``_exits`` at exit: this handler is registered after weakref's, so it runs before them."""
     atexit.register(_exit)
 
 
@@ -200,16 +196,13 @@ def _exit() -> None:
     _exits = True
 
 
-CANNOT_START = "can't start new thread"  # CPython's message for any reason of the system
-
-
 @contextmanager
 def starting_thread() -> Iterator[None]:
-    """The context for starting a thread or using an executor. Raises OperationError if no thread starts."""
+    """The context in which to start a thread or use an executor. Raises OperationError if none can start."""
     try:
         yield
     except RuntimeError as error:
-        if CANNOT_START not in str(error):
+        if "can't start new thread" not in str(error):
             raise
         raise OperationError(
             "the system has no room for another thread of this process: raise the limit (ulimit -u, ulimit -v, or "

@@ -1,9 +1,8 @@
-"""Processes that this one spawns: their start, the channel to them, and their exit.
+"""Spawned processes: their start, the channel to them, and their exit.
 
-Workers of loaders and the children of :mod:`shardprep.formats.runtime.workers` are started here.
-
-The exit of another process, as the kernel reports it, not as the end of a pipe to it. A pipe or socket stays
-open while any process has it, for example one that the process forked.
+They are the workers of loaders and the children in :mod:`shardprep.formats.runtime.workers`. The kernel
+reports their exit, not the end of a pipe or socket, which stays open while any process has it, such as one
+that the child forked.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ SPAWN = multiprocessing.get_context("spawn")
 START_POLL_INTERVAL_S = 0.05  # between two calls of ``wanted`` while another thread starts a process
 
 # A start changes the main module's attributes, which a child reads. And multiprocessing reaps finished
-# children whenever it starts one: two threads that do so at once take the exit code from each other.
+# children at every start: two threads that did so at once would take exit codes from each other.
 _start_lock = threading.Lock()
 
 _is_importing_main = False
 
-_hidden: dict[str, Any] | None = None  # attributes of the main module that are hidden now
+_hidden: dict[str, Any] | None = None  # the main module's attributes while they are hidden
 
 
 def _free_in_copy() -> None:
-    """Unlock starts in a forked copy of this process, where the thread that started one is missing."""
+    """In a forked copy of this process, undo a start by another thread, which the copy lacks."""
     global _start_lock
     _start_lock = threading.Lock()
     _show_main_module()
@@ -58,11 +57,11 @@ os.register_at_fork(after_in_child=_free_in_copy)
 
 @contextmanager
 def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
-    """The context in which a process is spawned, one thread at a time.
+    """The context in which to spawn a process, one thread at a time.
 
-    The child does not import the main module, and SIGINT is blocked in it from its first instruction on.
-    Raises OperationError if the system allows no further process, or if ``wanted()`` becomes false while
-    another thread starts one, and UsageError while a child imports the main module.
+    The child does not import the main module, and has SIGINT blocked from its first instruction. Raises
+    OperationError if the system allows no further process, or if ``wanted()`` becomes false while another
+    thread starts one; UsageError in a child that is importing the main module.
     """
     refuse_in_main_import()
     lock = _start_lock
@@ -70,7 +69,7 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
         if not wanted():
             raise OperationError("the process to start is no longer needed")
     try:
-        resource_tracker.ensure_running()  # starting it later would unblock the signal
+        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
         with _sigint_blocked(), _main_module_hidden(), _with_children():
             yield
     except BlockingIOError as error:
@@ -83,27 +82,27 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """Open descriptors 0 to 2 on /dev/null if the program closed them.
+    """Open those of the descriptors 0 to 2 that the program closed on /dev/null.
 
-    Otherwise the next descriptors get these numbers: a child closes its channel as its stdin, libraries
-    write their warnings into files, and multiprocessing fails.
+    Otherwise other files get these numbers: a child would close its channel as stdin, libraries would write
+    warnings into files, and multiprocessing would fail.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # os.open takes the lowest free number
+        except OSError:  # os.open uses the lowest free number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def main_module() -> dict[str, str]:
-    """Return the place of this process's main module, for :func:`import_main` in a child."""
+    """Return where this process's main module is, for :func:`import_main` in a child."""
     with _start_lock:  # a start in another thread hides it
         given = get_preparation_data("")
     return {name: value for name, value in given.items() if name.startswith("init_main")}
 
 
 def import_main(main: Mapping[str, str]) -> None:
-    """Import the parent's main module, if one is given, as ``__main__`` of this process."""
+    """Import the parent's main module, if given, as this process's ``__main__``."""
     global _is_importing_main
     _is_importing_main = True
     prepare(dict(main))
@@ -111,7 +110,7 @@ def import_main(main: Mapping[str, str]) -> None:
 
 
 def refuse_in_main_import() -> None:
-    """Raise UsageError in a child that imports a main module without a guard, which starts processes."""
+    """Raise UsageError in a child whose import of the main module starts processes, for lack of a guard."""
     if _is_importing_main:
         raise UsageError(
             "a worker process imports the main script, which must not start processes while it is "
@@ -130,7 +129,7 @@ def _sigint_blocked() -> Iterator[None]:
 
 @contextmanager
 def _with_children() -> Iterator[None]:
-    """Allow children of a daemonic process, such as a worker of Dask: these end when it does."""
+    """Let a daemonic process, such as a Dask worker, have children; they end when it does."""
     this = multiprocessing.current_process()
     was_daemonic = this.daemon
     try:
@@ -166,15 +165,15 @@ PARENT_POLL_MS = 1000  # between two checks of the parent, on systems without pi
 
 
 def exit_descriptor(pid: int) -> Descriptor:
-    """Return a pidfd, which is readable once the process has exited; a closed descriptor without pidfd."""
+    """Return a pidfd, which is readable once the process has exited; a closed descriptor if unavailable."""
     try:
         return Descriptor(os.pidfd_open(pid))
-    except (AttributeError, OSError):  # not Linux, too old, forbidden; or the process was reaped
+    except (AttributeError, OSError):  # not Linux, too old, forbidden, or the process was reaped
         return Descriptor(-1)
 
 
 def exists(pid: int) -> bool:
-    """Whether the process exists, including one that has exited and was not reaped."""
+    """Whether the process exists; true for a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -185,10 +184,10 @@ def exists(pid: int) -> bool:
 
 
 def end_with_parent(parent: int, connection: int) -> None:
-    """Start a daemon thread that ends this process once its parent has exited or closed the connection.
+    """Start a daemon thread that ends this process once its parent exits or closes the connection.
 
-    ``connection`` is the descriptor of a socket to the parent. PR_SET_PDEATHSIG is about the thread that
-    started this process, not about the parent. Raises OperationError if the system allows no further thread.
+    ``connection`` is the descriptor of a socket to the parent. PR_SET_PDEATHSIG would not do: it is tied to
+    the thread that started this process. Raises OperationError if the system allows no further thread.
     """
     thread = threading.Thread(target=_watch, args=(parent, connection), name="shardprep-parent", daemon=True)
     with starting_thread():
@@ -197,11 +196,11 @@ def end_with_parent(parent: int, connection: int) -> None:
 
 def _watch(parent: int, connection: int) -> None:
     poller = select.poll()
-    poller.register(connection, 0)  # without events, only POLLHUP and errors are reported
+    poller.register(connection, 0)  # reports only POLLHUP and errors
     exited = exit_descriptor(parent)
     if exited.fileno() >= 0:
         poller.register(exited, select.POLLIN)
-    # checked after pidfd_open: if the parent had exited, its number may be another process's
+    # Checked after pidfd_open: if the parent has exited, its number may belong to another process.
     while os.getppid() == parent and not poller.poll(PARENT_POLL_MS):
         pass
     os._exit(1)
@@ -215,12 +214,12 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel(Owned):
-    """Whole messages over one end of a socket pair; another process has the other end.
+    """One end of a socket pair, which exchanges whole messages with a process that has the other end.
 
-    If the sender is killed or stopped in the middle of a message, no part of it is received, and no other
-    channel is blocked. The pair has no name, so no other program can open it, and nothing can be left
-    behind. An open channel does not mean that the other process runs: a process that either of the two
-    forked keeps it open. Not thread-safe.
+    If the sender is killed or stopped in the middle of a message, no part of the message is received, and no
+    other channel blocks. The pair has no name: no other program can open it, and nothing can be left behind.
+    An open channel does not mean that the other process is running, because a process forked by either of the
+    two keeps it open. Not thread-safe.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -234,15 +233,15 @@ class Channel(Owned):
         return self._end.fileno()
 
     def send(self, *parts: Part) -> None:
-        """Send the parts as one message, and wait until it is sent. Raises OSError at a closed other end."""
+        """Send the parts as one message, blocking. Raises OSError if the other end is closed."""
         self._end.sendall(_joined(parts), _NO_SIGNAL)
 
     def post(self, *parts: Part) -> None:
-        """Queue the parts as one message, which :meth:`flush` sends."""
+        """Queue the parts as one message for :meth:`flush`."""
         self._unsent += _joined(parts)
 
     def flush(self) -> bool:
-        """Send queued bytes without waiting; return whether all are sent. Raises OSError as ``send`` does."""
+        """Send queued messages without blocking; return whether all are sent. Raises OSError as ``send``."""
         with suppress(BlockingIOError):
             while self._unsent:
                 sent = self._end.send(self._unsent, socket.MSG_DONTWAIT | _NO_SIGNAL)
@@ -250,26 +249,25 @@ class Channel(Owned):
         return not self._unsent
 
     def receive(self) -> bytes | None:
-        """Wait for the next message and return it; None if the other end is closed."""
+        """Wait for the next message; return None if the other end is closed."""
         while (message := self._next()) is None:
             if not self._read(0):
                 return None
         return message
 
     def arrived(self) -> Iterator[bytes]:
-        """Yield the received messages without waiting; ``ended`` is whether no more can come."""
+        """Yield the messages received so far, without blocking; set ``ended`` if no more can come."""
         with suppress(BlockingIOError):
             while self._read(socket.MSG_DONTWAIT):
                 while (message := self._next()) is not None:
                     yield message
 
     def finish(self) -> None:
-        """Stop sending: the other end receives everything sent so far, then the end."""
+        """Stop sending: the other end still receives everything sent so far."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close this end. Idempotent."""
         self._end.close()
 
     def __del__(self) -> None:
@@ -281,7 +279,7 @@ class Channel(Owned):
     def _read(self, flags: int) -> bool:
         try:
             piece = self._end.recv(_PIECE, flags)
-        except ConnectionResetError:  # the other process ended before it read everything
+        except ConnectionResetError:  # the other process ended before reading everything
             piece = b""
         self._buffer += piece
         self.ended = not piece
@@ -303,16 +301,14 @@ def _joined(parts: tuple[Part, ...]) -> bytes:
     return b"".join((_LENGTH.pack(sum(len(part) for part in parts)), *parts))
 
 
-# Between two checks of a process, on systems without pidfd.
-POLL_INTERVAL_S = 0.2
-# The time for another thread that reaped a process to store its exit code.
-REAP_TIMEOUT_S = 0.2
+POLL_INTERVAL_S = 0.2  # between two checks of a process, on systems without pidfd
+REAP_TIMEOUT_S = 0.2  # for another thread that reaped a process to store its exit code
 
 _started: weakref.WeakSet[SpawnProcess] = weakref.WeakSet()
 
 
 def _forget_started() -> None:
-    """In a forked copy, remove the children, which multiprocessing otherwise ends when the copy exits."""
+    """In a forked copy, forget the children, which multiprocessing would end when the copy exits."""
     for process in _started:
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
 
@@ -321,24 +317,20 @@ os.register_at_fork(after_in_child=_forget_started)
 
 
 class SpawnedProcess(Owned):
-    """A process that calls ``target(channel, begin, **given)``, and this end of that channel.
+    """A process that calls ``target(channel, begin, **given)``, and this process's end of the channel.
 
-    The target first calls ``begin()``, which makes the process end when this one does, and imports the main
-    module. It raises what the import raises, and OperationError if the system allows no further thread.
+    The target calls ``begin()`` first, which makes the process end when this one does, and imports the main
+    module if ``main`` is given; a user's script would run again in it. ``begin`` raises the import's errors,
+    and OperationError if the system allows no further thread.
 
-    The kernel reports whether the process still runs, not the end of a pipe or socket: multiprocessing's
-    sentinel and the channel stay open while a process lives that the child forked, or that this process
-    forked while it started the child.
+    The kernel reports the exit: multiprocessing's sentinel and the channel stay open as long as any process
+    lives that the child forked, or that this process forked while starting the child. The two processes share
+    only an unnamed socket pair, so neither leaves anything behind. The child ignores SIGINT from its first
+    instruction: Ctrl-C reaches all processes of a terminal, and would cause a traceback in one that is still
+    importing. Not thread-safe, except for :meth:`kill`. Does nothing in a forked copy of this process.
 
-    The process uses only an unnamed pair of sockets, so nothing is left behind when either process ends.
-    SIGINT is ignored in it from its first instruction on: Ctrl-C reaches all processes of a terminal, and
-    would give a traceback in one that is still importing. It imports the main module only if ``main`` is
-    given, because a user's script would run again in it. One thread uses this object; :meth:`kill` may be
-    called from any thread. In a forked copy of the starting process it does nothing.
-
-    ``wanted`` is called from time to time while another thread starts a process. Raises OperationError if it
-    returns false, and if the system allows no further process. Descriptors 0 to 2 are opened on /dev/null if
-    the program has closed them, and stay open.
+    Raises OperationError if the system allows no further process, or if ``wanted()`` becomes false while
+    another thread starts one. Descriptors 0 to 2 that the program closed are opened on /dev/null.
     """
 
     def __init__(
@@ -368,7 +360,7 @@ class SpawnedProcess(Owned):
 
     @property
     def pid(self) -> int:
-        """The process's number, which the system may reuse after its end."""
+        """The process ID, which the system may reuse after the exit."""
         return self._process.pid or 0
 
     def fileno(self) -> int:
@@ -376,7 +368,7 @@ class SpawnedProcess(Owned):
         return self._exit.fileno()
 
     def has_exited(self) -> bool:
-        """Whether the process has exited, without waiting."""
+        """Whether the process has exited; does not block."""
         if self._has_ended:
             return True
         if self.fileno() >= 0:
@@ -384,7 +376,7 @@ class SpawnedProcess(Owned):
         return self._process.exitcode is not None or not exists(self.pid)
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most this many seconds for the exit; return whether the process has exited."""
+        """Wait up to ``seconds`` for the exit; return whether the process has exited."""
         until = time.monotonic() + seconds
         while not self.has_exited():
             if (left := until - time.monotonic()) <= 0:
@@ -393,13 +385,13 @@ class SpawnedProcess(Owned):
         return True
 
     def wait_for_news(self, seconds: float, *, to_send: bool = False) -> None:
-        """Wait for a message, the exit, or with ``to_send`` space in the channel; may return without any."""
+        """Wait for a message, the exit, or, with ``to_send``, space in the channel. May return early."""
         poller = select.poll()
         poller.register(self.channel, select.POLLIN | (select.POLLOUT if to_send else 0))
         self._poll(poller, seconds)
 
     def _poll(self, poller: select.poll, seconds: float) -> bool:
-        """Wait for the poller's events or the exit; return whether there was any."""
+        """Wait for the poller's events or the exit; return whether there was one."""
         if self.fileno() >= 0:
             poller.register(self, select.POLLIN)
         else:
@@ -407,15 +399,14 @@ class SpawnedProcess(Owned):
         return bool(poller.poll(None if seconds == math.inf else math.ceil(seconds * 1000)))
 
     def kill(self) -> None:
-        """Kill the process at once."""
         if self.made_here:
             with suppress(ValueError):  # the process object is closed
                 self._process.kill()
 
     def end(self, timeout_s: float) -> int | None:
-        """Wait ``timeout_s`` seconds for the exit, else kill; return the exit code, negative for a signal.
+        """Wait ``timeout_s`` for the exit, then kill; return the exit code, negative for a signal.
 
-        Returns None if the program itself has reaped the process, or in a forked copy. After this call the
+        Returns None if the program itself reaped the process, or in a forked copy. After this call the
         process no longer writes to shared memory, and the channel is closed. Idempotent.
         """
         if self.made_here and not self._has_ended:
@@ -429,12 +420,12 @@ class SpawnedProcess(Owned):
         return self.exit_code
 
     def _reaped(self) -> int | None:
-        """Return the exit code; if another thread has reaped the process, it is there a moment later."""
+        """Return the exit code; wait a moment for it if another thread reaped the process."""
         until = time.monotonic() + REAP_TIMEOUT_S
         while (code := self._process.exitcode) is None and time.monotonic() < until:
             time.sleep(0.001)
         multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
-        with suppress(ValueError):  # if the program has reaped it, multiprocessing believes that it runs
+        with suppress(ValueError):  # multiprocessing thinks it runs if the program reaped it
             self._process.close()
         return code
 
@@ -452,7 +443,7 @@ def _run_child(
 
     def begin() -> None:
         end_with_parent(parent, end.fileno())
-        import_main(main)  # last, because it may hang, and the parent's end must be noticed
+        import_main(main)  # last, because it may hang, and the parent's exit must be noticed
 
     try:
         target(channel, begin, **given)
@@ -463,45 +454,41 @@ def _run_child(
 MOST_BYTES = 4 << 20
 
 
-class _TooLarge(Exception):
-    """The object takes more than MOST_BYTES, or names what only the main module defines."""
-
-
 def packed(value: object) -> bytes | None:
-    """Return the bytes that :func:`unpacked` turns into the object again in a worker process.
+    """Pickle an object for :func:`unpacked` in a worker process.
 
-    None for one that takes more than MOST_BYTES, cannot be pickled, or has classes or functions of the main
+    Returns None if it takes more than MOST_BYTES, cannot be pickled, or uses classes or functions of the main
     module, which workers do not import.
     """
     file = _BoundedBuffer()
     try:
         _Packer(file).dump(value)
-    except Exception:  # whatever its classes raise: it stays in this process
+    except Exception:  # its classes may raise anything
         return None
     return file.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the object of :func:`packed`, in a process of the same program."""
+    """Return the object that :func:`packed` pickled in a process of this program."""
     return ForkingPickler.loads(data)
 
 
 class _BoundedBuffer(io.BytesIO):
     def write(self, data: Any, /) -> int:
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
-            raise _TooLarge
+            raise ValueError
         return super().write(data)
 
 
 class _Packer(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            raise _TooLarge
+            raise ValueError
         return NotImplemented
 
 
 def use_one_thread() -> None:
-    """Have OpenCV and PyTorch compute in the calling thread only, where they were imported."""
+    """Make OpenCV and PyTorch, if imported, compute in the calling thread only."""
     if (cv2 := sys.modules.get("cv2")) is not None:
         cv2.setNumThreads(0)
     if (torch := sys.modules.get("torch")) is not None:
@@ -513,10 +500,10 @@ MMAP_THRESHOLD_BYTES = 32 << 20
 
 
 def keep_freed_memory(most: int = 64 << 20) -> None:
-    """Make this process keep so much freed memory for reuse; without glibc nothing changes.
+    """Make this process keep up to ``most`` bytes of freed memory for reuse. Needs glibc; else does nothing.
 
-    If a decoded image is at the heap's end, freeing it shrinks the heap, and the next image causes up to 16
-    page faults, 25 µs of CPU.
+    Otherwise, freeing a decoded image at the end of the heap shrinks the heap, and the next image causes up
+    to 16 page faults, 25 µs of CPU.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Child processes that make calls for this one, alone or as a pool: a crash is an error of the call."""
+"""Child processes that make calls, alone or as a pool: a crash of the process is an error of its call."""
 
 from __future__ import annotations
 
@@ -21,32 +21,30 @@ from shardprep.formats.runtime.processes import Channel, SpawnedProcess, keep_fr
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The time for a child to become ready: imports from a slow network disk take a minute.
-START_TIMEOUT_S = 120.0
-# The time for a child that closed its channel to exit.
-EXIT_TIMEOUT_S = 1.0
-KEPT_BYTES = 256 << 20  # of freed memory: the shards that one call after another holds
+START_TIMEOUT_S = 120.0  # until a child is ready: imports from a slow network disk take a minute
+EXIT_TIMEOUT_S = 1.0  # for a child that closed its channel
+KEPT_BYTES = 256 << 20  # of freed memory, reused for the next call's shard
 
-# Signals of a library that crashes on a damaged file; any other signal comes from outside.
+# Signals of a library that crashes on a damaged file. Any other signal comes from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 
 class ChildDied(ShardDamaged):
-    """The call crashed its process; the message and ``signal`` name the signal."""
+    """The call crashed its process with ``signal``."""
 
     signal = ""
 
 
 class ChildLost(OperationError):
-    """The process of a call was killed, exited or took too long, which says nothing about the data."""
+    """The process of a call was killed, exited or timed out, which says nothing about the data."""
 
 
 class Child(Owned, AbstractContextManager["Child"]):
-    """A spawned process that makes one picklable call after another.
+    """A spawned process that makes picklable calls, one at a time.
 
-    Not thread-safe, except for :meth:`kill`. The kernel reports its exit, even if a process that it forked
-    still runs. It ends at once when its parent does, and leaves nothing behind. A process that is not ready
-    within START_TIMEOUT_S is killed and started again; if that is not ready either, WorkerDied is raised.
+    Not thread-safe, except for :meth:`kill`. Its exit is noticed even if a process it forked still runs. It
+    ends when its parent does, and leaves nothing behind. A process that is not ready within START_TIMEOUT_S
+    is killed and started once more; if that one is not ready either, WorkerDied is raised.
     """
 
     def __init__(self) -> None:
@@ -55,13 +53,13 @@ class Child(Owned, AbstractContextManager["Child"]):
         self._process = SpawnedProcess(_serve)
 
     def call(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return, or raise, what the call does. Raises ChildDied or ChildLost if the process ends."""
+        """Return the call's result, or raise its error; ChildDied or ChildLost if the process ends."""
         return self.call_within(None, call, *args, **kwargs)
 
     def call_within(
         self, seconds: float | None, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Make a call with a time limit, once the process is ready. Raises ChildLost if it takes longer."""
+        """Make a call with a time limit that starts once the process is ready. Raises ChildLost after it."""
         self._await_ready()
         self._process.channel.post(ForkingPickler.dumps((call, args, kwargs)))
         answer = self._answer(math.inf if seconds is None else seconds)
@@ -74,29 +72,26 @@ class Child(Owned, AbstractContextManager["Child"]):
             return
         answer = self._answer(START_TIMEOUT_S)
         if answer is None:
-            self._start_again()
+            self._process.end(0)
+            self._process = SpawnedProcess(_serve)
+            if self._is_killed:  # the kill may have hit the previous process
+                self._process.kill()
             answer = self._answer(START_TIMEOUT_S)
         if answer is None:
             raise not_ready(START_TIMEOUT_S)
         _value_of(answer)
         self._is_ready = True
 
-    def _start_again(self) -> None:
-        self._process.end(0)
-        self._process = SpawnedProcess(_serve)
-        if self._is_killed:  # perhaps the kill was for the process before
-            self._process.kill()
-
     def _answer(self, seconds: float) -> bytes | None:
-        """Return the next message, None after ``seconds``. Raises ChildDied or ChildLost at its end."""
+        """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
         process, until = self._process, monotonic() + seconds
         while True:
-            has_exited = process.has_exited()  # checked first: messages sent before the exit are received
+            has_exited = process.has_exited()  # checked first, so messages sent before the exit are received
             try:
                 is_sent = process.channel.flush()
                 for message in process.channel.arrived():
                     return message
-            except OSError:  # it closed the channel while the call was sent
+            except OSError:  # it closed the channel while the call was being sent
                 has_exited = True
             if has_exited or process.channel.ended:
                 raise self._ended()
@@ -120,7 +115,7 @@ class Child(Owned, AbstractContextManager["Child"]):
         return ChildLost(f"the process that worked on it exited with {code}")
 
     def kill(self) -> None:
-        """Kill the process at once. May be called from any thread."""
+        """Kill the process. Thread-safe."""
         self._is_killed = True
         self._process.kill()
 
@@ -129,7 +124,6 @@ class Child(Owned, AbstractContextManager["Child"]):
 
 
 def _value_of(answer: bytes) -> Any:
-    """Return the result of the process, or raise its error."""
     failed, value = ForkingPickler.loads(answer)
     if failed:
         raise value
@@ -137,13 +131,13 @@ def _value_of(answer: bytes) -> Any:
 
 
 def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a call in a new process, as :meth:`Child.call_within` does. Thread-safe."""
+    """Make a call in a new process, like :meth:`Child.call_within`. Thread-safe."""
     with Child() as child:
         return child.call_within(seconds, call, *args, **kwargs)
 
 
 def not_ready(seconds: float) -> WorkerDied:
-    """Return the error for a process that was started twice and was never ready."""
+    """Return the error for a process that was started twice and never became ready."""
     return WorkerDied(
         f"a worker process was not ready within {seconds:g} s, twice in a row, and was killed: check whether "
         "it hangs in an import (a network disk, a lock), is stopped (SIGSTOP, a debugger, a frozen control "
@@ -152,7 +146,7 @@ def not_ready(seconds: float) -> WorkerDied:
 
 
 def _serve(channel: Channel, begin: Callable[[], None]) -> None:
-    """Run the child: report that it is ready, or why not, then answer calls until the channel ends."""
+    """Run in the child: report that it is ready, or why not, then serve calls until the channel ends."""
     keep_freed_memory(KEPT_BYTES)
     try:
         begin()
@@ -164,13 +158,13 @@ def _serve(channel: Channel, begin: Callable[[], None]) -> None:
         call, args, kwargs = ForkingPickler.loads(question)
         try:
             answer: tuple[bool, Any] = (False, call(*args, **kwargs))
-        except Exception as error:  # it is raised again in the parent
+        except Exception as error:  # the parent raises it
             answer = (True, error)
         can_go_on = _send_answer(channel, answer)
 
 
 def _send_answer(channel: Channel, answer: tuple[bool, Any]) -> bool:
-    """Send the answer; return false if the parent is gone, for example after this process was stopped."""
+    """Send the answer; return False if the parent is gone, which may happen while this process is stopped."""
     message = ForkingPickler.dumps(answer)
     try:
         channel.send(message)
@@ -180,7 +174,6 @@ def _send_answer(channel: Channel, answer: tuple[bool, Any]) -> bool:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -188,13 +181,14 @@ def usable_cpus() -> int:
 
 
 class WorkerPool(Owned, Executor):
-    """Processes for work that may be killed at any time.
+    """A process pool whose processes may die at any time.
 
-    When a worker dies, the standard library's pool fails all calls and does not say which one it was at;
-    when the pool is killed, it leaves semaphores in /dev/shm. Here one thread waits for each process. The
-    death of a process is an error (ChildDied, ChildLost) of its own call, and the process is replaced. A
-    process that is not ready within START_TIMEOUT_S, twice, is WorkerDied. Leaving the context with
-    an error (Ctrl-C, a failed job) kills all processes. Raises OperationError if the system allows no further
+    The death of a process is an error (ChildDied, ChildLost) of its own call only, and the process is
+    replaced; one thread waits for each process. In the standard library's pool, one death fails all calls
+    without saying which call caused it, and killing the pool leaves semaphores in /dev/shm.
+
+    A process that is twice not ready within START_TIMEOUT_S raises WorkerDied. Leaving the context with an
+    error (Ctrl-C, a failed job) kills all processes. Raises OperationError if the system allows no further
     thread or process.
     """
 
@@ -221,12 +215,17 @@ class WorkerPool(Owned, Executor):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Make a call with a time limit, in this thread.
+        """Make a call with a time limit, and block this thread until it is done.
 
-        With ``is_clean``, a process whose call fails, or returns a value that is not clean, makes no other.
-        Raises ChildDied, and ChildLost also if it takes longer.
+        With ``is_clean``, a process whose call fails, or returns a value that is not clean, is not reused.
+        Raises ChildDied, and ChildLost also on timeout.
         """
-        child, is_kept = self._taken(), is_clean is None
+        with self._lock:
+            if self._ended:
+                raise ChildLost("the work was ended")
+            child = self._idle.pop() if self._idle else Child()
+            self._busy.add(child)
+        is_kept = is_clean is None
         try:
             value = child.call_within(seconds, fn, *args, **kwargs)
             is_kept = is_clean is None or is_clean(value)
@@ -235,32 +234,19 @@ class WorkerPool(Owned, Executor):
             is_kept = False
             raise
         finally:
-            (self._returned if is_kept else self._gone)(child)
+            with self._lock:
+                self._busy.remove(child)
+                if is_kept:
+                    self._idle.append(child)
+            if not is_kept:
+                child.__exit__()
 
     def kill(self) -> None:
-        """Kill the processes at work; later calls raise ChildLost. May be called from any thread."""
+        """Kill the busy processes; later calls raise ChildLost. Thread-safe."""
         with self._lock:
             self._ended = True
             for child in self._busy:
                 child.kill()
-
-    def _taken(self) -> Child:
-        with self._lock:
-            if self._ended:
-                raise ChildLost("the work was ended")
-            child = self._idle.pop() if self._idle else Child()
-            self._busy.add(child)
-            return child
-
-    def _returned(self, child: Child) -> None:
-        with self._lock:
-            self._busy.remove(child)
-            self._idle.append(child)
-
-    def _gone(self, child: Child) -> None:
-        with self._lock:
-            self._busy.remove(child)
-        child.__exit__()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         if not self.made_here:  # a forked copy has no threads, and one may have held the lock
