@@ -1,14 +1,13 @@
-"""Files: written atomically, read by position, and opened without following links.
+"""Files: atomic writes, reads at offsets, and opening without following links.
 
-All access to disks goes through here, so that a full disk, a changed file or a bad path is one of this
-package's errors.
+All disk access goes through here, so a full disk, a changed file or a bad path raises one of this package's
+errors.
 
-Atomic writing: a file has its final name only when it is complete and flushed. The order, tested by killing
-at every system call: write elsewhere, flush, rename, flush the folder.
+Atomic writes: a file gets its final name only once it is complete and flushed. The order, tested by killing
+the process at every system call, is: write elsewhere, flush, rename, flush the folder.
 
-Reading and writing of a file at a position, independent of its descriptor's, up to the file's end. A read may
-return fewer bytes than requested: at a bad sector of a disk, NFS or FUSE, or after a signal. Only a read of
-no bytes is the end of a file.
+Reads: the system may return fewer bytes than requested, at a bad sector, on NFS or FUSE, or after a signal.
+Only an empty read means the end of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -41,18 +40,15 @@ from shardprep.formats.runtime.owned import Descriptor, Owned
 
 
 def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill ``buffer`` from ``offset``; return the number of bytes that the file had. Raises OSError."""
+    """Fill ``buffer`` from ``offset``; return the bytes read, fewer only at the end. Raises OSError."""
     done = 0
-    while done < len(buffer):
-        count = os.preadv(descriptor, [buffer[done:]], offset + done)
-        if not count:
-            break
+    while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):
         done += count
     return done
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """Return ``size`` bytes from ``offset``, fewer only if the file ends before. Raises OSError."""
+    """Return ``size`` bytes from ``offset``, fewer only at the file's end. Raises OSError."""
     data = os.pread(descriptor, size, offset)
     if len(data) == size or not data:
         return data
@@ -74,15 +70,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 ReadAt = Callable[[int, int], bytes]
-"""``read_at(length, offset)`` returns the bytes there, fewer only if the data ends before."""
+"""``read_at(length, offset)`` returns ``length`` bytes from ``offset``, fewer only at the end."""
 
-# O_NONBLOCK: opening a fifo in place of a file must not wait.
+# O_NONBLOCK: opening a FIFO must not block.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @contextmanager
 def naming_file(path: Path, where: str = "") -> Iterator[None]:
-    """Name the file, and the place ``where`` in it, in the errors of what is read from it."""
+    """Add the file and the place ``where`` in it to errors of its content."""
     try:
         yield
     except (DataError, UnknownVersion) as error:
@@ -91,7 +87,7 @@ def naming_file(path: Path, where: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Set the file's name in an OSError from reading; Python sets it only when opening."""
+    """Set the file name of an OSError; Python sets it only when opening a file."""
     try:
         yield
     except OSError as error:
@@ -100,12 +96,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file. Raises SourceDamaged, without waiting, if it is something else."""
+    """Open a regular file. Raises SourceDamaged, without blocking, for anything else."""
     return regular(os.open(path, OPEN_FLAGS), path)
 
 
 def regular(fd: int, path: Path) -> int:
-    """Return a regular file's descriptor. For anything else, close it and raise SourceDamaged."""
+    """Return ``fd`` if it is a regular file's. Otherwise close it and raise SourceDamaged."""
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
@@ -114,7 +110,7 @@ def regular(fd: int, path: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Size, mtime and inode; a changed file differs in one of them."""
+    """Size, mtime and inode of a file, to detect changes."""
 
     size: int
     mtime_ns: int
@@ -129,10 +125,10 @@ CHANGED = "changed while it was read; stop other programs from writing to it, an
 
 
 class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
-    """A regular file open for reading by offset. Neither copyable nor picklable, not thread-safe.
+    """A regular file, read at offsets. Neither copyable nor picklable, not thread-safe.
 
-    Entering raises SourceDamaged if the file is not the ``expected`` one; leaving raises it if the file was
-    replaced or changed.
+    Entering raises SourceDamaged if the file is not the ``expected`` one, leaving if it was replaced or
+    changed in the meantime.
     """
 
     def __init__(self, path: Path, expected: Identity | None = None) -> None:
@@ -145,13 +141,16 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
         self.identity = Identity.of(os.fstat(self._fd.fileno()))
         if self._expected not in (None, self.identity):
             self._fd.close()
-            raise self._changed()
+            raise SourceDamaged(CHANGED, path=self.path)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._fd.close()
-        if kind is None and self._identity_now() != self.identity:
-            raise self._changed()
+        if kind is None:
+            with suppress(FileNotFoundError):
+                if Identity.of(self.path.stat()) == self.identity:
+                    return
+            raise SourceDamaged(CHANGED, path=self.path)
 
     @property
     def end(self) -> int:
@@ -159,34 +158,25 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
         return self.identity.size
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Read like :data:`ReadAt`. Raises OSError with the file's name."""
+        """Read as :data:`ReadAt` does. Raises OSError with the file's name."""
         with naming(self.path):
             return read_at(self._fd.fileno(), length, offset)
 
     def mapped(self, call: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield the results of the calls, made in turn: a disk is not faster at several places."""
+        """Call one after the other: parallel reads of a disk are not faster."""
         return map(call, items)
 
     def expect_random_reads(self) -> None:
-        """Keep the kernel from reading ahead: headers are 100 KB apart, and images are read later."""
+        """Turn off the kernel's read-ahead: headers are 100 KB apart, and images are read later."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
-    def _identity_now(self) -> Identity | None:
-        try:
-            return Identity.of(self.path.stat())
-        except FileNotFoundError:
-            return None
 
-    def _changed(self) -> SourceDamaged:
-        return SourceDamaged(CHANGED, path=self.path)
-
-
-READ_BYTES = 1 << 18  # fits the CPU's cache; one buffer for all reads avoids page faults
+READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page faults
 
 
 def flush_file(path: Path) -> None:
-    """Flush the file to the disk. An error is final: a flush is never repeated for the same file."""
+    """Flush a file or folder to disk. An error is final: the same file is never flushed twice."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with naming(path):
@@ -196,9 +186,9 @@ def flush_file(path: Path) -> None:
 
 
 def publish(built: Path, final: Path) -> None:
-    """Give a flushed file its final name, read-only, replacing an existing file; durable on return.
+    """Make a flushed file read-only and rename it to ``final``, replacing a file there; durable on return.
 
-    Raises OperationError if there is a folder of that name, OSError.
+    Raises OperationError if ``final`` is a folder, OSError.
     """
     built.chmod(0o444)
     try:
@@ -209,15 +199,15 @@ def publish(built: Path, final: Path) -> None:
 
 
 def unfinished(folder: Path, name: str) -> Path:
-    """Return a new path in ``folder`` for the unfinished file ``name``: no two attempts write one file."""
+    """Return a unique path in ``folder`` for the unfinished file ``name``."""
     return folder / f"{name}.{secrets.token_hex(8)}.tmp"
 
 
 @contextmanager
 def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
-    """Open a file to write in ``folder``; leaving without an error flushes and publishes it as ``final``.
+    """Open a file for writing in ``folder``; leaving without an error publishes it as ``final``.
 
-    Nothing is left of one that fails or is interrupted.
+    A write that fails or is interrupted leaves nothing behind.
     """
     built = unfinished(folder, final.name)
     try:
@@ -231,13 +221,13 @@ def publishing(final: Path, folder: Path) -> Iterator[BinaryIO]:
 
 
 def publish_bytes(final: Path, data: bytes, folder: Path) -> None:
-    """Write a small file in ``folder`` and publish it."""
+    """Write a small file, unfinished in ``folder``, and publish it as ``final``."""
     with publishing(final, folder) as file:
         file.write(data)
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise OperationError if a folder, a device or anything else but a regular file has this path."""
+    """Raise OperationError if the path exists and is not a regular file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -247,11 +237,11 @@ def check_replaceable(path: Path) -> None:
 
 
 def save_bytes(final: Path, data: bytes, *, mode: int = 0o666, is_new: bool = False) -> None:
-    """Write a file where a user wants it, replacing a regular file at once.
+    """Write a file to a path that a user chose, atomically replacing a regular file there.
 
-    It never has more permissions than ``mode``, less the umask. Nothing is left of a write that fails or is
-    interrupted. With ``is_new`` nothing is replaced: of two that save at once, one gets FileExistsError.
-    Raises OperationError if something else than a regular file is there, OSError.
+    It never has more permissions than ``mode``, less the umask. A write that fails or is interrupted leaves
+    nothing behind. With ``is_new`` nothing is replaced: of two concurrent calls, one raises FileExistsError.
+    Raises OperationError if ``final`` is not a regular file, OSError.
     """
     check_replaceable(final)
     built, flags = unfinished(final.parent, ""), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -268,7 +258,7 @@ def save_bytes(final: Path, data: bytes, *, mode: int = 0o666, is_new: bool = Fa
         left.clear()
         flush_file(final.parent)
     except OSError as error:
-        error.filename, error.filename2 = str(final), None  # not the unfinished file
+        error.filename, error.filename2 = str(final), None  # rather than the unfinished file
         raise
     finally:
         for file_left in left:
@@ -276,16 +266,13 @@ def save_bytes(final: Path, data: bytes, *, mode: int = 0o666, is_new: bool = Fa
 
 
 def hash_file(path: Path) -> str:
-    """Return ``sha256:<hex>`` of a file, read to its end."""
+    """Return ``sha256:<hex>`` of a file."""
     with naming(path), path.open("rb", buffering=0) as file:
         return hash_descriptor(file.fileno())
 
 
 def hash_descriptor(descriptor: int, start: int = 0, stop: int | None = None) -> str:
-    """Return ``sha256:<hex>`` of an open file from ``start`` to ``stop``, or its end.
-
-    Does not move its position.
-    """
+    """Return ``sha256:<hex>`` of an open file from ``start`` to ``stop`` or its end; keep its position."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(READ_BYTES))
     position, end = start, sys.maxsize if stop is None else stop
@@ -300,12 +287,12 @@ NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "l
 
 
 def existing_folder(path: Path) -> Path:
-    """Return the path itself, or its nearest existing parent folder."""
+    """Return the path if it is a folder, else its nearest parent that is one."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.is_dir())
 
 
 def filesystem_type(path: Path) -> str:
-    """Return the type of a path's file system, as the kernel names it; "" if it is unknown."""
+    """Return the kernel's name for the type of a path's file system; "" if unknown."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -321,11 +308,7 @@ def filesystem_type(path: Path) -> str:
 
 
 PASSING = (ShardprepError, OSError, MemoryError)
-"""Errors that pass unchanged. A MemoryError is the system's: readers bound every size before its use."""
-
-
-def _nowhere() -> str:
-    return ""
+"""Errors raised unchanged. A MemoryError is the system's: readers check every size before they use it."""
 
 
 @contextmanager
@@ -334,36 +317,35 @@ def foreign_file(
     advice: str,
     *,
     key: str | None = None,
-    place: Callable[[], str] = _nowhere,
+    place: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Raise SourceDamaged for any Exception but those of PASSING, with that as its cause.
+    """Convert any Exception, except those in PASSING, to SourceDamaged with ``path`` and ``key``.
 
-    ``path``, ``key`` and ``place()``, which begins the message, name the place; ``advice`` is what to do. The
-    text of a ValueError is used as the message; for other exceptions the class is named. Thread-safe; one
-    context is for one use.
+    Its message has ``place()``, the text of a ValueError or the class of another exception, and ``advice``.
+    Thread-safe; each context is for one use.
     """
     try:
         yield
     except PASSING:
         raise
-    except Exception as error:  # hostile bytes may cause any exception; it stays visible as the cause
+    except Exception as error:  # hostile bytes may cause any exception
         raise SourceDamaged(f"{place()}{reason_of(error)}; {advice}", path=path, key=key) from error
 
 
 def reason_of(error: Exception) -> str:
-    """Return a reader's exception as a message about its file."""
+    """Return the message about a file whose reader raised ``error``."""
     if isinstance(error, ValueError):
         return str(error)
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def no_space(path: str | os.PathLike[str]) -> NoSpace:
-    """Return the error for a file on a full disk. Call it before anything is removed."""
+    """Return the error for a file on a full disk. Call it before removing any file."""
     return NoSpace(advice(path), path=path)
 
 
 def as_no_space(error: BaseException | None, path: Path) -> NoSpace | None:
-    """Return NoSpace for an error of a full disk, None for any other; without a file, it names ``path``."""
+    """Return NoSpace if the disk was full, else None. It names ``path`` if the error names no file."""
     if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
         return None
     return no_space(error.filename or path)
@@ -371,7 +353,7 @@ def as_no_space(error: BaseException | None, path: Path) -> NoSpace | None:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Raise NoSpace, for this path, in the place of an OSError of a full disk."""
+    """Convert the OSError of a full disk to NoSpace for this path."""
     try:
         yield
     except OSError as error:
@@ -381,7 +363,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def advice(path: str | os.PathLike[str] | None) -> str:
-    """Return whether space or inodes ran out on the disk of that file, and what to do."""
+    """Return a message that says whether the file's disk ran out of space or inodes, and what to do."""
     if path is not None and _has_no_inodes(Path(os.fsdecode(path))):
         return (
             "the disk has free space but no free inodes: it holds as many files as it can; remove some and "
@@ -396,14 +378,15 @@ def _has_no_inodes(path: Path) -> bool:
         disk = os.statvfs(place)
     except OSError:
         return False
-    return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0  # without a fixed number, both are 0
+    # f_files and f_favail are both 0 on file systems without a fixed number of inodes.
+    return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
 
 
 _PIECE = 1 << 20
 
 
 class GzipStream(Owned, AbstractContextManager["GzipStream"]):
-    """A reader like ArchiveFile, at rising offsets only. Raises SourceDamaged beyond ``limit`` bytes."""
+    """An inflating reader like ArchiveFile, at rising offsets only. Raises SourceDamaged past ``limit``."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self._limit, self._at = path, limit, 0
@@ -419,11 +402,11 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
 
     @property
     def end(self) -> int:
-        """One byte more than the limit, so that reading to the end exceeds it; the content may end before."""
+        """One byte more than the limit: reading this far means exceeding it. The content may be shorter."""
         return self._limit + 1
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Return the bytes there, fewer if the content ends before. Raises ValueError for a lower offset."""
+        """Read as :data:`ReadAt` does. Raises ValueError for a lower offset than before."""
         if offset < self._at:
             raise ValueError("a stream cannot be read backwards")
         while self._at < offset and self._read(min(_PIECE, offset - self._at)):
@@ -446,31 +429,30 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ON_THE_WAY = _FOLDER | getattr(os, "O_PATH", 0)  # O_PATH is faster, and needs no read permission
-_FILE = OPEN_FLAGS | os.O_NOFOLLOW
+_PARENT = _FOLDER | getattr(os, "O_PATH", 0)  # O_PATH is faster, and needs no read permission
 
 
 def open_folder(path: str | os.PathLike[str]) -> int:
-    """Open a folder. Raises OSError (ENOTDIR, ELOOP) if the last part of the path is a link."""
+    """Open a folder. Raises OSError (ENOTDIR, ELOOP) if the last component of the path is a link."""
     return os.open(path, _FOLDER)
 
 
 def open_folder_below(folder: int, place: bytes) -> int:
-    """Open a folder by its path below another one; none of its parts may be a link."""
+    """Open a folder by its path relative to ``folder``. No component may be a link."""
     return _opened(folder, place, _FOLDER)
 
 
 def open_below(folder: int, place: bytes) -> int:
-    """Open a file for reading in the same way."""
-    return _opened(folder, place, _FILE)
+    """Open a file for reading by its path relative to ``folder``. No component may be a link."""
+    return _opened(folder, place, OPEN_FLAGS | os.O_NOFOLLOW)
 
 
 def _opened(folder: int, place: bytes, flags: int) -> int:
-    *on_the_way, name = place.split(b"/")
+    *parents, name = place.split(b"/")
     here = folder
     try:
-        for part in on_the_way:
-            inner = os.open(part, _ON_THE_WAY, dir_fd=here)
+        for part in parents:
+            inner = os.open(part, _PARENT, dir_fd=here)
             if here != folder:
                 os.close(here)
             here = inner
@@ -486,15 +468,14 @@ _SECRETS = re.compile(r"(?<=://)[^/?#\s]*@|[^/\s:@]+:[^/\s@]*@|[?#][^\s\"')>]*|;
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path; a ``~`` or ``~name`` at its beginning is that user's home folder.
+    """Return the path with a leading ``~`` or ``~name`` expanded, unless there is no such user.
 
-    Where there is no such user, the path is taken as it is. Raises UsageError for an empty text, as of an
-    unset variable, for the text of a URL, which would be the path of another place, and for one that is
-    misspelt, unless there is a file of that name.
+    Raises UsageError for an empty string (such as an unset variable), for a URL, and for a misspelt URL,
+    unless a file has that name.
     """
     if path == "":
         raise UsageError("a path is needed here, not an empty text; write . for the current folder")
-    if isinstance(path, str) and (url := _URL.match(path)):  # the rest may hold a secret
+    if isinstance(path, str) and (url := _URL.match(path)):  # the rest may contain a secret
         raise UsageError(f"a path on this machine is needed here, not a URL that begins with {url[0]}")
     if isinstance(path, str) and _MISSPELT.match(path) and not os.path.lexists(path):
         raise UsageError(
@@ -509,7 +490,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def redacted(text: str) -> str:
-    """Return a text in which users, queries, fragments and parameters of URLs are left out.
+    """Return the text without the credentials, queries, fragments and parameters of its URLs.
 
     >>> redacted("GET https://me:secret@host/train?sig=secret failed")
     'GET https://…@host/train?… failed'

@@ -1,4 +1,4 @@
-"""Canonical JSON: one text for each value, fit for hashing; shapes of parsed values; dataclasses as JSON."""
+"""Canonical JSON, with exactly one text per value; shapes of parsed values; dataclasses as JSON."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-# Lists, objects and their elements: each takes some 200 bytes of memory, and 2 bytes of a file. A list of
-# shards or classes in a file of 64 MiB has fewer, because an entry has at least 100 bytes.
+# Lists, objects and their elements. Each takes up to 200 bytes of memory, but as few as 2 in a file. A 64 MiB
+# list of shards or classes has fewer, because an entry has at least 100 bytes.
 MOST_PARTS = 2_500_000
 
 
 def canonical_json(value: object) -> bytes:
-    """Return a value as ASCII JSON: sorted keys, no spaces, no NaN or infinity, a newline at the end."""
+    """Return a value as ASCII JSON with sorted keys, no spaces, no NaN or infinity, and a final newline."""
     text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii") + b"\n"
 
 
 def parse_canonical_json(data: bytes) -> Any:
-    """Return the value of the canonical text ``data``. Raises ValueError for any other text.
+    """Parse canonical JSON. Raises ValueError for any other text.
 
-    The comparison with the canonical text refuses duplicate keys, NaN, other escapes, other forms of numbers
-    and white space in one rule. Memory is bounded: more parts than MOST_PARTS are a ValueError.
+    This refuses duplicate keys, NaN, other escapes, other forms of numbers, and white space. Memory is
+    bounded: more than MOST_PARTS parts raise ValueError.
     """
     if sum(map(data.count, (b"[", b"{", b","))) > MOST_PARTS:
         raise ValueError(f"has more than {MOST_PARTS} parts")
@@ -47,16 +47,15 @@ def sha256_of(value: object) -> str:
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 
-
 FILE: dict[str, Any] = {"name": FILE_NAME, "size": int, "sha256": SHA256, "records": int}
 """The shape of a file in a manifest: a name within the folder, a size, a digest and a count."""
 
 
 def matches(value: object, shape: Any) -> bool:
-    """Whether a parsed value has a shape.
+    """Whether a parsed value has this shape.
 
-    A shape is a type, where whole numbers have 63 bits; a regular expression of a whole text; a list of the
-    shape of all elements; a dict of the shapes of exactly these keys; or a function.
+    A shape is a type (an int has 0 to 63 bits), a regular expression for a whole string, a list with the
+    shape of all elements, a dict with the shape of each key, or a predicate.
     """
     if isinstance(shape, type):
         return type(value) is shape and (not isinstance(value, int) or 0 <= value < 1 << 63)
@@ -72,7 +71,7 @@ def matches(value: object, shape: Any) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Whether the value is a string without lone surrogates, which have no UTF-8."""
+    """Whether the value is a string without lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(value, str):
         return False
     try:
@@ -83,14 +82,14 @@ def is_text(value: object) -> bool:
 
 
 def natural(value: object, *, below: float = math.inf) -> int:
-    """Check a count or number of a file. Raises ValueError unless it is an int from 0 to ``below``."""
+    """Return the value if it is an int, at least 0 and less than ``below``. Otherwise raise ValueError."""
     if type(value) is not int or not 0 <= value < below:
         raise ValueError(f"{value!r} is not a number of 0 or more")
     return value
 
 
 def plain(value: Any) -> Any:
-    """Return a value of JSON types: dataclasses become their fields, or what their ``to_json`` returns."""
+    """Convert a value to JSON types. Dataclasses become dicts of fields, unless they have ``to_json``."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
@@ -99,11 +98,11 @@ def plain(value: Any) -> Any:
 
 
 def built(kind: Any, value: Any) -> Any:
-    """Return a value of a type from its JSON.
+    """Convert parsed JSON to a type.
 
-    The type is a dataclass, one with ``from_json``, a tuple or dict of one kind, a plain type, or one of
-    these ``| None``. Whole numbers are 0 or more. Fields with defaults may be missing. Raises KeyError,
-    TypeError or ValueError for other values.
+    The type is a dataclass, a class with ``from_json``, a tuple or dict with elements of one type, a plain
+    type, or one of these ``| None``. Ints must be 0 or more. Fields with defaults may be missing. Raises
+    KeyError, TypeError or ValueError for other values.
     """
     if isinstance(kind, UnionType):
         return None if value is None else built(get_args(kind)[0], value)
@@ -125,7 +124,7 @@ def built(kind: Any, value: Any) -> Any:
 
 
 def built_fields(kind: Any, value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass from its JSON, as :func:`built` does."""
+    """Convert parsed JSON to the fields of a dataclass, as :func:`built` does."""
     hints, found = get_type_hints(kind), {}
     for field in fields(kind):
         if field.default is MISSING or field.name in value:

@@ -1,4 +1,4 @@
-"""The progress of long work, and the bars that show it on a terminal or in a notebook."""
+"""Progress of long work, and bars that show it in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -14,36 +14,35 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {elapsed}<{remaining}{postfix}"
 UNCOUNTED_BAR = "{desc}: {n_fmt} {unit}, {elapsed}{postfix}"
 
 
 class Progress(Protocol):
-    """Receiver of the progress of a conversion, repair or verification.
+    """Receives the progress of a conversion, repair or verification.
 
-    It is called from one thread, and its methods must not raise.
+    Its methods are called from one thread, and must not raise.
     """
 
     def note(self, text: str) -> None:
         """Show a line to the user."""
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
-        """Begin a task of this many records and bytes (``size``); it ends with the context.
+        """Start a task of this many records and bytes (``size``), which ends with the context.
 
-        Without records it is a task of bytes alone, as a download.
+        A task without records, such as a download, consists of bytes only.
         """
 
     def at(self, records: int, size: int) -> None:
-        """Update the number of records and bytes (``size``) of the task that are done."""
+        """Set the number of records and bytes (``size``) done."""
 
 
 @runtime_checkable
 class ShardProgress(Progress, Protocol):
-    """A progress that is also told when a shard is done. A :class:`Progress` need not have this."""
+    """An optional extension of :class:`Progress` that also receives the number of shards done."""
 
     def shards(self, done: int, total: int) -> None:
-        """Update the number of shards of the task that are done, which changed; ``at`` was called before."""
+        """Set the number of shards done. Called after ``at``, whenever the number changes."""
 
 
 class NoProgress:
@@ -53,7 +52,6 @@ class NoProgress:
         """Do nothing."""
 
     def task(self, title: str, *, records: int, size: int) -> AbstractContextManager[object]:
-        """Do nothing."""
         return nullcontext()
 
     def at(self, records: int, size: int) -> None:
@@ -61,10 +59,10 @@ class NoProgress:
 
 
 class BarProgress:
-    """A progress bar on stderr or below a notebook's cell, removed when the task ends.
+    """A progress bar on stderr or below a notebook cell, removed when the task ends.
 
-    Records are shown as ``noun``; a task without records as bytes, or, if its size is not known either, by
-    their number alone. Nothing is shown if this is not ``visible``.
+    Counts records, which it calls ``noun``, or bytes in a task without records. If neither total is known, it
+    shows only the count. Shows nothing unless it is ``visible``.
     """
 
     def __init__(self, noun: str = "images", *, visible: bool = True) -> None:
@@ -73,13 +71,11 @@ class BarProgress:
         self._began = 0.0
 
     def note(self, text: str) -> None:
-        """Print a line."""
         if self._is_visible:
             bar_class().write(text, file=None if in_notebook() else sys.stderr)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
-        """Show a bar during the work."""
         self._began = time.monotonic()
         unit = {"unit": "bytes", "unit_scale": True} if size and not records else {"unit": self._noun}
         total, shape = records or size or None, BAR if records or size else UNCOUNTED_BAR
@@ -89,7 +85,6 @@ class BarProgress:
             yield
 
     def at(self, records: int, size: int) -> None:
-        """Move the bar, and show the rates."""
         if self._bar is not None and self._is_visible:
             seconds = max(time.monotonic() - self._began, 1e-9)
             rates = [f"{records / seconds:,.0f} {self._noun}/s"] if records else []
@@ -98,17 +93,17 @@ class BarProgress:
 
 
 def shown(progress: Progress | None) -> Progress:
-    """Return ``progress``; where it is None a bar in a notebook, and elsewhere one that is not shown."""
+    """Return ``progress``, or by default a bar in a notebook, and no progress elsewhere."""
     return progress or (BarProgress() if in_notebook() else NoProgress())
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, as ``tqdm.auto`` finds out."""
+    """Whether this process is a notebook's kernel, by the same test as ``tqdm.auto``."""
     return "ipykernel.zmqshell" in sys.modules
 
 
 def bar_class() -> type[tqdm[Any]]:
-    """Return the class of bars: widgets in a notebook that has ipywidgets, otherwise lines of text."""
+    """Return the class of bars: widgets in a notebook with ipywidgets, otherwise lines of text."""
     return _bar_class(notebook=in_notebook())
 
 
@@ -116,21 +111,21 @@ def bar_class() -> type[tqdm[Any]]:
 def _bar_class(*, notebook: bool) -> type[tqdm[Any]]:
     if notebook:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without ipywidgets tqdm warns, and takes a line of text
-            from tqdm.autonotebook import tqdm  # start-up time
+            warnings.simplefilter("ignore")  # tqdm warns without ipywidgets, and falls back to text
+            from tqdm.autonotebook import tqdm  # imported late for start-up time
     else:
-        from tqdm import tqdm  # start-up time
+        from tqdm import tqdm  # imported late for start-up time
     return type("Bar", (_OwnLock, tqdm), {})
 
 
 class _OwnLock:
-    """Part of a bar: no lock that processes share in /dev/shm, and no monitoring thread."""
+    """Mixin of bars, without tqdm's lock in /dev/shm that processes share, or its monitoring thread."""
 
     monitor_interval = 0
     _lock = threading.RLock()
 
 
 def tell_shards(progress: Progress, done: int, total: int) -> None:
-    """Call ``shards`` if the progress has it."""
+    """Pass the number of shards done to a progress that takes it."""
     if isinstance(progress, ShardProgress):
         progress.shards(done, total)

@@ -1,8 +1,8 @@
-"""Seals: notes in the user's cache folder that a file was verified, so that it need not be hashed again.
+"""Seals: records in the user's cache folder that a file was verified, so it need not be hashed again.
 
-A seal is trusted while device, inode, size, mtime and ctime of the file are those of the time when it was
-verified. A file that changed within the clock's granularity after it was hashed would have the same times:
-a file gets a seal only if its times are older than YOUNG_NS. A damaged seal only costs a hash.
+A seal holds while the file has the device, inode, size, mtime and ctime it had when it was verified. A change
+within the clock's granularity would not change the times, so a file gets a seal only if its times are older
+than YOUNG_NS. A damaged seal only costs a hash.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import OPEN_FLAGS, publish_bytes
 
 FOLDER = "shardprep/seals"
-LEAST_BYTES = 16 << 20  # hashing fewer takes a hundredth of a second
-YOUNG_NS = 2_000_000_000  # the coarsest times in use are those of FAT, two seconds
+LEAST_BYTES = 16 << 20  # fewer are hashed in 10 ms
+YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
 MOST_BYTES = 4096  # of a seal
 
 
 def seals_folder() -> Path:
-    """Return the folder of this user's seals, which need not exist: below $XDG_CACHE_HOME, or ~/.cache."""
+    """Return the folder of this user's seals, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path("~/.cache").expanduser()) / FOLDER
 
 
 @dataclass(frozen=True)
 class Seal:
-    """The seal of one file, which was verified against the digest ``root``."""
+    """The seal of one file, with the status before it was read, verified against the digest ``root``."""
 
     status: os.stat_result
     root: str
 
     @property
     def holds(self) -> bool:
-        """Whether this very file was verified before against ``root``."""
+        """Whether the file was verified before against ``root``, and has not changed since."""
         with suppress(OSError, RuntimeError):
             descriptor = os.open(self._path, OPEN_FLAGS | os.O_NOFOLLOW)
             try:
@@ -48,10 +48,10 @@ class Seal:
         return False
 
     def keep(self, status: os.stat_result) -> bool:
-        """Note that the file was verified, and return whether the note could be made.
+        """Store the seal of a verified file; return whether that succeeded.
 
-        ``status`` is the file's after it was read. A file that changed meanwhile, or only just before, gets
-        no seal, nor does one of fewer than LEAST_BYTES.
+        ``status`` is the file's status after it was read. A file that changed in the meantime or just before
+        gets no seal, nor does one smaller than LEAST_BYTES.
         """
         if self.status.st_size < LEAST_BYTES or self._is_young or Seal(status, self.root)._text != self._text:
             return False
@@ -63,7 +63,7 @@ class Seal:
 
     @property
     def _is_young(self) -> bool:
-        """Whether a later change could leave the file's times as they are; also for times to come."""
+        """Whether a change now could leave the file's times unchanged; also true for future times."""
         return time.time_ns() - max(self.status.st_mtime_ns, self.status.st_ctime_ns) < YOUNG_NS
 
     @property

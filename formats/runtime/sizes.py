@@ -1,9 +1,10 @@
-"""Sizes in bytes, from text such as "256MiB" and back, and numbers of things in words."""
+"""Sizes in bytes to and from text such as "256MiB", and counts with their nouns."""
 
 from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from fractions import Fraction
 
 from shardprep.formats.errors import UsageError
@@ -16,9 +17,9 @@ UNITS = {"": 1, "B": 1} | {
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of "256MiB", "1GB", "64K" (K, M, G, T alone are powers of 1024) or "4096".
+    """Parse a size such as "256MiB", "1GB", "64K" (K, M, G and T alone are powers of 1024) or "4096".
 
-    Case is ignored, and fractions of a byte are dropped. Raises ValueError for any other text.
+    Ignores case, and drops fractions of a byte. Raises ValueError for any other text.
 
     >>> parse_bytes("256MiB"), parse_bytes("1.5 GB"), parse_bytes("64K")
     (268435456, 1500000000, 65536)
@@ -30,20 +31,18 @@ def parse_bytes(text: str) -> int:
 
 
 def byte_count(text: object, *, of: str) -> int:
-    """Return the bytes of ``"2GiB"`` or ``"1.5 GB"``; the unit must end in B, as a bare number is ambiguous.
+    """Parse ``"2GiB"`` or ``"1.5 GB"``. The unit must end in B, because a bare number is ambiguous.
 
-    ``of`` names the quantity in the UsageError for any other text.
+    Raises UsageError, which names the quantity ``of``, for any other text.
     """
-    try:
+    with suppress(ValueError):
         if isinstance(text, str) and text.endswith("B"):
             return parse_bytes(text)
-    except ValueError:
-        pass
     raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in decimal units, as for disks and rates.
+    """Format a number of bytes in decimal units.
 
     >>> size(999), size(123456), size(147.9e9)
     ('999 B', '123.5 KB', '147.9 GB')
@@ -56,7 +55,7 @@ def size(count: float) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Format a count with its noun.
 
     >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class")
     ('1 shard', '1,281,167 images', '2 classes')
@@ -66,7 +65,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def records_of(number: int, *, has_images: bool, has_labels: bool) -> str:
-    """Return a number of records, which says what they lack.
+    """Format a number of records, naming missing images and labels.
 
     >>> records_of(300, has_images=True, has_labels=True), records_of(1, has_images=False, has_labels=True)
     ('300 images', '1 record without images')
@@ -77,7 +76,7 @@ def records_of(number: int, *, has_images: bool, has_labels: bool) -> str:
 
 
 def round_step(least: float) -> float:
-    """Return the least of 1, 2, 5 and 10 times a power of ten that is not below a positive number.
+    """Round a positive number up to 1, 2, 5 or 10 times a power of ten.
 
     >>> round_step(3), round_step(0.5), round_step(70)
     (5.0, 0.5, 100.0)

@@ -1,12 +1,12 @@
-"""The folder ``.prep`` in an output: unfinished work, from which another run can continue.
+"""The folder ``.prep`` in an output, with unfinished work that the next run continues.
 
-It holds the lock, the plan that a resumed run must have, the commit records of finished files, and the folder
-of the run that holds the lock. Finished work removes it.
+It contains the lock, the plan that a resumed run must match, the commit records of finished files, and the
+folder of the run that holds the lock. It is removed when the work is finished.
 
-The run's folder holds all unfinished files until they are published. A worker may outlive its run: it was
-stopped, or its disk hung, when the run was killed. All files that it writes are in its run's folder. The
-next run removes that folder before anything else, and its random name is never used again. From then on the
-worker can no longer create or rename a file, and its open files have no name.
+The run's folder has all files until they are published. A worker may outlive its run, if it was stopped or
+its disk hung while the run was killed, but writes only into that folder. The next run first removes the
+folder, whose random name is never reused. From then on the worker can neither create nor rename files, and
+its open files have no name.
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ from shardprep.formats.runtime.owned import LockDescriptor, Owned
 
 WORK_FOLDER_NAME = ".prep"
 PLAN_NAME = "plan.json"
-ALIVE_NAME = "alive"  # a file that a run locks where several work in one folder
-CACHE_LOCK_NAME = "shardprep-cache.lock"  # also what shows that a folder is a cache
+ALIVE_NAME = "alive"  # locked by each of several runs in one folder
+CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 COMMIT_SUFFIX = ".commit"
-RESTART = ", or discard what it did with --restart (in Python restart=True)"
 
 _PREFIX = "run-"
 _HOST_CHARACTERS = 32
 _MIB = 1 << 20
-# Parts of a plan that are known by their digests.
-NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")
+NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")  # parts of a plan, most of them digests
 
 
 def make_run_folder(work_folder: Path) -> Path:
-    """Make a folder with a unique name, which names the host and the process."""
+    """Make a folder with a unique name, which contains the host and the process ID."""
     folder = work_folder / f"{_PREFIX}{_host()}-{os.getpid()}-{secrets.token_hex(8)}"
     folder.mkdir()
     return folder
 
 
 def is_of_this_host(run: Path) -> bool:
-    """Whether a run on a host of this name made that folder."""
+    """Whether a run on a host with this one's name made the folder."""
     return run.name.removeprefix(_PREFIX).rsplit("-", 2)[0] == _host()
 
 
@@ -60,7 +58,7 @@ def _host() -> str:
 
 
 def bytes_in_run_folders(work_folder: Path) -> int:
-    """Return about how many bytes removing the folders frees; 0 if there is no work folder."""
+    """Return about how many bytes removing the run folders frees; 0 without a work folder."""
     found = 0
     for path in work_folder.glob(f"{_PREFIX}*/*"):
         with suppress(OSError):  # removed since it was listed
@@ -69,14 +67,14 @@ def bytes_in_run_folders(work_folder: Path) -> int:
 
 
 def remove_run_folder(folder: Path) -> None:
-    """Remove the folder, if it exists, and what is in it; a link in its place is removed, not followed."""
+    """Remove the folder and its contents, if it exists. A link in its place is removed, not followed."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
     while folder.exists():
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            # A worker that still runs made or renamed a file since the folder was listed.
+            # A worker that is still running made or renamed a file since the folder was listed.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 error.filename = os.fspath(folder / Path(os.fsdecode(error.filename or "")).name)
                 raise
@@ -87,7 +85,7 @@ def _lock_file(path: Path) -> LockDescriptor:
 
 
 def _is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether another process holds the lock; a ``shared`` one does not count if ``shared`` is asked for."""
+    """Whether another process holds the lock, so that it cannot be taken, or not be ``shared``."""
     try:
         lock = LockDescriptor(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):
@@ -99,13 +97,14 @@ def _is_locked(path: Path, *, shared: bool = False) -> bool:
 
 
 class WorkFolder(Owned):
-    """A lock on an output folder. Not reusable, neither copyable nor picklable.
+    """A context that locks an output folder. Not reusable, neither copyable nor picklable.
 
-    One process holds it for itself, or several hold it ``shared``: these build shards and finish nothing.
-    An OSError for a full disk leaves the context as NoSpace, which says whether space or inodes ran out.
+    One process holds the lock exclusively, or several hold it ``shared``; those build shards, but finish
+    nothing. The OSError of a full disk leaves the context as NoSpace, which says whether space or inodes ran
+    out.
 
-    ``run`` is the folder in which this run builds files; it exists only within the context. Entering removes
-    the folders of dead runs, and no others. Jobs that still work after their run ended can publish nothing.
+    ``run`` is the folder for this run's unfinished files, which exists only within the context. Entering
+    removes the folders of dead runs only. Jobs that outlive their run cannot publish anything.
     """
 
     run: Path
@@ -118,7 +117,7 @@ class WorkFolder(Owned):
         self._alive: LockDescriptor | None = None
 
     def __enter__(self) -> Self:
-        """Lock the output. Raises OutputBusy, UsageError if it is no folder, or one in a cache; OSError."""
+        """Lock the output. Raises OutputBusy; UsageError if it is not a folder, or is in a cache; OSError."""
         refuse_cached(self.output)
         if self.output.exists() and not self.output.is_dir():
             raise UsageError("is not a folder", path=self.output)
@@ -128,16 +127,23 @@ class WorkFolder(Owned):
         flush_file(self.output)
         flush_file(self.output.parent)
         try:
-            if not self._has_locked():
+            if not self._try_lock():
                 raise OutputBusy("another process is working on this output", path=self.output)
-            self._begin_run()
+            with self.turn("beginning"):
+                for path in self.folder.glob(f"{_PREFIX}*"):
+                    if not (self._shared and _is_locked(path / ALIVE_NAME)):
+                        remove_run_folder(path)
+                self.run = make_run_folder(self.folder)
+                if self._shared:
+                    self._alive = _lock_file(self.run / ALIVE_NAME)
+                    self._alive.lock()
         except BaseException:
             self._release()
             raise
         return self
 
-    def _has_locked(self) -> bool:
-        """Take the lock; return false if another process has it, or had it and removed its file since."""
+    def _try_lock(self) -> bool:
+        """Take the lock; return False if another process has it, or removed the lock file meanwhile."""
         path = self.folder / "lock"
         try:
             refuse_link(self.folder)
@@ -147,21 +153,11 @@ class WorkFolder(Owned):
         except FileNotFoundError:
             return False
 
-    def _begin_run(self) -> None:
-        with self.turn("beginning"):
-            for path in self.folder.glob(f"{_PREFIX}*"):
-                if not (self._shared and _is_locked(path / ALIVE_NAME)):
-                    remove_run_folder(path)
-            self.run = make_run_folder(self.folder)
-            if self._shared:
-                self._alive = _lock_file(self.run / ALIVE_NAME)
-                self._alive.lock()
-
     @contextmanager
     def turn(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Do what ``name`` names alone among the processes that share the folder.
+        """A critical section ``name`` among the processes that share the folder.
 
-        ``waits`` is called before this one waits for another. A process that dies ends its turn.
+        Calls ``waits`` before waiting for another process. The death of a process ends its turn.
         """
         if not self._shared:
             yield
@@ -182,7 +178,7 @@ class WorkFolder(Owned):
             return
         full = as_no_space(error, self.output)  # checked before files are removed
         try:
-            with suppress(OSError):  # the next run removes it, or reports why it cannot
+            with suppress(OSError):  # the next run removes it, or reports why not
                 remove_run_folder(self.run)
         finally:
             self._release()
@@ -196,10 +192,7 @@ class WorkFolder(Owned):
         self._alive = self._lock = None
 
     def claim(self, guard: dict[str, Any], *, work: str = "conversion") -> None:
-        """Store the plan of this work, or check that it is the one begun here.
-
-        Raises PlanMismatch, which names what differs.
-        """
+        """Store the plan of this work. Raises PlanMismatch if work with another plan was begun here."""
         with self.turn("planning"):
             refuse_other_plan(self.output, guard, work=work)
             path = self.folder / PLAN_NAME
@@ -207,7 +200,7 @@ class WorkFolder(Owned):
                 publish_bytes(path, canonical_json(guard), self.run)
 
     def discard(self, files: re.Pattern[str]) -> None:
-        """Remove unfinished work, and the files of the output with names that match; nothing else."""
+        """Remove unfinished work, and the output's files with names that match ``files``."""
         for path in self.output.iterdir():
             if files.fullmatch(path.name):
                 path.unlink()
@@ -215,7 +208,7 @@ class WorkFolder(Owned):
         flush_file(self.output)
 
     def remove(self) -> None:
-        """Remove the work folder, its lock last; the lock is still held."""
+        """Remove the work folder, the lock file last. The lock stays held."""
         self.clear()
         remove_run_folder(self.run)
         (self.folder / "lock").unlink()
@@ -223,23 +216,20 @@ class WorkFolder(Owned):
             self.folder.rmdir()
 
     def clear(self) -> None:
-        """Remove the state of the work from the folder; the output and the lock stay."""
+        """Remove the stored state of the work; keep the lock and the run's folder."""
         for path in self.folder.iterdir():
             if path.name not in ("lock", self.run.name):
                 path.unlink()
 
 
 def refuse_busy(output: Path, *, shared: bool = False) -> None:
-    """Raise OutputBusy if another process holds the output, before any work is done.
-
-    ``shared`` is whether this work shares the output with others that share it.
-    """
+    """Raise OutputBusy if another process holds the output, unless both it and this work are ``shared``."""
     if _is_locked(output / WORK_FOLDER_NAME / "lock", shared=shared):
         raise OutputBusy("another process is working on this output", path=output)
 
 
 def refuse_cached(dataset: Path) -> None:
-    """Raise UsageError for a folder in a cache, which is not written to."""
+    """Raise UsageError for a dataset in a cache, which only the cache itself changes."""
     cache = dataset.resolve().parent.parent
     if dataset.resolve().parent.name == "datasets" and (cache / CACHE_LOCK_NAME).exists():
         raise UsageError(
@@ -250,15 +240,15 @@ def refuse_cached(dataset: Path) -> None:
 
 
 def refuse_link(folder: Path) -> None:
-    """Raise UsageError for a link in place of a folder in an output: files elsewhere would be changed."""
+    """Raise UsageError unless ``folder`` is a folder; writing through a link would change files elsewhere."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
         raise UsageError("is a link or a file where a folder belongs; remove it", path=folder)
 
 
 def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conversion") -> None:
-    """Raise PlanMismatch, which names what differs, if other work was begun in the output.
+    """Raise PlanMismatch, which names the differences, if work with another plan was begun in the output.
 
-    ``work`` names this work; a conversion can be told to restart.
+    ``work`` names this work in the message; a conversion can be restarted.
     """
     path = output / WORK_FOLDER_NAME / PLAN_NAME
     if not path.exists():
@@ -272,21 +262,20 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         ) from error
     if differing:
         here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
-        raise PlanMismatch(
-            (
-                f"holds an unfinished {work}: {differing}{here}; give the options it was begun with, choose "
-                "another folder"
-            )
-            + (RESTART if work == "conversion" else ""),
-            path=output,
+        message = (
+            f"holds an unfinished {work}: {differing}{here}; give the options it was begun with, choose "
+            "another folder"
         )
+        if work == "conversion":
+            message += ", or discard what it did with --restart (in Python restart=True)"
+        raise PlanMismatch(message, path=output)
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say how a plan that was begun differs from this one; empty if it does not.
+    """Describe how the plan ``begun`` differs from the plan ``now``; empty if it does not.
 
-    Options are named with their old and new values. Other parts are only named where no option differs,
-    because the digests of these parts depend on the options.
+    Names options with their old and new values. Names other parts only if no option differs, because their
+    digests depend on the options.
     """
     names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
     if "container" in names:
@@ -316,26 +305,23 @@ def _shown(name: str, options: Mapping[str, Any]) -> str:
 
 
 def remove_leftover(output: Path) -> None:
-    """Remove the work folder of a run that was killed after it had finished the output.
-
-    Raises OutputBusy, UsageError, OSError.
-    """
+    """Remove the work folder of a run that was killed after finishing. Raises OutputBusy, UsageError."""
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:
             work_folder.remove()
 
 
 def finished_shards(output: Path, suffix: str = COMMIT_SUFFIX) -> set[str]:
-    """Return the names of the shards with a commit record; the next run keeps those that are intact."""
+    """Return the names of shards with a commit record. The next run keeps the intact ones."""
     return {path.stem for path in (output / WORK_FOLDER_NAME).glob(f"*{suffix}")}
 
 
 @contextmanager
 def noting_kept(kept: Callable[[], str], *, restarted: bool = False) -> Iterator[None]:
-    """Add to an interruption, such as KeyboardInterrupt, a note of what the next run keeps.
+    """Add a note on what the next run keeps to an interruption, such as KeyboardInterrupt.
 
-    ``kept`` says that; an empty text, and an error, add no note. With ``restarted`` this run discarded
-    what an earlier one had done, as the next run must not.
+    ``kept`` returns the note's text; an empty text adds no note, nor is one added to an Exception. With
+    ``restarted``, the note says not to restart again.
     """
     try:
         yield
