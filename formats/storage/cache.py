@@ -406,7 +406,7 @@ def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Where a dataset's files come from: a ``url``, through a ``cache`` of ``limit`` bytes; or the local disk.
+    """Where a dataset's files come from: a ``url``, through a ``cache`` of ``limit`` bytes; or local disk.
 
     Picklable.
     """
