@@ -1,4 +1,4 @@
-"""Object storage and servers: places as URLs, folders read and written through obstore, and what can fail."""
+"""Object storage and web servers: locations, folders read and written through obstore, and their errors."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ EXPORT = 'eval "$(aws configure export-credentials --format env)" exports them'
 
 
 def profile_config() -> dict[str, str]:
-    """Return the settings of the profile ``AWS_PROFILE``, or of the default one, for obstore.
+    """Return obstore's settings from the profile ``AWS_PROFILE``, or the default one.
 
-    Credentials in the environment come first. Raises UsageError for a profile that is named and not there, or
-    has no keys, such as one of a role or of a single sign-on; and for a file that cannot be parsed.
+    Credentials in the environment take precedence. Raises UsageError for a named profile that does not exist
+    or has no keys, such as one for a role or single sign-on, and for a file that cannot be parsed.
     """
     has_keys, has_region = (any(map(os.environ.get, names)) for names in (OTHER_CREDENTIALS, REGIONS))
     if has_keys and has_region:
@@ -63,13 +63,13 @@ def profile_config() -> dict[str, str]:
 
 
 def _section(variable: str, path: str, name: str) -> dict[str, str]:
-    """Return a section of a file; empty where either is not there."""
+    """Return a section of a file; empty if either does not exist."""
     file = os.environ.get(variable) or os.path.expanduser(path)  # noqa: PTH111 - there may be no home
     parser = ConfigParser(interpolation=None, strict=False)
     try:
         parser.read(file, encoding="utf-8")
     except (ConfigError, UnicodeDecodeError) as error:
-        # not the parser's message, which quotes the line
+        # the parser's message would quote the line
         raise UsageError(f"is no file of profiles ({type(error).__name__})", path=file) from None
     return dict(parser[name]) if parser.has_section(name) else {}
 
@@ -82,13 +82,13 @@ _PLACE = re.compile(r"(\[[^\]/]*\]|[^/:]*)(:\d+)?(/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A folder in object storage, on a server or on this machine: a URL without secrets and last ``/``."""
+    """A folder in object storage, on a server or on this machine: a URL without secrets or trailing ``/``."""
 
     url: str
 
     @classmethod
     def parse(cls, url: str) -> Location:
-        """Return the place of a URL that a user gives. Raises UsageError, which shows no secret."""
+        """Return the place of a user's URL. Raises UsageError, which shows no secret."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
             hint = "" if separator else "; for a folder on this machine write file:// and its full path"
@@ -102,32 +102,29 @@ class Location:
         if not rest.strip("/") or (scheme == "file") != rest.startswith("/"):
             wanted = "file:///FOLDER" if scheme == "file" else f"{scheme}://PLACE/FOLDER"
             raise UsageError(f"is not a URL such as {wanted}", path=url)
-        if not _PLACE.match(rest):  # what follows may be a password
+        if not _PLACE.match(rest):  # do not show the rest: it may be a password
             raise UsageError("has a port that is not a number", path=f"{scheme}://…")
         return cls(url.rstrip("/"))
 
     @property
     def scheme(self) -> str:
-        """The URL's scheme, one of SCHEMES."""
         return self.url.partition("://")[0]
 
     @property
     def folder(self) -> Path | None:
-        """The folder on this machine, None if the place is elsewhere."""
+        """The folder on this machine, or None if the place is elsewhere."""
         return Path(unquote(urlsplit(self.url).path)) if self.scheme == "file" else None
 
     @property
     def name(self) -> str:
-        """The last name of the place."""
         return self.folder.name if self.folder else self.url.rpartition("/")[2]
 
     def child(self, name: str) -> Location:
-        """Return the folder of that name in this one."""
         return Location(f"{self.url}/{name}")
 
 
 def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
-    """Return a path as a user gives it, or the place of a URL. Raises UsageError for a URL that is none."""
+    """Return a user's path, or the place of a URL. Raises UsageError for an invalid URL."""
     return Location.parse(given) if isinstance(given, str) and "://" in given else user_path(given)
 
 
@@ -136,10 +133,10 @@ class RemoteMissing(DataError):
 
 
 class RemoteFailed(OperationError):
-    """A bucket or a server does not answer, or refuses to."""
+    """A bucket or a server does not respond, or refuses the request."""
 
     may_pass = False
-    """Whether the same request can succeed later."""
+    """Whether the same request might succeed later."""
 
 
 class NothingThere(RemoteFailed):
@@ -147,21 +144,21 @@ class NothingThere(RemoteFailed):
 
 
 class RemoteDenied(RemoteFailed):
-    """A bucket or a server gives no access."""
+    """A bucket or a server denies access."""
 
 
 class AnswerBroken(RemoteFailed):
-    """An answer began, and stopped or broke off before its end, or was not what was asked for."""
+    """A response stalled, broke off, or was not what was requested."""
 
     may_pass = True
 
 
 class OtherFile(AnswerBroken):
-    """A file is not the one that was there before."""
+    """A file was replaced by another since it was last seen."""
 
 
 class RangeRefused(RemoteFailed):
-    """A server sends no part of a file, only the whole."""
+    """A server does not serve byte ranges, only whole files."""
 
 
 CREDENTIALS = {
@@ -179,10 +176,10 @@ _CREDENTIAL_SIGNS = (
     "Account must be",
 )
 AGAIN = "try again; finished files are kept"
-NOWHERE = "127.0.0.1:0"  # to which nothing connects
+NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the region and endpoint in the environment"
-_NO_RANGE = "Requested range was invalid"  # of a folder on this machine
+_NO_RANGE = "Requested range was invalid"  # for a folder on this machine
 _REFUSED = re.compile(r": (3|4(?!08|29))")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
@@ -195,9 +192,9 @@ _CAUSES = {
     "kind: Timeout": "no bytes arrived within the timeout",
     "dns error": "there is no host with that name",
     "kind: Connect": "no connection",
-    "IncompleteBody": "the response was cut off",
-    "IncompleteMessage": "the response was cut off",
-    "kind: Interrupted": "the response was cut off",
+    "IncompleteBody": "the response was truncated",
+    "IncompleteMessage": "the response was truncated",
+    "kind: Interrupted": "the response was truncated",
     "ConnectionReset": "the connection broke",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
 }
@@ -207,7 +204,7 @@ _CAUSES = {
 def translated(
     place: Location, name: str | None = None, failed: type[RemoteFailed] = RemoteFailed
 ) -> Iterator[None]:
-    """Raise errors of obstore as those of this package, for the file ``name`` of a place.
+    """Translate errors of obstore into this package's, for the file ``name`` at a place.
 
     Raises NothingThere, RemoteMissing, RemoteDenied, RangeRefused, and ``failed`` for anything else.
     """
@@ -217,7 +214,7 @@ def translated(
         yield
         return
     except (FileNotFoundError, PermissionError, exceptions.BaseError) as error:
-        # obstore keeps an error until it is called again, and its traceback would keep the callers' frames
+        # obstore keeps the error until its next call, and the traceback would keep the callers' frames
         error.__traceback__ = None
         text = str(error)
         if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
@@ -230,7 +227,7 @@ def translated(
             failure = RangeRefused("does not support range requests", path=place.url, shard=name)
         else:
             failure = _failed(text, place, name, failed)
-    raise failure from None  # what obstore says can hold parts of a signature
+    raise failure from None  # obstore's message may contain parts of a signature
 
 
 def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
@@ -248,9 +245,9 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
     status, said = _answer(text), text.partition("\n")[0]
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
-    if any(code in status for code in _REASONS):  # some of these have another status than 403
+    if any(code in status for code in _REASONS):  # not all of these have status 403
         return _denied(status, place, name)
-    if status.startswith(": 404"):  # of a listing
+    if status.startswith(": 404"):  # for a listing
         return _missing(status, place, name)
     if NOWHERE in text:
         return RemoteFailed(
@@ -269,7 +266,7 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
 
 
 def cause_of(text: str) -> str:
-    """Return in some words what obstore reports: the status of an answer, or what broke."""
+    """Return a short cause for obstore's message: the status of the response, or what broke."""
     if status := _answer(text):
         return status.removeprefix(": ")
     found = next((cause for sign, cause in _CAUSES.items() if sign in text), None)
@@ -277,7 +274,7 @@ def cause_of(text: str) -> str:
 
 
 def _answer(text: str) -> str:
-    """Return the status that a server answered with, and S3's name of the error; empty without an answer."""
+    """Return the status of a server's response, with S3's error code; empty if there was no response."""
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is None:
         return ""
@@ -291,9 +288,9 @@ def _advice(place: Location) -> str:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """Metadata of a stored file: its size in bytes, and its ETag, which another content does not have.
+    """A stored file's size in bytes, and its ETag, which changes with its content.
 
-    Where a server gives no ETag, the time of the last change is in its place.
+    If a server sends no ETag, the time of the last change replaces it.
     """
 
     size: int
@@ -301,25 +298,24 @@ class StoredFile:
 
     @classmethod
     def of(cls, found: ObjectMeta) -> StoredFile:
-        """Return what obstore says of a file."""
         return cls(found["size"], (found["e_tag"] or found["last_modified"].isoformat()).strip('"'))
 
 
-CHUNK_BYTES = 1 << 20  # as much is hashed and written at once
-PIECE_BYTES = 1 << 16  # as much is taken from an answer at once, as long as none breaks off
-LEAST_BYTES = 1 << 12  # of an answer that counts as progress, and in the time of two time-outs
+CHUNK_BYTES = 1 << 20  # hashed and written at once
+PIECE_BYTES = 1 << 16  # read from a response at once, until one breaks off
+LEAST_BYTES = 1 << 12  # counts as progress; also the least to arrive within two timeouts
 TRIES = 4  # without progress
-WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first of them; longer after each
-LISTING_S = 120.0  # of a whole list of files, which a server could go on with for ever
+WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first try; then increasing
+LISTING_S = 120.0  # for a whole listing, which a server could continue forever
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 SETTLE_S = 0.1
-RETRY_TIME = timedelta(minutes=4)  # of one request; signatures of requests hold for 5 minutes
+RETRY_TIME = timedelta(minutes=4)  # for one request, whose signature expires after 5 minutes
 
 _inherited = False
 
 
 def _note_fork() -> None:
-    """Remember in a forked process that obstore was there before: its threads were not copied."""
+    """Note in a forked process that obstore was imported before: its threads were not copied."""
     global _inherited
     _inherited = "obstore" in sys.modules
 
@@ -329,13 +325,13 @@ os.register_at_fork(after_in_child=_note_fork)
 
 @cache
 def _settle_at_exit() -> None:
-    """Let threads of obstore that hand over results leave Python before it ends, which aborts the process."""
+    """Let obstore's threads leave Python before it exits: one that hands over a result would abort it."""
     atexit.register(time.sleep, SETTLE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a request that failed is sent again, and how many seconds may pass without a byte."""
+    """How often a failed request is retried, and after how many seconds without a byte it fails."""
 
     retries: int
     timeout_s: float
@@ -349,16 +345,16 @@ PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
 
 
 class RemoteFolder(Owned):
-    """A folder that is read, and with ``writable`` written, over the network, in any kind of store.
+    """A folder in any kind of store, read and, if ``writable``, written.
 
-    Credentials are found as the store's own tools do: in environment variables, files that these name, the
-    keys of a profile in ``~/.aws``, and the service of a cloud machine. An instance is for the process that
-    made it. A file that is written is there as a whole or not at all; a ``writable`` folder of this machine
-    is made where it is missing, and its files are flushed.
+    Credentials are found like the store's own tools find them: in environment variables, files that these
+    name, keys of a profile in ``~/.aws``, and a cloud machine's metadata service. Writes are atomic; a
+    ``writable`` folder on this machine is created if it is missing, and its files are flushed. Not usable in
+    a forked copy of the process.
 
-    Raises MissingExtra where obstore is not installed; UsageError in a process that was forked after obstore
-    was imported, which would wait forever, and for a web server that is to be ``writable``; NothingThere for
-    a folder of this machine that is not there; RemoteFailed, RemoteDenied.
+    Raises MissingExtra if obstore is not installed; UsageError in a process that was forked after obstore was
+    imported, which would hang, and for a ``writable`` web server; NothingThere for a missing folder on this
+    machine; RemoteFailed, RemoteDenied.
     """
 
     def __init__(self, place: Location, policy: RetryPolicy, *, writable: bool = False) -> None:
@@ -367,31 +363,37 @@ class RemoteFolder(Owned):
         self.place = place
         self._policy, self._is_writable = policy, writable
         self._store = self._opened(policy.retries)
-        # obstore goes on with an answer that breaks off, too, after pauses that get longer with each
+        # obstore also resumes a response that breaks off, after increasing pauses
         self._answers = self._opened(min(1, policy.retries))
 
     def _opened(self, retries: int) -> ObjectStore:
-        refuse_forked()
+        if _inherited:
+            raise UsageError(
+                "obstore does not work in a process that was forked from one that had imported it; start this "
+                "one by multiprocessing's 'spawn'"
+            )
         try:
-            from obstore.store import LocalStore, from_url  # start-up time, and the package is an extra
+            import obstore  # start-up time, and the package is an extra
+            from obstore.store import LocalStore, from_url
         except ImportError as error:
             raise MissingExtra.of("access to it", "obstore", "remote", path=self.place.url) from error
+        self._obstore = obstore
         _settle_at_exit()
         if (folder := self.place.folder) is not None:
             if self._is_writable:
-                folder.mkdir(parents=True, exist_ok=True)  # errors of obstore lack the path
+                folder.mkdir(parents=True, exist_ok=True)  # obstore's errors lack the path
             elif not folder.is_dir():
                 raise NothingThere("there is no such folder", path=self.place.url)
             with translated(self.place):
                 return LocalStore(folder, automatic_cleanup=self._is_writable)
         config: Any = profile_config() if self.place.scheme == "s3" else {}
         if self._is_writable and self.place.scheme == "s3":
-            # not every store with the interface of S3 knows the request that deletes many files
+            # not every S3-compatible store supports the request that deletes many files
             config["disable_bulk_delete"] = True
         client: ClientConfig = {
             **_redirects_of(self.place),
-            "allow_http": may_use_http(self.place),
-            "timeout": timedelta(days=1),  # of a whole file
+            "allow_http": _may_use_http(self.place),
+            "timeout": timedelta(days=1),  # for a whole file
             "read_timeout": timedelta(seconds=self._policy.timeout_s),
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
         }
@@ -404,16 +406,15 @@ class RemoteFolder(Owned):
     async def read(
         self, name: str, start: int = 0, stop: int | None = None, *, only: StoredFile | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file from byte ``start``, to ``stop`` if given, in chunks of about CHUNK_BYTES.
+        """Yield a file from byte ``start``, to ``stop`` or the end, in chunks of about CHUNK_BYTES.
 
-        Without ``stop``, the bytes are fewer where an answer says that there are no more. A request that
-        fails is sent again as the policy says. An answer that breaks off, is of another length or file, or
-        brings less than LEAST_BYTES in the time of two time-outs, is asked for again from its last byte, as
-        long as one of TRIES brings LEAST_BYTES.
+        Without ``stop``, a response decides where the file ends. Failed requests are retried as the policy
+        says. A response that breaks off, has a wrong length or file, or brings less than LEAST_BYTES within
+        two timeouts is resumed from its last byte, as long as one of TRIES brings LEAST_BYTES.
 
-        Raises AnswerBroken after that, or OtherFile if the file is not ``only`` that one; RemoteMissing,
-        RemoteDenied, and RemoteFailed for anything else, after the retries; RangeRefused where a part is
-        asked for and the server sends whole files only, or the file is shorter.
+        Raises AnswerBroken after that, or OtherFile if the file is not ``only``; RangeRefused if a range is
+        requested and the server sends only whole files, or the file is shorter; RemoteMissing, RemoteDenied;
+        and RemoteFailed for anything else, after the retries.
         """
         fruitless, is_coarse = 0, True
         while True:
@@ -448,16 +449,14 @@ class RemoteFolder(Owned):
     async def _answer(
         self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what one answer brings, as it arrives; ``is_coarse`` is faster, and can lose some of it."""
-        import obstore  # as above
-
+        """Yield the bytes of one response as they arrive; ``is_coarse`` is faster, but can lose some."""
         options: GetOptions | None = None
         if stop is not None:
             options = {"range": (start, stop)}
         elif start:
             options = {"range": {"offset": start}}
         with translated(self.place, name):
-            found = await obstore.get_async(self._answers, name, options=options)
+            found = await self._obstore.get_async(self._answers, name, options=options)
         if only not in (None, StoredFile.of(found.meta)):
             raise OtherFile("is not the same file as before", path=self.place.url, shard=name)
         arrived, left_s = 0, 2 * self._policy.timeout_s
@@ -492,53 +491,43 @@ class RemoteFolder(Owned):
             )
 
     async def about(self, name: str) -> StoredFile | None:
-        """Return the store's metadata of a file, None if it is not there. Raises RemoteFailed."""
-        import obstore  # as above
-
+        """Return the store's metadata of a file, or None if it does not exist. Raises RemoteFailed."""
         try:
             with translated(self.place, name):
-                return StoredFile.of(await obstore.head_async(self._store, name))
+                return StoredFile.of(await self._obstore.head_async(self._store, name))
         except RemoteMissing:
             return None
 
     async def files(self) -> dict[str, StoredFile]:
-        """Return the store's metadata of each file in this folder, without those of folders in it.
-
-        A web server lists none, and fails.
-        """
+        """Return the store's metadata of each file directly in this folder; fails for a web server."""
         listed = await self._listed()
         return {found["path"].rpartition("/")[2]: StoredFile.of(found) for found in listed["objects"]}
 
     async def folders(self) -> list[str]:
-        """Return the names of the folders in this one; empty for a server that lists none.
-
-        Raises RemoteDenied, RemoteFailed.
-        """
+        """Return the names of the subfolders; empty for a web server. Raises RemoteDenied, RemoteFailed."""
         if self.place.scheme in ("http", "https"):
             return []
         listed = await self._listed()
         return [prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]]
 
     async def _listed(self) -> ListResult[Sequence[ObjectMeta]]:
-        import obstore  # as above
-
         try:
             with translated(self.place):
                 async with asyncio.timeout(LISTING_S):
-                    return await obstore.list_with_delimiter_async(self._store)
+                    return await self._obstore.list_with_delimiter_async(self._store)
         except TimeoutError as error:
             raise RemoteFailed(
                 f"did not finish listing its files within {LISTING_S:g} s", path=self.place.url
             ) from error
 
     async def content(self, name: str, most: int) -> bytes | None:
-        """Return the first ``most`` bytes of a file, None if it is not there. Raises RemoteFailed."""
+        """Return the first ``most`` bytes of a file, or None if it does not exist. Raises RemoteFailed."""
         with suppress(RemoteMissing):
             return await self.first_bytes(name, most)
         return None
 
     async def first_bytes(self, name: str, most: int) -> bytes:
-        """Return the first ``most`` bytes of a file. Raises what :meth:`read` does."""
+        """Return the first ``most`` bytes of a file. Raises the errors of :meth:`read`."""
         data = bytearray()
         async with aclosing(self.read(name)) as chunks:
             async for chunk in chunks:
@@ -548,44 +537,36 @@ class RemoteFolder(Owned):
         return bytes(data[:most])
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Write a file only if there is none of that name; return whether it was written. Of several
-        processes that do so at once, one gets True.
-        """
-        import obstore  # as above
-
+        """Write a file unless it exists; return whether this call, of several at once, wrote it."""
         with translated(self.place, name):
             try:
-                await obstore.put_async(self._store, name, data, mode="create")
-            except obstore.exceptions.AlreadyExistsError:
+                await self._obstore.put_async(self._store, name, data, mode="create")
+            except self._obstore.exceptions.AlreadyExistsError:
                 return False
         await self._flush(name)
         return True
 
     async def write(self, name: str, parts: AsyncGenerator[bytes, None], size: int) -> None:
-        """Write a file of ``size`` bytes, in place of any other of that name.
+        """Write a file of ``size`` bytes, replacing an existing one.
 
-        ``parts`` are its bytes, each of them :func:`part_bytes` long but the last.
+        Each of its ``parts`` except the last is :func:`part_bytes` long.
         """
-        import obstore  # as above
-
         bytes_of_part = part_bytes(size)
         with translated(self.place, name):
             async with aclosing(parts):
                 if size <= bytes_of_part:
                     whole = b"".join([part async for part in parts])
-                    await obstore.put_async(self._store, name, whole, use_multipart=False)
+                    await self._obstore.put_async(self._store, name, whole, use_multipart=False)
                 else:
-                    await obstore.put_async(
+                    await self._obstore.put_async(
                         self._store, name, parts, chunk_size=bytes_of_part, max_concurrency=PARTS_AT_ONCE
                     )
         await self._flush(name)
 
     async def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        import obstore  # as above
-
+        """Remove a file if it exists."""
         with suppress(RemoteMissing), translated(self.place, name):
-            await obstore.delete_async(self._store, name)
+            await self._obstore.delete_async(self._store, name)
 
     async def _flush(self, name: str) -> None:
         if (folder := self.place.folder) is not None:
@@ -594,13 +575,13 @@ class RemoteFolder(Owned):
 
 
 MEBIBYTE = 1 << 20
-PART_BYTES = 8 * MEBIBYTE  # of a file that is sent in parts; a slow line sends one within the timeout
-MOST_PARTS = 10_000  # of one file, which S3 allows
-PARTS_AT_ONCE = 2  # of one file: several files are sent at once
+PART_BYTES = 8 * MEBIBYTE  # of a multipart upload: a slow line sends one part within the timeout
+MOST_PARTS = 10_000  # of one file, S3's limit
+PARTS_AT_ONCE = 2  # of each file; several files are sent at once
 
 
 def part_bytes(size: int) -> int:
-    """Return the size of the parts that a file of that size is sent in; the last may be smaller.
+    """Return the part size for uploading a file of ``size`` bytes; the last part may be smaller.
 
     >>> part_bytes(1 << 30) >> 20, part_bytes(200 << 30) >> 20
     (8, 21)
@@ -616,41 +597,29 @@ def refuse_server(place: Location) -> None:
         )
 
 
-def refuse_forked() -> None:
-    """Raise UsageError in a process that was forked after obstore was imported: its threads are not there."""
-    if _inherited:
-        raise UsageError(
-            "obstore does not work in a process that was forked from one that had imported it; start this one by "
-            "multiprocessing's 'spawn'"
-        )
-
-
 def _redirects_of(place: Location) -> ClientConfig:
-    """Return what keeps redirects of a server from other hosts: for these there is a proxy that is not.
+    """Return settings that block redirects to other hosts, by a proxy for these that does not exist.
 
-    REDIRECT_HOSTS in the environment are hosts that may be redirected to, or ``*``. A proxy in the
-    environment decides itself. So do AWS, Google and Azure, whose credentials come from other hosts.
+    REDIRECT_HOSTS in the environment names allowed hosts, or ``*``. Redirects are not blocked behind a proxy
+    in the environment, nor for AWS, Google and Azure, whose credentials come from other hosts.
     """
     server = urlsplit(_endpoint() if place.scheme == "s3" else place.url)
     host, allowed = server.hostname or "", os.environ.get(REDIRECT_HOSTS, "").strip()
-    is_own = server.scheme in ("http", "https") and (place.scheme != "s3" or _has_keys())
+    # keys for S3 in the environment: no service is asked for them
+    has_keys = any(map(os.environ.get, ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")))
+    is_own = server.scheme in ("http", "https") and (place.scheme != "s3" or has_keys)
     if not is_own or allowed == "*" or (server.scheme in getproxies() and not proxy_bypass(host)):
         return {}
     return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(filter(None, (host, allowed)))}
 
 
-def _has_keys() -> bool:
-    """Whether the credentials for S3 are in the environment, and no service is asked for them."""
-    return any(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"))
-
-
-def may_use_http(place: Location) -> bool:
-    """Whether the place may be read without TLS: its URL says so, or its endpoint is this machine's."""
+def _may_use_http(place: Location) -> bool:
+    """Whether TLS is optional: the URL or the environment says so, or the endpoint is on this machine."""
     if place.scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         return True
     return urlsplit(_endpoint()).hostname in LOOPBACK
 
 
 def _endpoint() -> str:
-    """Return the URL of the server of S3 that the environment names; empty for AWS."""
+    """Return the S3 endpoint that the environment names; empty for AWS."""
     return next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")

@@ -1,4 +1,4 @@
-"""The transfer of a dataset's files from a store: each is asked for until it has the promised bytes."""
+"""Downloads of a dataset's files from a store, each retried until it has the bytes in the manifest."""
 
 from __future__ import annotations
 
@@ -36,17 +36,14 @@ from shardprep.formats.storage.store import (
 )
 
 SLICE_BYTES = 4 << 20
-
-
 PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HashedFile(Owned):
-    """A file whose first ``size`` bytes are hashed, slice by slice.
+    """A file that is hashed slice by slice; its first ``size`` bytes are.
 
-    With PART_FLAGS it is one that bytes are appended to under another name until it is complete; a killed run
-    leaves them. ``room`` bytes of it stay its own, whatever is dropped. Not thread-safe. Raises OSError with
-    the file's name.
+    With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
+    ``room`` bytes stay allocated when it is cleared. Not thread-safe. Raises OSError with the file's name.
     """
 
     room = 0
@@ -65,11 +62,11 @@ class HashedFile(Owned):
 
     @property
     def sha256(self) -> str:
-        """The digest of the bytes that are hashed."""
+        """The digest of the hashed bytes."""
         return f"sha256:{self._digest.hexdigest()}"
 
     def hash_next(self) -> int:
-        """Hash the next slice of the file; return its bytes, 0 at the end."""
+        """Hash the next slice of the file; return its size, 0 at the end."""
         with naming(self.path):
             data = read_at(self._descriptor.fileno(), SLICE_BYTES, self.size)
         self._digest.update(data)
@@ -77,7 +74,7 @@ class HashedFile(Owned):
         return len(data)
 
     def append(self, data: bytes) -> None:
-        """Append bytes to the file, and hash them."""
+        """Append bytes and hash them."""
         with naming(self.path):
             write_at(self._descriptor.fileno(), data, self.size)
         self._digest.update(data)
@@ -90,7 +87,7 @@ class HashedFile(Owned):
         self.size, self._digest = 0, hashlib.sha256()
 
     def publish(self, final: Path) -> None:
-        """Flush the file and give it its name, in place of any other file of that name."""
+        """Flush the file and rename it to ``final``, replacing an existing file."""
         with naming(self.path):
             os.fsync(self._descriptor.fileno())
         publish(self.path, final)
@@ -101,14 +98,14 @@ class HashedFile(Owned):
 
 
 class RemoteDamaged(DataError):
-    """A bucket or a server sends a file other than the one in the manifest."""
+    """A bucket or a server sends a file that differs from the manifest."""
 
 
 @dataclass
 class Transfer:
-    """The download of one file into a part, which has ``done`` bytes of it.
+    """The download of one file into a part, ``done`` bytes so far.
 
-    ``arrived`` is called with the number of bytes of each piece, also of those that are not kept.
+    ``arrived`` is called with the size of each received chunk, even if it is not kept.
     """
 
     remote: RemoteFolder
@@ -117,9 +114,9 @@ class Transfer:
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
     async def fill(self, part: HashedFile) -> None:
-        """Download the missing bytes, until the part is the whole file; at most TRIES times without progress.
+        """Download the missing bytes until the file is whole; at most TRIES times without progress.
 
-        Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, and OSError.
+        Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, OSError.
         """
         most = fruitless = 0
         while (failure := await self._failure(part)) is not None:
@@ -130,7 +127,7 @@ class Transfer:
             await asyncio.sleep(WAIT_S * fruitless)
 
     async def _failure(self, part: HashedFile) -> ShardprepError | None:
-        """Download the missing bytes, and return the problem, if any; bytes that may be right are kept."""
+        """Download the missing bytes; return the problem, if any. Bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
         for is_last in (False, True):
@@ -138,7 +135,7 @@ class Transfer:
                 await self._append_from(part)
                 break
             except RangeRefused as error:
-                if self._is_whole(part):  # and the answer had said that it is longer
+                if self._is_whole(part):  # an earlier response claimed that it is longer
                     return None
                 if not part.size:
                     raise
@@ -164,7 +161,7 @@ class Transfer:
         )
 
     async def _append_from(self, part: HashedFile) -> None:
-        """Append the bytes that the server sends, to one byte beyond the size at most."""
+        """Append the bytes that the server sends, at most one beyond the size."""
         if part.size == self.entry.size:
             return
         async with aclosing(self.remote.read(self.entry.name, part.size)) as chunks:
@@ -182,9 +179,9 @@ class Transfer:
 
 @dataclass
 class Download(Transfer):
-    """The copy of one file. ``is_kept`` says that it was there before.
+    """The copy of one file; ``is_kept`` if it was there before.
 
-    ``part`` is the file's path until it is complete and right, and ``final`` the one afterwards.
+    The path is ``part`` until the file is whole and verified, then ``final``.
     """
 
     final: Path
@@ -193,7 +190,7 @@ class Download(Transfer):
     is_done: bool = field(default=False, kw_only=True)
 
     async def run(self) -> None:
-        """Keep an intact file, else download it. Raises the errors of :meth:`fill`."""
+        """Keep an intact file, or download it. Raises the errors of :meth:`fill`."""
         self.is_kept = await self._is_right()
         if not self.is_kept:
             with closing(HashedFile(self.part, PART_FLAGS)) as part:
@@ -203,8 +200,8 @@ class Download(Transfer):
         self.is_done = True
 
     async def _is_right(self) -> bool:
-        """Whether a file of that name is there, with the size and the digest that the manifest lists."""
-        if self.final.is_symlink():  # a dataset has none, and the file behind it is not the dataset's
+        """Whether the file exists, with the size and digest in the manifest."""
+        if self.final.is_symlink():  # a dataset has no links, and the target is not its own
             return False
         try:
             found = HashedFile(self.final)
@@ -223,18 +220,17 @@ class Download(Transfer):
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """A dataset that can be fetched: its folder, and the bytes of its manifest."""
+    """A published dataset: its folder, and the bytes of its manifest."""
 
     folder: RemoteFolder
     data: bytes
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest, validated as any other."""
         return Manifest.parse(self.data)
 
     def refuse_archive(self) -> None:
-        """Raise UsageError for a dataset that has its images elsewhere."""
+        """Raise UsageError if the images stay in an archive."""
         if self.manifest.archive:
             raise UsageError(
                 "has its images in an archive: download the archive, and make the same dataset with prep "
@@ -244,15 +240,15 @@ class RemoteDataset:
 
 
 async def find_datasets(place: Location, policy: RetryPolicy) -> dict[str, RemoteDataset]:
-    """Return the dataset at a place by the name "", or each split in that folder by its own.
+    """Return the dataset at a place under the name "", or the splits there by name.
 
-    A server that lists no folders is asked for train, val and test. Raises NothingThere, ManifestDamaged,
+    Where folders cannot be listed, it looks for train, val and test. Raises NothingThere, ManifestDamaged,
     UnknownVersion, RemoteFailed.
     """
     folder = RemoteFolder(place, policy)
     try:
         return {"": await _dataset_in(folder)}
-    except (RemoteMissing, RemoteDenied) as error:  # S3 denies what is missing where listing is not allowed
+    except (RemoteMissing, RemoteDenied) as error:  # S3 denies missing files if listing is not allowed
         if found := await _splits_in(folder, policy):
             return found
         if isinstance(error, RemoteDenied):
@@ -269,7 +265,7 @@ def _unpublished(error: RemoteMissing) -> NothingThere:
 
 
 async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, RemoteDataset]:
-    """Return the splits in a folder. Raises NothingThere for a listed train, val or test without one."""
+    """Return the splits in a folder. Raises NothingThere if a listed train, val or test has no dataset."""
     listed: set[str] = set()
     with suppress(RemoteDenied, RemoteMissing):
         listed = {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
@@ -304,7 +300,7 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
 
 
 class FileTransfer(RunnableWork, Protocol):
-    """A file on its way: ``done`` bytes are there; ``is_done`` once all are, ``is_kept`` if before."""
+    """The transfer of a file, ``done`` bytes so far; ``is_kept`` if the file was there before."""
 
     entry: FileEntry
     done: int
@@ -314,7 +310,7 @@ class FileTransfer(RunnableWork, Protocol):
 
 @dataclass(frozen=True)
 class TransferRun:
-    """How transfers run: ``at_once`` of them at the same time, in an event loop."""
+    """Runs transfers in an event loop, ``at_once`` at the same time."""
 
     loop: LoopThread
     at_once: int
@@ -323,7 +319,7 @@ class TransferRun:
     def run(
         self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Run the transfers of a dataset's files; return the names of those that moved, and of those kept.
+        """Transfer a dataset's files; return the names of the transferred ones, and of those kept.
 
         The first failure cancels the others, and is raised.
         """

@@ -1,4 +1,4 @@
-"""Verified copies of published datasets, from object storage or a server."""
+"""Fetching verified copies of published datasets from object storage or a server."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class FetchedDataset:
 
     Attributes:
         path: Its folder.
-        url: The place that it was fetched from.
+        url: Where it was fetched from.
         manifest: Its manifest.
-        fetched: Names of the files that were downloaded.
-        kept: Names of the files that were there and right.
-        complete: Whether all files of the dataset are there, and the manifest with them.
+        fetched: Names of the downloaded files.
+        kept: Names of the files that were there already, intact.
+        complete: Whether all files of the dataset are there, including the manifest.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class FetchedDataset:
 
 @dataclass(frozen=True)
 class LocalCopy:
-    """A remote dataset and the folder for it; ``shards`` are the numbers of those to fetch, None for all."""
+    """A remote dataset and its local folder; ``shards`` are the numbers to fetch, None for all."""
 
     remote: RemoteDataset
     output: Path
@@ -64,7 +64,7 @@ class LocalCopy:
         return self.remote.folder.place.url
 
     def check(self) -> None:
-        """Raise UsageError for shards that are not there, and for another output; OutputBusy; OSError."""
+        """Raise UsageError for unknown shards or an unsuitable output; OutputBusy; OSError."""
         self.remote.refuse_archive()
         count = len(self.manifest.shards)
         if wrong := [number for number in self.shards or () if not 0 <= number < count]:
@@ -84,12 +84,12 @@ class LocalCopy:
 
     @property
     def _guard(self) -> dict[str, Any]:
-        """Values that an unfinished copy must have been begun with."""
+        """The plan that an unfinished copy in the folder must have."""
         return {"dataset": self.manifest.root}
 
     @property
     def wanted(self) -> list[FileEntry]:
-        """The files to fetch: tables first; all where the others are there, since they end the copy."""
+        """The files to fetch, tables first; all files if those not chosen exist, to complete the copy."""
         manifest, columns = self.manifest, self.manifest.column_entries
         numbers = range(len(manifest.shards)) if self.shards is None else sorted(set(self.shards))
         sharded = [manifest.shards, *(column.shards for column in columns if column.shards)]
@@ -103,12 +103,12 @@ class LocalCopy:
         return _size_of(self.output / file.name) != file.size
 
     def bytes_to_write(self) -> int:
-        """Return about how many bytes are still to be written."""
+        """Return the approximate number of bytes still to be written."""
         missing = self.downloads(filter(self._is_missing, self.wanted))
         return sum(max(0, each.entry.size - max(0, _size_of(each.part))) for each in missing)
 
     def downloads(self, files: Iterable[FileEntry]) -> list[Download]:
-        """Return the downloads of these files; an incomplete one is named by the complete one's digest."""
+        """Return the downloads of these files; unfinished files are named by the expected digest."""
         folder, parts = self.remote.folder, self.output / WORK_FOLDER_NAME
         return [
             Download(
@@ -121,12 +121,12 @@ class LocalCopy:
         ]
 
     def kept(self) -> str:
-        """Return how many files are there, of how many; empty if none is."""
+        """Describe how many files are there; empty for none."""
         done = sum(not self._is_missing(file) for file in self.manifest.files)
         return f"{done} of {len(self.manifest.files)} files are fetched" if done else ""
 
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
-        """Fetch the wanted files, and publish the manifest if all files are there and right."""
+        """Fetch the wanted files, and publish the manifest if all files are there and intact."""
         with noting_kept(self.kept), WorkFolder(self.output) as work_folder:
             work_folder.claim(self._guard, work="fetch")
             if kept := self.kept():
@@ -142,7 +142,7 @@ class LocalCopy:
 
 
 def _size_of(path: Path) -> int:
-    """Return the size of a file or a link; -1 if it is not there."""
+    """Return the size of a file or link, -1 if it does not exist."""
     try:
         return path.lstat().st_size
     except FileNotFoundError:
@@ -177,16 +177,16 @@ def fetch(
     timeout_s: float = PATIENT.timeout_s,
     progress: Progress | None = None,
 ) -> list[FetchedDataset]:
-    """Copy a published dataset into a folder, each byte verified. After a kill, the same call continues.
+    """Copy a published dataset into a folder, every byte verified. After a kill, the same call continues.
 
-    A file gets its name only when its size and SHA-256 are those in the manifest; the manifest comes last. A
-    file that exists is kept if its SHA-256 is right, and fetched anew otherwise, so the same call also
-    repairs a copy. The part of a file that was downloaded before a kill is kept, too.
+    A file gets its name only once its size and SHA-256 match the manifest; the manifest comes last. An
+    existing file is kept if its SHA-256 is right, and otherwise fetched again, so the same call also repairs
+    a copy. Partial downloads are continued.
 
     Args:
-        url: Place of a dataset, or of a folder of splits; each is fetched into ``folder/<split>``:
-            ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``, without user and query;
-            credentials are found in the environment.
+        url: URL of a dataset, or of a folder of splits, which are fetched into ``folder/<split>``:
+            ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``, without user and query.
+            Credentials come from the environment.
         folder: A new or empty folder, or one that the same call began or finished.
         shards: Numbers of the shards to fetch; None is all. The manifest is published once all are there.
         at_once: Number of files to download at the same time.
@@ -195,10 +195,10 @@ def fetch(
         progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
     Returns:
-        The fetched and the kept files of each dataset.
+        The fetched and kept files of each dataset.
 
     Raises:
-        UsageError: An argument is not valid; PlanMismatch for a folder with anything else.
+        UsageError: An argument is invalid; PlanMismatch for a folder with other content.
         NothingThere: There is no dataset at the URL.
         ManifestDamaged, UnknownVersion: The manifest cannot be read.
         RemoteDamaged, RemoteMissing: A file differs from the manifest after several downloads.

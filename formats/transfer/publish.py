@@ -1,4 +1,4 @@
-"""The publishing of finished datasets in object storage: uploaded, proven there, and completed last."""
+"""Publishing finished datasets in object storage: upload, proof, and last the manifest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from shardprep.formats.storage.transfer import RemoteDamaged, TransferRun
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
-    """Write a file if there is none of that name, and read it back; return whether this call wrote it."""
+    """Write a file unless it exists, and verify it; return whether this call wrote it."""
     if not await remote.create(name, data):
         return False
     for _ in range(TRIES):
@@ -68,11 +68,11 @@ class PublishedDataset:
     """One published dataset.
 
     Attributes:
-        url: Its place.
+        url: Its URL.
         manifest: Its manifest.
-        uploaded: Names of the files that were uploaded.
-        kept: Names of the files that were there and right.
-        already_complete: Whether the manifest was there before.
+        uploaded: Names of the uploaded files.
+        kept: Names of the files that were there already, intact.
+        already_complete: Whether the manifest was there already.
     """
 
     url: str
@@ -86,7 +86,7 @@ _md5 = partial(hashlib.md5, usedforsecurity=False)
 
 AT_ONCE = 4
 RETRIES = 10
-TIMEOUT_S = 120.0  # a part of 8 MiB is sent within, on a line of 0.6 MB/s
+TIMEOUT_S = 120.0  # enough at 0.6 MB/s for the 8 parts that are sent at once
 
 
 def publish(
@@ -98,30 +98,29 @@ def publish(
     timeout_s: float = TIMEOUT_S,
     progress: Progress | None = None,
 ) -> list[PublishedDataset]:
-    """Copy a finished dataset to object storage, each byte verified. After a kill, the same call continues.
+    """Copy a finished dataset to object storage, every byte verified. After a kill, the same call continues.
 
-    A file is uploaded only if its SHA-256 is that in the manifest, and it is proven to be in the store: its
-    ETag there is the MD5 of the local file, or, where a store's ETags are not MD5s, it is read back. What is
-    there and right is kept. The manifest comes last, only if there is none, after all files were checked once
-    more. So a place never holds parts of two datasets: of two that are uploaded to one place, one gets an
-    error. Needs obstore.
+    A file is uploaded only if its SHA-256 matches the manifest, and the upload is verified: its ETag must be
+    the MD5 of the local file, or, if a store's ETags are not MD5s, it is read back. Intact files in the store
+    are kept. The manifest comes last, if there is none, after a final check of all files. So a place never
+    holds parts of two datasets: of two uploads of different datasets to one place, one fails. Needs obstore.
 
     Args:
-        folder: A dataset, or a folder of splits; each is published in ``url/<split>``.
+        folder: A dataset, or a folder of splits, which are published in ``url/<split>``.
         url: A new or empty place, or one where the same call began or finished: ``s3://``, ``gs://``,
-            ``az://`` or ``file://``, without user and query; credentials are found in the environment.
+            ``az://`` or ``file://``, without user and query. Credentials come from the environment.
         at_once: Number of files to upload at the same time.
         retries: Number of times to retry a failed request.
-        timeout_s: Seconds without an answer after which a request fails.
+        timeout_s: Seconds without a response after which a request fails.
         progress: Receives the progress, in bytes; None shows a bar in a notebook.
 
     Returns:
-        The uploaded and the kept files of each dataset.
+        The uploaded and kept files of each dataset.
 
     Raises:
-        UsageError: An argument is not valid; PlanMismatch for a place with another dataset.
+        UsageError: An argument is invalid; PlanMismatch for a place with another dataset.
         ManifestDamaged, ShardDamaged: The local dataset is not finished or not intact.
-        RemoteDamaged: A file in the store is not right after several uploads.
+        RemoteDamaged: A file in the store is still wrong after several uploads.
         OperationError: RemoteFailed or RemoteDenied.
         OSError: A file cannot be read.
     """
@@ -143,10 +142,10 @@ def publish(
 def _published(
     folder: Path, manifest: Manifest, place: StorePlace, transfers: TransferRun
 ) -> PublishedDataset:
-    """Upload what is missing of the dataset in a folder, and publish the manifest."""
+    """Upload the missing files of the dataset in a folder, and publish the manifest."""
     run = transfers.loop.run
     already = run(place.holds(manifest))
-    files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # these last
+    files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
     uploaded, kept = transfers.run("publish", manifest, uploads)
     if already:
@@ -158,7 +157,7 @@ def _published(
 
 
 def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
-    """Return the dataset in a folder by the name "", or each split by its own; all are finished."""
+    """Return the dataset in a folder under the name "", or its splits by name; all are finished."""
     folders = splits_of(path) or {"": path}
     found = {split: (folder, read_manifest(folder)) for split, folder in folders.items()}
     for folder, manifest in found.values():
@@ -173,19 +172,17 @@ def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A folder in a store, and the ``claim`` of the work that fills it.
+    """A folder in a store, and the ``claim`` of the job that fills it.
 
-    The claim is a small file there; equal work has equal bytes. Several processes may do the same work: each
-    brings the same bytes.
+    The claim is a small file there, equal for equal jobs. Several processes may do the same job.
     """
 
     remote: RemoteFolder
     claim: bytes
 
     async def published(self) -> Manifest | None:
-        """Return the manifest that is there, None without one. Raises ManifestDamaged, UnknownVersion."""
-        data = await self._manifest_bytes()
-        if data is None:
+        """Return the published manifest, or None. Raises ManifestDamaged, UnknownVersion."""
+        if (data := await self._manifest_bytes()) is None:
             return None
         try:
             return Manifest.parse(data)
@@ -194,39 +191,39 @@ class StorePlace:
             raise
 
     async def holds(self, manifest: Manifest) -> bool:
-        """Whether the dataset has its manifest there. Raises PlanMismatch for another one."""
+        """Whether the manifest is published. Raises PlanMismatch for another one."""
         found = await self.published()
         if found is not None and found.root != manifest.root:
             raise self._taken()
         return found is not None
 
     async def begin(self, names: Collection[str]) -> None:
-        """Claim the place, or go on. ``names`` are those of files that may lie there already.
+        """Claim the place, or continue. The files ``names`` may be there already.
 
-        Raises PlanMismatch for a place where another dataset is uploaded, UsageError for one with other
+        Raises PlanMismatch for a place where another dataset is being uploaded, UsageError for one with other
         files, RemoteFailed.
         """
         if not await self._is_claimed():
-            others = (await self.remote.files()).keys() - {*names, MANIFEST_NAME, PROVENANCE_NAME}
-            if others:
+            known = {*names, MANIFEST_NAME, PROVENANCE_NAME}
+            if others := (await self.remote.files()).keys() - known:
                 raise UsageError(
                     f"is not empty: {min(others)} is not a file of this dataset; choose another URL",
                     path=self.remote.place.url,
                 )
         if not await created(self.remote, CLAIM_NAME, self.claim):
             await self._is_claimed(needed=True)
-        if await self.published() is not None:  # another process has finished since: the caller looks again
+        if await self.published() is not None:  # another process has finished: the caller looks again
             await self.drop_claim()
 
     async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
-        """Publish the manifest if there is none and all files are as they were ``proven``; drop the claim.
+        """Publish the manifest if there is none and all ``proven`` files are unchanged; drop the claim.
 
         Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
         """
         try:
             await self._check(proven)
         except PlanMismatch:
-            if await self._manifest_bytes() == data:  # the same work ended in another process
+            if await self._manifest_bytes() == data:  # another process finished the same job
                 return
             raise
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
@@ -234,20 +231,20 @@ class StorePlace:
         await self.drop_claim()
 
     async def drop_claim(self) -> None:
-        """Remove the claim after the manifest is there. Where that is not allowed, it stays."""
+        """Remove the claim once the manifest is published, if the store allows that."""
         with suppress(RemoteFailed):
             await self.remote.remove(CLAIM_NAME)
         self._remove_unfinished()
 
     async def drop_leftover(self) -> None:
-        """Remove the claim that this work left when it ended before it was dropped. Raises RemoteFailed."""
-        with suppress(PlanMismatch):  # that of other work, which will be refused
+        """Remove the claim if a finished run of this job left it. Raises RemoteFailed."""
+        with suppress(PlanMismatch):  # a claim of another job, which will be refused
             if await self._is_claimed():
                 await self.drop_claim()
             self._remove_unfinished()
 
     async def check_sizes(self, manifest: Manifest) -> None:
-        """Raise RemoteDamaged unless each file of a published dataset is there, with its size."""
+        """Raise RemoteDamaged unless each file of a published dataset has its size."""
         files = await self.remote.files()
         for file in manifest.files:
             if (stored := files.get(file.name)) is None or stored.size != file.size:
@@ -261,7 +258,7 @@ class StorePlace:
         return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
 
     async def _is_claimed(self, *, needed: bool = False) -> bool:
-        """Whether this work was begun there. Raises PlanMismatch for other work, or ``needed`` work."""
+        """Whether this job claimed the place. Raises PlanMismatch if another did, or none and ``needed``."""
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
         if found != self.claim and (needed or found is not None):
             raise PlanMismatch(
@@ -272,7 +269,7 @@ class StorePlace:
         return found is not None
 
     async def _check(self, proven: Mapping[str, StoredFile]) -> None:
-        """Raise RemoteFailed unless all that was proven is still there; PlanMismatch without the claim."""
+        """Raise RemoteFailed unless all proven files are unchanged; PlanMismatch without the claim."""
         await self._is_claimed(needed=True)
         files = await self.remote.files()
         for name, stored in proven.items():
@@ -287,7 +284,7 @@ class StorePlace:
         return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
 
     def _remove_unfinished(self) -> None:
-        """Remove the remains of a killed process in a local folder, where obstore writes to ``NAME#1``."""
+        """Remove temporary files of killed processes from a local folder: obstore's ``NAME#1``."""
         if (folder := self.remote.place.folder) is None:
             return
         work = folder / WORK_FOLDER_NAME
@@ -295,16 +292,15 @@ class StorePlace:
             name, _, number = path.name.rpartition("#")
             if number.isdecimal() and (OUTPUT_FILES.fullmatch(name) or name in JSON_FILES):
                 path.unlink(missing_ok=True)
-        with suppress(OSError):  # it is not there, or not empty
+        with suppress(OSError):  # it does not exist, or is not empty
             work.rmdir()
 
 
 @dataclass
 class Upload:
-    """The copy of the local file ``path`` in a store.
+    """The upload of the local file ``path``, ``done`` bytes so far; ``is_kept`` if it was there before.
 
-    ``done`` are its bytes that are sent; ``is_kept`` says that it was there before, and ``stored`` what the
-    store says of the file that is proven to be right.
+    ``stored`` is the store's metadata of the verified file.
     """
 
     remote: RemoteFolder
@@ -316,10 +312,10 @@ class Upload:
     stored: StoredFile | None = None
 
     async def run(self) -> None:
-        """Keep the file that is there if it is right; otherwise upload it, anew at most TRIES times.
+        """Keep an intact file in the store, or upload it; at most TRIES times.
 
-        It is right if its ETag is the MD5 of the local file, whose SHA-256 is that in the manifest;
-        where an ETag is no MD5, it is read back, and has the SHA-256.
+        It is intact if its ETag is the MD5 of the local file, whose SHA-256 matches the manifest, or if it
+        has that SHA-256 when it is read back.
         """
         e_tags = await self._local_e_tags()
         self.is_kept = await self._is_right(e_tags)
@@ -340,10 +336,10 @@ class Upload:
         self.done, self.is_done = self.entry.size, True
 
     async def _local_e_tags(self) -> tuple[str, str]:
-        """Hash the local file, and return the ETags that show its bytes: of the whole, and of its parts.
+        """Check the local SHA-256, and return the possible ETags: of a single and of a multipart upload.
 
-        S3, and most stores with its interface, give the MD5 of the file, or of a file that came in parts the
-        MD5 of the MD5s of these and their number. Others, and buckets with keys of KMS, give something else.
+        S3, and most compatible stores, return the file's MD5, or for a multipart upload the MD5 of the parts'
+        MD5s and their number. Other stores, and buckets with KMS keys, return something else.
         """
         sha256, md5, md5_of_parts = hashlib.sha256(), _md5(), _md5()
         size = count = 0
@@ -362,7 +358,7 @@ class Upload:
         return md5.hexdigest(), f"{md5_of_parts.hexdigest()}-{count}"
 
     async def _parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the local file; the digest would show a changed length."""
+        """Yield the local file in parts; a changed length would change the digest."""
         size, offset = min(part_bytes(self.entry.size), self.entry.size + 1), 0
         with published_file(self.path) as descriptor:
             while part := await in_thread(read_at, descriptor, size, offset):
@@ -376,7 +372,7 @@ class Upload:
                 self.done += len(part)
 
     async def _is_right(self, e_tags: tuple[str, str]) -> bool:
-        """Whether the store has the file; ``stored`` is set if it has."""
+        """Whether the store has the intact file; sets ``stored`` if so."""
         found = await self.remote.about(self.entry.name)
         if found is None or found.size != self.entry.size:
             return False
@@ -386,7 +382,7 @@ class Upload:
         return True
 
     async def _sha256_there(self) -> str:
-        """Return the digest of the file that the store sends; empty where it breaks off or is gone."""
+        """Return the SHA-256 of the file in the store; empty if it breaks off or is gone."""
         digest = hashlib.sha256()
         try:
             async with aclosing(self.remote.read(self.entry.name)) as chunks:

@@ -1,6 +1,6 @@
-"""Repair of a dataset from its source, or from an intact copy in object storage.
+"""Repairing a dataset from its source, or from an intact copy in object storage.
 
-The damaged files, and only these, are made again, with the same bytes.
+Only the damaged files are rebuilt, with the same bytes.
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ def repair(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Restore what ``verify(level="full")`` finds damaged or missing, and verify again.
+    """Restore the files that ``verify(level="full")`` finds damaged or missing, and verify again.
 
-    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same; intact files
-    are left alone. Files that do not belong to the dataset are reported and left alone.
+    A file is replaced only by one with the SHA-256 in the manifest, so the root stays the same. Intact files
+    are left alone, as are files that do not belong to the dataset, which are reported.
 
-    From a path, the damaged files are rebuilt. For a damaged table the whole source is read, because its rows
-    come from all records. Files of columns that :func:`~shardprep.formats.conversion.join.join` added are
-    reported and left alone: join them again to rebuild them. From a URL, the damaged files are fetched, those
-    of joined columns, too; bytes that arrived before a kill are kept.
+    From a path, the damaged files are rebuilt; a damaged table takes the whole source, because its rows come
+    from all records. Columns that :func:`~shardprep.formats.conversion.join.join` added are only reported:
+    join them again to rebuild them. From a URL, the damaged files are fetched, including joined columns;
+    partial downloads are continued after a kill.
 
     Args:
         dataset: Folder of the dataset.
         source: Path that it was converted from, or URL of an intact copy, or of a folder of splits with one:
             ``s3://``, ``gs://``, ``az://``, ``https://``, ``http://`` or ``file://``.
-        root: Folder that the paths of a list of images are relative to; None is the list's own.
+        root: Folder that the paths in a list of images are relative to; None is the list's own.
         workers: As for :func:`~shardprep.formats.conversion.convert.convert`.
         executor: As for :func:`~shardprep.formats.conversion.convert.convert`.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        The new verification; its ``rebuilt`` are the files that were replaced.
+        The new report; its ``rebuilt`` are the replaced files.
 
     Raises:
         ManifestDamaged: The manifest is damaged.
-        PlanMismatch: The source, or the copy, is a different one, or a join of columns is not finished.
-        ShardprepError: What :func:`~shardprep.formats.conversion.convert.convert` or
-            :func:`~shardprep.formats.transfer.fetch.fetch` raises.
+        PlanMismatch: The source or copy is a different one, or a join of columns is not finished.
+        ShardprepError: The errors of :func:`~shardprep.formats.conversion.convert.convert` or
+            :func:`~shardprep.formats.transfer.fetch.fetch`.
     """
     origin = path_or_place(source)
     if isinstance(origin, Location) and root is not None:
@@ -106,7 +106,7 @@ def repair(
 
 
 def _refuse_irreparable(report: Report, path: Path) -> None:
-    """Raise what repairing raises; remove what a finished conversion left in an intact dataset."""
+    """Refuse unreadable files and a damaged archive; remove leftovers of work from an intact dataset."""
     if report.unchecked:
         raise OperationError(f"could not check {report.unchecked[0]}", path=path)
     for finding in report.findings:
@@ -122,7 +122,7 @@ def _refuse_irreparable(report: Report, path: Path) -> None:
 
 @contextmanager
 def _working(path: Path, manifest: Manifest, kept: Callable[[], str]) -> Iterator[WorkFolder]:
-    """Begin the work, and remove what it leaves. Raises PlanMismatch where a join is not finished."""
+    """Open the work folder, and clean up at the end. Raises PlanMismatch if a join is not finished."""
     with WorkFolder(path) as work_folder:
         if is_being_joined(work_folder, manifest):
             raise PlanMismatch(
@@ -137,7 +137,7 @@ def _working(path: Path, manifest: Manifest, kept: Callable[[], str]) -> Iterato
 
 
 def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, progress: Progress) -> None:
-    """Fetch the damaged files from the copy of the dataset at a place. Raises PlanMismatch without one."""
+    """Fetch the damaged files from a copy at a place. Raises PlanMismatch if there is none."""
     with LoopThread(threads=AT_ONCE) as loop:
         found = loop.run(find_datasets(place, PATIENT)).values()
         remote = next((remote for remote in found if remote.manifest.root == manifest.root), None)
@@ -163,9 +163,9 @@ def _rebuild(
     root: str | os.PathLike[str] | None,
     runner: JobRunner,
 ) -> None:
-    """Rebuild the damaged files from the source of the dataset.
+    """Rebuild the damaged files from the dataset's source.
 
-    Raises PlanMismatch for a table that differs from that in the manifest; then none is published.
+    Raises PlanMismatch, before publishing any table, if one differs from the manifest.
     """
     split, offsets = manifest.split, manifest.offsets
     options, seed = _options_of(manifest, root), manifest.plan["seed"]
@@ -212,13 +212,13 @@ def _rebuild(
 
 
 def _options_of(manifest: Manifest, root: str | os.PathLike[str] | None) -> SourceOptions:
-    """Return the options of a conversion; an earlier release took fewer names for images and labels."""
+    """Return the conversion's source options; an earlier release knew fewer names for images and labels."""
     options = replace(SourceOptions.of_manifest(manifest.source), root=root)
     if manifest.source["layout"] not in LAYOUTS_OF_RECORDS:
         return options
     if options.image_column is None and not manifest.has_images:
         options = replace(options, image_column="")
-    names = [name.removesuffix(".txt") for name in manifest.schema.names]  # of a sample's part
+    names = [name.removesuffix(".txt") for name in manifest.schema.names]
     if options.label_column is None and not len(manifest.labels) and usual(names, LABELS):
         options = replace(options, label_column="")
     return options

@@ -1,4 +1,4 @@
-"""Conversion of a source to a dataset in object storage, through a scratch folder."""
+"""Converting a source to a dataset in object storage, through a scratch folder."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ TABLES_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class ConvertedTo:
-    """One split that was converted into object storage.
+    """One split that was converted into object storage, at ``url``.
 
-    ``url`` is its place; ``manifest``, ``already_complete``, ``skipped``, ``ignored``, ``notes`` and
-    ``has_labels`` are as in :class:`Converted`.
+    The other attributes are as in :class:`Converted`.
     """
 
     url: str
@@ -67,32 +66,31 @@ def convert_to_url(
 ) -> list[ConvertedTo]:
     """Convert a source to shards in object storage. After a kill at any point, the same call finishes it.
 
-    The result has the bytes, and the root, of a local conversion. Each shard is built in ``scratch``,
-    uploaded, proven to be in the store as :func:`~.publish.publish` does, and removed here. The tables and,
-    only if there is none, the manifest come last. Of two different conversions to one URL, one gets an error.
-    Needs obstore.
+    The result has the same bytes and root as a local conversion. Each shard is built in ``scratch``,
+    uploaded, verified like :func:`~.publish.publish` does, and removed from ``scratch``. The tables and, if
+    there is none, the manifest come last. Of two different conversions to one URL, one fails. Needs obstore.
 
     Args:
         source: As for :func:`~.convert.convert`.
-        url: Place of the dataset if ``split`` is given; else every split found is converted into
+        url: URL of the dataset if ``split`` is given; otherwise, all splits are converted into
             ``url/<split>``. ``s3://``, ``gs://``, ``az://`` or ``file://``.
-        scratch: Folder on this machine that keeps the state of the work until it ends, with room for the
-            tables and one shard more than there are workers; give the same to continue. None is one in the
-            user's cache folder, named by the URL.
+        scratch: Local folder for the state of the conversion, with room for the tables and one shard more
+            than there are workers; give the same folder to continue. None is a folder in the user's cache
+            folder, named by the URL.
         split: "train", "val" or "test"; None converts all.
         plan_options: As for :func:`~.convert.convert`.
         options: As for :func:`~.convert.convert`.
         source_options: As for :func:`~.convert.convert`.
         workers: Number of processes, as for :func:`~.convert.convert`.
         retries: Number of times to retry a failed request.
-        timeout_s: Seconds without an answer after which a request fails.
+        timeout_s: Seconds without a response after which a request fails.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
         The converted splits.
 
     Raises:
-        ShardprepError: What :func:`~.convert.convert` and :func:`~.publish.publish` raise.
+        ShardprepError: The errors of :func:`~.convert.convert` and :func:`~.publish.publish`.
     """
     progress, place = shown(progress), Location.parse(url)
     caches = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -119,7 +117,7 @@ def convert_to_url(
             remote = RemoteFolder(place if split else place.child(one.listing.split), policy, writable=True)
             to = StorePlace(remote, canonical_json({"plan": sha256_of(one.guard())}))
             done = _converted(one, to, policy, runner, loop)
-            with suppress(OSError):  # it is not empty, or never was
+            with suppress(OSError):  # not empty, or never created
                 for folder in dict.fromkeys((one.output, conversion.output)):
                     folder.rmdir()
             return done
@@ -130,13 +128,13 @@ def convert_to_url(
 def _converted(
     prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
 ) -> ConvertedTo:
-    """Convert a split, unless it is at the place already."""
+    """Convert a split unless it is published already."""
     url, listing, has_labels = place.remote.place.url, prepared.listing, prepared.planned.has_labels
     if (found := loop.run(place.published())) is None:
         with WorkFolder(prepared.output) as work_folder:
             work_folder.claim(prepared.guard())
             loop.run(place.begin(()))
-            if (found := loop.run(place.published())) is None:  # another run may have finished it since
+            if (found := loop.run(place.published())) is None:  # another run may have finished it
                 builder = partial(_build_stored, place.remote.place, policy)
                 built = build_shards(prepared, work_folder, runner, builder)
                 manifest = gather(work_folder, prepared, built)
@@ -162,7 +160,7 @@ def _finish(
     progress: Progress,
     loop: LoopThread,
 ) -> None:
-    """Upload the tables and, last, the manifest; then remove the work folder and all files here."""
+    """Upload the tables and, last, the manifest; then remove the local files and the work folder."""
     proven, uploads = dict[str, StoredFile](), []
     shards = {file.name for shard in built for file in shard.files}
     for file in manifest.files:
@@ -178,10 +176,10 @@ def _finish(
 
 
 def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
-    """Build a shard if its files are not at the place, and bring them there. Safe to kill and repeat.
+    """Build a shard and upload its files, unless they are stored. Safe to kill and repeat.
 
-    A file is removed here when it is proven there, after a receipt of that. A shard of which the rows and the
-    receipts are here, and the files as these say there, is neither built nor uploaded again.
+    A local file is removed once its upload is verified, and a receipt of it written. A shard whose rows and
+    receipts exist, and match the stored files, is neither built nor uploaded again.
     """
     remote = RemoteFolder(place, policy, writable=True)
 
@@ -207,7 +205,7 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
 
 
 def _receipt(work_folder: Path, file: FileEntry) -> StoredFile | None:
-    """Return the store's answer about that file, bound to its SHA-256; None if it is not proven there."""
+    """Return the stored file from its receipt, which has the same SHA-256; None without a valid receipt."""
     try:
         found = parse_canonical_json(_receipt_path(work_folder, file).read_bytes())
         stored = StoredFile(**found["stored"])
