@@ -1,7 +1,7 @@
-"""Canaries: small images that come with this package, and the pixels that any decoder should make of them.
+"""Canaries: small images shipped with the package, and the pixels that a decoder should produce from them.
 
-Two decoders may make different pixels of one JPEG, both within the standard: a model that is trained with one
-and evaluated with the other loses accuracy, and nothing says why.
+Two decoders may decode one JPEG to different pixels, both within the standard. A model trained with one and
+evaluated with the other silently loses accuracy.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shardprep.formats.images.decode import decode
 from shardprep.formats.images.opencv import cv2
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "canaries"
-PIXELS = "pixels.tsv"  # the file of digests: name, reduction and digest of the pixels
+PIXELS = "pixels.tsv"  # name, reduction and digest of the pixels
 _REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
 
 
 class DecoderDiffers(UserWarning):
-    """The decoder of this machine makes other pixels of an image than those of other machines do."""
+    """This machine's decoder produces different pixels than other machines do."""
 
 
 class Canary(NamedTuple):
-    """An image of the folder, by its ``name``, decoded at 1/``reduction`` of its size."""
+    """An image file ``name``, decoded at 1/``reduction`` of its size."""
 
     name: str
     reduction: int = 1
@@ -37,29 +37,29 @@ class Canary(NamedTuple):
 
 
 def canaries() -> Iterator[Canary]:
-    """Yield all canaries of the table, in its order. Raises OSError."""
+    """Yield all canaries in the order of the table. Raises OSError."""
     for line in (FOLDER / PIXELS).read_text().splitlines():
         name, reduction, _ = line.split("\t")
         yield Canary(name, int(reduction))
 
 
 def pixels_of(canary: Canary) -> str:
-    """Return 16 hexadecimal digits of the pixels that this machine's decoder makes of a canary."""
+    """Return a digest (16 hexadecimal digits) of the pixels that this machine decodes a canary to."""
     flags = _REDUCED.get(canary.reduction, cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels = decode((FOLDER / canary.name).read_bytes(), flags)
-    except BadImage:  # the decoder was built without this kind of image
+    except BadImage:  # the decoder was built without this format
         return "0" * 16
     return hashlib.sha256(b"%d %d " % pixels.shape[:2] + pixels.tobytes()).hexdigest()[:16]
 
 
 class DecoderCheck(NamedTuple):
-    """The pixels of this machine's decoder, beside the reference.
+    """This machine's decoder compared with the reference.
 
     Attributes:
-        digest: 16 hexadecimal digits, equal on all machines whose decoders make the same pixels.
-        reference: The digest of the reference.
-        differing: The names of the images whose pixels differ.
+        digest: 16 hexadecimal digits, equal on all machines that decode to the same pixels.
+        reference: The reference digest.
+        differing: Names of the images whose pixels differ.
     """
 
     digest: str
@@ -69,7 +69,7 @@ class DecoderCheck(NamedTuple):
 
 @cache
 def checked_decoder() -> DecoderCheck:
-    """Decode all canaries, once in a process, in some 5 ms; without them nothing differs."""
+    """Decode all canaries (about 5 ms, once per process). If they are missing, nothing differs."""
     try:
         reference = (FOLDER / PIXELS).read_text().splitlines()
         here = [f"{canary}\t{pixels_of(canary)}" for canary in canaries()]
@@ -85,13 +85,13 @@ def _digest(lines: list[str]) -> str:
 
 @cache
 def warn_of_decoder() -> None:
-    """Warn with DecoderDiffers, once in a process, if this machine's decoder makes other pixels."""
+    """Warn with DecoderDiffers, once per process, if this machine's decoder differs from the reference."""
     if differing := checked_decoder().differing:
         _warn(f"decodes some images ({', '.join(differing)}) to other pixels than the reference")
 
 
 def warn_of_other_decoder(digest: str) -> None:
-    """Warn with DecoderDiffers if the :class:`DecoderCheck` of another machine has another digest."""
+    """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
     if digest != checked_decoder().digest:
         _warn("makes other pixels of the same images than the decoder of the run so far")
 

@@ -1,18 +1,15 @@
-"""Crop-ready JPEGs: with a grid of restart markers, so that a part is cut out before decoding.
+"""Crop-ready JPEGs: a grid of restart markers lets a rectangle be cut out before decoding.
 
-Here an image is made smaller, given its grid and checked, and here a rectangle is cut out of it again. The
-grid is made by jpegtran, libjpeg-turbo's program that recodes a JPEG without changing its coefficients,
-because no wheel offers restart intervals for unchanged coefficients. It runs without a shell.
+This module shrinks an image, adds its grid, checks it, and cuts rectangles out of it. libjpeg-turbo's
+jpegtran, run without a shell, adds the markers without changing the coefficients; no wheel can do that.
 
-The grid is a table of the JPEG's segments. At a restart marker the predictors of the scan are reset and its
-bits begin at a byte (ITU-T T.81, F.1.1.5). With a marker after every R minimum coded units (MCUs), and R a
-divisor of those in a row, the scan is a grid of independent segments, each R MCUs wide and one MCU high.
-The headers with another height and width, the segments of a rectangle, and markers numbered anew are a JPEG
-of that rectangle: any decoder gives the same pixels for it, except within two pixels of the cut, where the
-colours of the neighbours are missing.
+At a restart marker the predictors of the scan are reset and its bits begin at a byte (ITU-T T.81, F.1.1.5).
+With a marker after every R minimum coded units (MCUs), where R divides the MCUs of a row, the scan is a grid
+of independent segments, each R MCUs wide and one MCU high. The headers with a new height and width, followed
+by the segments of a rectangle with renumbered markers, are a JPEG of that rectangle. Any decoder gives the
+same pixels for it, except within two pixels of the cut, where the neighbours' colours are missing.
 
-The table is an APP15 segment before the first other header. It also keeps the SHA-256 of the image that the
-grid was made from.
+The table of segments is an APP15 segment before all other headers. It also has the original image's SHA-256.
 """
 
 from __future__ import annotations
@@ -28,20 +25,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, OperationError
-from shardprep.formats.images.decode import decode
+from shardprep.formats.images.decode import Encoded, decode
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import DEFAULT_QUALITY, MAX_GROWTH, ImageFlag, ImageInfo
 from shardprep.formats.images.kinds import MAX_MARKERS, marker_segments
 from shardprep.formats.images.opencv import cv2
-
-if TYPE_CHECKING:
-    from shardprep.formats.images.decode import Encoded
 
 
 class Crop(NamedTuple):
@@ -53,7 +47,7 @@ class Crop(NamedTuple):
     height: int
 
     def aligned(self, step: int) -> Crop:
-        """Return a crop at nearly the same place; its sides begin and end at multiples of ``step``."""
+        """Return the crop with its position and size rounded down to multiples of ``step``."""
         return Crop(*(side // step * step for side in self))
 
     @property
@@ -62,18 +56,17 @@ class Crop(NamedTuple):
         return self.width * self.height
 
     def holds(self, other: Crop) -> bool:
-        """Whether the other crop lies within this one."""
         return self.around(other) == self
 
     def around(self, other: Crop) -> Crop:
-        """Return the smallest crop that holds this one and the other."""
+        """Return the smallest crop that contains both."""
         x, y = min(self.x, other.x), min(self.y, other.y)
         right = max(self.x + self.width, other.x + other.width)
         bottom = max(self.y + self.height, other.y + other.height)
         return Crop(x, y, right - x, bottom - y)
 
     def scaled(self, by: int, width: int, height: int) -> Crop:
-        """Return the crop ``by`` times as large, cut off at ``width`` and ``height``."""
+        """Return the crop enlarged ``by`` times, clipped to ``width`` and ``height``."""
         x, y = self.x * by, self.y * by
         return Crop(x, y, min(width - x, self.width * by), min(height - y, self.height * by))
 
@@ -82,14 +75,14 @@ SIGNATURE = b"shardprep\0"
 VERSION = 1
 TABLE = struct.Struct("<10sB32sHHBBHHHH")
 MAX_SEGMENTS = (65_533 - TABLE.size) // 2  # the payload of a marker segment has at most 65,533 bytes
-MARGIN = 2  # pixels beside a crop that chroma upsampling reads, for each pixel of the decoded size
+MARGIN = 2  # decoded pixels beside a crop that chroma upsampling reads
 
 EOI, COM, APP0, APP14, APP15 = 0xD9, 0xFE, 0xE0, 0xEE, 0xEF
 SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})  # baseline and extended; both Huffman-coded
 APPLICATION = frozenset({COM, *range(APP0, APP15 + 1)})
 _RESTARTS = np.resize(np.arange(0xD0, 0xD8, dtype=np.uint8), MAX_SEGMENTS)
 
-# After the end marker: libjpeg-turbo decodes an MCU of six blocks quickly only with so many bytes ahead.
+# After the end marker: libjpeg-turbo's fast path for an MCU of six blocks needs this many bytes ahead.
 AHEAD = bytes(512 * 6)
 
 Bytes = npt.NDArray[np.uint8]
@@ -106,11 +99,11 @@ class Cut(NamedTuple):
 class RestartGrid(NamedTuple):
     """The table of a crop-ready image.
 
-    ``sha256`` is that of the original image. ``width`` and ``height`` are in stored pixels. ``mcu_width`` and
-    ``mcu_height`` are in pixels, ``interval`` is the number of MCUs in a segment, ``columns`` the number of
-    segments in a row. ``header`` and ``scan`` are the offsets of the first header after the table and of the
-    first segment; ``frame`` is the offset of the frame's header from ``header``. ``lengths`` are those of the
-    segments in bytes, without their markers.
+    ``sha256`` is the original image's. ``width``, ``height``, ``mcu_width`` and ``mcu_height`` are in stored
+    pixels. ``interval`` is the number of MCUs per segment, ``columns`` the number of segments per row.
+    ``header`` and ``scan`` are the offsets of the first header after the table and of the first segment;
+    ``frame`` is the offset of the frame header from ``header``. ``lengths`` are the segments' sizes in bytes,
+    without markers.
     """
 
     sha256: bytes
@@ -126,7 +119,7 @@ class RestartGrid(NamedTuple):
     lengths: npt.NDArray[np.uint16]
 
     def cut(self, image: Encoded, crop: Crop, *, reduction: int = 1) -> Cut | None:
-        """Return the part with the pixels of ``crop``; None if the bytes are not as the table says."""
+        """Return a JPEG that contains the pixels of ``crop``; None if the bytes contradict the table."""
         across, down = self.mcu_width * self.interval, self.mcu_height
         margin = MARGIN * reduction
         left, top = max(0, crop.x - margin) // across, max(0, crop.y - margin) // down
@@ -159,7 +152,7 @@ class RestartGrid(NamedTuple):
 
 
 def grid_of(image: Encoded) -> RestartGrid | None:
-    """Return the grid of a crop-ready image; None without a table, or if its numbers do not fit the image."""
+    """Return the grid of a crop-ready image; None without a table that fits the image."""
     header, end = 2, len(image) - 4
     for _ in range(MAX_MARKERS):
         at = header
@@ -201,15 +194,15 @@ def _fits(grid: RestartGrid, image: Encoded) -> bool:
     )
 
 
-SEGMENT_WIDTH = 32  # pixels; wider segments make smaller files, and more pixels that are decoded in vain
-SEGMENT_BYTES = 250  # at least, if segments are to be wider for it; a segment costs about 6 bytes
+SEGMENT_WIDTH = 32  # pixels; wider segments make files smaller, but waste more decoding
+SEGMENT_BYTES = 250  # minimum that widens segments; each costs about 6 bytes
 FEWEST_SEGMENTS = 4
 SAMPLINGS = frozenset({(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)})  # of luma, with both chromas 1x1
 DRI = 0xDD
 
 
 class NotCropReady(Exception):
-    """The image stays as it is; the text says why, so that images can be counted by it."""
+    """The image stays as it is, for the reason in the text."""
 
 
 class _Frame(NamedTuple):
@@ -227,9 +220,9 @@ class _Frame(NamedTuple):
 
 
 def grid_interval(image: bytes) -> int:
-    """Return the number of MCUs in a segment for a JPEG. Raises NotCropReady, BadImage.
+    """Return the number of MCUs per segment for a JPEG: the divisor of a row's MCUs nearest to the target.
 
-    It is the divisor of a row's MCUs with the ratio nearest to one to that of the wanted segments.
+    Raises NotCropReady, BadImage.
     """
     frame = _frame(image)
     across, down = frame.mcus
@@ -242,7 +235,7 @@ def grid_interval(image: bytes) -> int:
 
 
 def with_grid(image: bytes, sha256: bytes) -> bytes:
-    """Return a sequential JPEG with the table of its segments. Raises BadImage if they are no grid."""
+    """Return a sequential JPEG with a table of its segments. Raises BadImage unless they form a grid."""
     frame, before, frame_at, interval, scan = _frame(image), None, 0, 0, 0
     for marker, start, stop in marker_segments(image):
         scan = stop
@@ -265,7 +258,7 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
 
 
 def without_grid(image: bytes) -> bytes:
-    """Return a JPEG without tables of segments. Raises BadImage where it is malformed."""
+    """Return a JPEG without tables of segments. Raises BadImage if it is malformed."""
     kept, at = [], 0
     for marker, start, stop in marker_segments(image):
         if marker == APP15 and image.startswith(SIGNATURE, start):
@@ -275,7 +268,7 @@ def without_grid(image: bytes) -> bytes:
 
 
 def grid_is_sound(image: bytes, sha256: bytes) -> bool:
-    """Whether the table of a crop-ready image, of the original with this digest, is that of its bytes."""
+    """Whether a crop-ready image, made from the original with this digest, has the right table."""
     try:
         return with_grid(without_grid(image), sha256) == image
     except (BadImage, NotCropReady):
@@ -283,7 +276,7 @@ def grid_is_sound(image: bytes, sha256: bytes) -> bool:
 
 
 def marked(image: bytes, info: ImageInfo) -> ImageInfo:
-    """Return the properties, with CROP_READY if the image has a table of segments that fits its bytes."""
+    """Return the properties, with CROP_READY added if the image has a correct table of segments."""
     grid = grid_of(image)
     if grid is None or not grid_is_sound(image, grid.sha256):
         return info
@@ -291,7 +284,7 @@ def marked(image: bytes, info: ImageInfo) -> ImageInfo:
 
 
 def _frame(image: bytes) -> _Frame:
-    """Return the frame. Raises NotCropReady for one of other samplings, BadImage without one."""
+    """Return the frame. Raises NotCropReady for an unsupported JPEG, BadImage for a malformed one."""
     for marker, start, _ in marker_segments(image):
         if 0xC0 <= marker <= 0xC2:
             _, height, width, components = struct.unpack_from(">BHHB", image, start)
@@ -306,7 +299,7 @@ def _frame(image: bytes) -> _Frame:
 
 
 def _lengths(image: bytes, scan: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    """Return the lengths of the segments of a scan that goes from ``scan`` to the image's end."""
+    """Return the sizes of the segments of a scan, from offset ``scan`` to the end of the image."""
     data = np.frombuffer(image, np.uint8, offset=scan)
     ends = np.flatnonzero((data[:-1] == 0xFF) & (data[1:] != 0))
     markers = data[ends + 1]
@@ -325,7 +318,7 @@ PROGRAM = "jpegtran"
 
 @cache
 def jpegtran() -> str:
-    """Return the path of the program. Raises OperationError if it is not there."""
+    """Return the path of the program. Raises OperationError if it is not installed."""
     found = shutil.which(PROGRAM)
     if found is None:
         raise OperationError(
@@ -363,25 +356,23 @@ def transcode(image: bytes, *, interval: int) -> bytes:
 
 
 def _memory_file() -> BinaryIO:
-    """A file in memory, because a process takes a tenth longer with pipes."""
+    """Return a file in memory: with pipes, a process takes a tenth longer."""
     return os.fdopen(os.memfd_create(PROGRAM), "w+b")
 
 
 def encoder_version() -> str:
-    """Return the version of OpenCV, which encodes shrunk images, such as "OpenCV 5.0.0.93"."""
+    """Return the version of the encoder of shrunk images, such as "OpenCV 5.0.0.93"."""
     for name in ("opencv-python-headless", "opencv-python"):
-        try:
+        with suppress(PackageNotFoundError):
             return f"OpenCV {version(name)}"
-        except PackageNotFoundError:
-            continue
     return f"OpenCV {cv2.__version__}"
 
 
 def crop_ready(image: bytes, info: ImageInfo) -> bytes:
-    """Return ``image`` as a JPEG with a restart grid, of the same pixels and metadata.
+    """Return a JPEG with a restart grid, and with the pixels and metadata of ``image``.
 
-    ``info`` has its properties. Bytes after the image's end are left out. Raises NotCropReady if it stays as
-    it is, BadImage if it does not decode, and OperationError and OSError if jpegtran cannot be run.
+    ``info`` has its properties. Bytes after the end of the image are dropped. Raises NotCropReady if it must
+    stay as it is, BadImage if it does not decode, and OperationError or OSError if jpegtran cannot run.
     """
     if not image.startswith(b"\xff\xd8") or info.components not in (1, 3):
         raise NotCropReady("not a JPEG of gray or colour")
@@ -402,10 +393,10 @@ def crop_ready(image: bytes, info: ImageInfo) -> bytes:
 def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = DEFAULT_QUALITY) -> bytes:
     """Return ``image`` as a crop-ready JPEG with ``shorter_side`` pixels on its shorter side.
 
-    ``info`` has its properties; the longer side is rounded. Gray stays gray; other colour spaces become RGB,
-    and transparency is left out. EXIF, colour profile and comments of a JPEG are kept. ``quality`` is
-    libjpeg's, 1 to 100; chroma has half the resolution. Raises NotCropReady if the image is not larger than
-    that, BadImage if it does not decode.
+    ``info`` has its properties; the longer side is rounded. Gray stays gray; other colour spaces become RGB
+    without transparency. A JPEG keeps its EXIF, colour profile and comments. ``quality`` is libjpeg's, 1 to
+    100; chroma has half the resolution. Raises NotCropReady if the image is not larger than ``shorter_side``,
+    BadImage if it does not decode.
     """
     ratio = shorter_side / min(info.width, info.height)
     if ratio >= 1:
@@ -417,8 +408,7 @@ def shrink(image: bytes, info: ImageInfo, *, shorter_side: int, quality: int = D
     options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
     interval = grid_interval(_encoded(small, options))
     made = _encoded(small, [*options, cv2.IMWRITE_JPEG_RST_INTERVAL, interval])
-    digest = hashlib.sha256(image).digest()
-    ready = with_grid(_with_metadata(made, image), digest)
+    ready = with_grid(_with_metadata(made, image), hashlib.sha256(image).digest())
     if len(ready) > len(image) * MAX_GROWTH:
         raise NotCropReady("larger when shrunk")
     return ready
@@ -446,11 +436,11 @@ def _with_metadata(made: bytes, original: bytes) -> bytes:
 def stored_image(
     image: bytes, info: ImageInfo, *, segments: bool, shorter_side: int | None, quality: int
 ) -> tuple[bytes, ImageInfo]:
-    """Return the bytes to store of an image with the properties ``info``, and their properties.
+    """Return the bytes to store for an image with the properties ``info``, and the properties of these bytes.
 
-    With ``segments`` a JPEG is made crop-ready. An image with more than ``shorter_side`` pixels on its
-    shorter side, if that is given, is shrunk to it and encoded at ``quality``. Crop-ready images stay as they
-    are. Raises BadImage if the image is to be changed and does not decode, OperationError, OSError.
+    With ``segments`` a JPEG becomes crop-ready. With ``shorter_side``, an image whose shorter side is longer
+    is shrunk to that many pixels and encoded at ``quality``. Crop-ready images stay as they are. Raises
+    BadImage if an image to change does not decode, OperationError, OSError.
     """
     if shorter_side is not None:
         with suppress(NotCropReady):

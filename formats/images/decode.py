@@ -1,4 +1,4 @@
-"""The decoding of images, guarded against input that crashes the decoder, and pixels as a PNG file."""
+"""Decoding of images, guarded against input that crashes the decoder; and encoding as PNG."""
 
 from __future__ import annotations
 
@@ -16,32 +16,28 @@ Encoded = bytes | bytearray | memoryview
 
 
 def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray[np.uint8]:
-    """Return the pixels of an image by ``flags`` (``cv2.IMREAD_...``); of an animated PNG its still image's.
+    """Decode an image with ``flags`` (``cv2.IMREAD_...``), and return its pixels.
 
-    The array is new and writable. Thread-safe; the GIL is released while it decodes. Raises BadImage, with
-    ``key``, if the bytes do not decode or give more than MAX_PIXELS, and MemoryError if there is no memory
-    for the pixels, which says nothing about the image.
+    An animated PNG gives its still image. The array is new and writable. Thread-safe; releases the GIL while
+    decoding. Raises BadImage, with ``key``, if the bytes do not decode or give more than MAX_PIXELS, and
+    MemoryError if memory is short, which says nothing about the image.
     """
+    is_swapped = flags & cv2.IMREAD_COLOR_RGB and is_base_media(image)
+    if is_swapped:  # OpenCV 5.0 decodes an AVIF with alpha to BGR even if RGB is requested
+        flags = flags & ~cv2.IMREAD_COLOR_RGB | cv2.IMREAD_COLOR
     try:
         if bytes(image[: len(PNG_SIGNATURE)]) == PNG_SIGNATURE:
             image = without_animation(bytes(image))
-        pixels = _decoded(image, flags)
+        pixels: Any = cv2.imdecode(np.frombuffer(image, np.uint8), flags)
+        if is_swapped and pixels is not None:
+            pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
     except (BadImage, cv2.error) as error:
         if getattr(error, "code", 0) == cv2.Error.StsNoMem:
             raise MemoryError("there is no room for an image's pixels") from error
         raise BadImage(f"does not decode: {str(error).strip().splitlines()[-1]}", key=key) from error
     if pixels is None:
         raise BadImage("does not decode", key=key)
-    return pixels
-
-
-def _decoded(image: Encoded, flags: int) -> npt.NDArray[np.uint8] | None:
-    """Decode an image. OpenCV 5.0 leaves an AVIF with alpha in BGR where RGB is asked for."""
-    data = np.frombuffer(image, np.uint8)
-    if flags & cv2.IMREAD_COLOR_RGB and is_base_media(image):
-        pixels = cv2.imdecode(data, flags & ~cv2.IMREAD_COLOR_RGB | cv2.IMREAD_COLOR)
-        return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)  # type: ignore[return-value]
-    return cv2.imdecode(data, flags)  # type: ignore[return-value]
+    return pixels  # type: ignore[no-any-return]
 
 
 def check_decodes(image: bytes) -> None:
@@ -50,10 +46,10 @@ def check_decodes(image: bytes) -> None:
 
 
 def crashes_decoder(signal: str) -> str:
-    """Return the problem of an image if decoding it alone ended the process by this signal."""
+    """Return the description of an image that kills its decoding process by this signal."""
     return f"crashes the decoder ({signal})"
 
 
 def png_of(pixels: npt.NDArray[Any]) -> bytes:
-    """Return the PNG file of an image: uint8, height x width x 3, in RGB."""
+    """Encode RGB pixels, uint8 [height, width, 3], as PNG."""
     return bytes(cv2.imencode(".png", pixels[..., ::-1])[1])

@@ -1,4 +1,4 @@
-"""The fastest decoder of JPEGs that makes the same pixels as OpenCV: simplejpeg, where it is installed."""
+"""The fastest JPEG decoder that produces the same pixels as OpenCV: simplejpeg, if it is installed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,26 @@ Decoder = Callable[[Encoded], npt.NDArray[np.uint8]]
 
 @cache
 def jpeg_decoder() -> Decoder | None:
-    """Return simplejpeg's decoder to RGB; None if it is not installed, or makes other pixels than OpenCV.
+    """Return simplejpeg's decoder to RGB; None if it is not installed, or decodes a canary unlike OpenCV.
 
-    It raises ValueError for an image that it refuses, such as a damaged one. Like OpenCV, it ignores EXIF and
-    releases the GIL. The canaries are decoded by both, once in a process, in some 5 ms.
+    The decoder raises ValueError for an image it refuses, such as a damaged one. It ignores EXIF and releases
+    the GIL. The comparison takes about 5 ms, once per process.
     """
     try:
         from simplejpeg import decode_jpeg  # an extra
     except ImportError:
         return None
     decoder: Any = partial(decode_jpeg, colorspace="RGB", fastdct=False, fastupsample=False)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         images = [(FOLDER / canary.name).read_bytes() for canary in canaries() if canary.reduction == 1]
-        return decoder if all(_is_equal(decoder, image) for image in images) else None
-    except (OSError, ValueError):  # there are no canaries, or it refuses an image that is right
+        jpegs = [image for image in images if image.startswith(JPEG_SIGNATURE)]
+        is_same = all(np.array_equal(decoder(image), decode(image, flags)) for image in jpegs)
+    except (OSError, ValueError):  # there are no canaries, or it refuses an intact image
         return None
-
-
-def _is_equal(decoder: Decoder, image: bytes) -> bool:
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    return not image.startswith(JPEG_SIGNATURE) or np.array_equal(decoder(image), decode(image, flags))
+    return decoder if is_same else None
 
 
 def decoder_name() -> str:
-    """Return the name and version of the decoder of JPEGs."""
+    """Return the name and version of the JPEG decoder."""
     return f"simplejpeg {version('simplejpeg')}" if jpeg_decoder() else f"OpenCV {cv2.__version__}"

@@ -1,7 +1,7 @@
-"""The properties of an image from its header, and its completeness from its structure.
+"""Reads the properties of an image from its header, and checks from its structure that it is complete.
 
-Nothing is decoded: a decoder is not a checksum (it accepts 99.65 % of single flipped bytes), and takes a
-hundred times as long. ``prep verify --level decode`` finds what only decoding can find.
+Nothing is decoded: a decoder is no checksum (it accepts 99.65 % of single flipped bytes) and takes a hundred
+times as long. ``prep verify --level decode`` finds what only decoding reveals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READERS: dict[tuple[bytes, ...], Callable[[bytes], ImageInfo]] = {
     rare.NETPBM_SIGNATURES: rare.read_netpbm,
     (rare.SUN_RASTER_SIGNATURE,): rare.read_sun_raster,
 }
-"""The reader of each kind, by the bytes that such a file starts with."""
+"""The reader of each kind of image, by its signatures."""
 
 _NOT_DECODED = {
     b"\xff\x0a": "JPEG XL",
@@ -43,17 +43,17 @@ _DECODED_WRONGLY = {
     b"#?RADIANCE": "Radiance HDR",
     b"#?RGBE": "Radiance HDR",
 }
-"""PAM loses its order of channels, and the floats of the others are cut off at 255."""
+"""OpenCV reorders the channels of PAM, and clips the floats of the others at 255."""
 
 
 def read_image_header(image: bytes) -> ImageInfo:
-    """Return the properties of ``image``, the bytes of an image file, which decide its kind.
+    """Return the properties of ``image``, the bytes of an image file; they alone determine its kind.
 
-    Raises BadImage unless it is of a kind that OpenCV decodes (JPEG, PNG, WebP, TIFF, BMP, GIF, JPEG 2000,
-    Netpbm, AVIF, Sun raster), and intact, as far as that shows without decoding: a JPEG has a frame, a scan
-    and an end; a PNG's chunks match their CRCs and are in order, those of an animation included; the parts of
-    any other file lie within it. More than ``MAX_PIXELS`` pixels or ``MAX_SCANS`` scans, and parts without
-    end, are refused as attacks on the decoder.
+    Raises BadImage unless OpenCV decodes the kind (JPEG, PNG, WebP, TIFF, BMP, GIF, JPEG 2000, Netpbm, AVIF,
+    Sun raster) and the file is intact, as far as that shows without decoding: a JPEG has a frame, a scan and
+    an end; a PNG's chunks, with those of an animation, match their CRCs and are in order; the parts of any
+    other file lie within it. More than ``MAX_PIXELS`` pixels, ``MAX_SCANS`` scans or endless parts count as
+    attacks on the decoder.
     """
     try:
         info = _reader(image)(image)
@@ -69,7 +69,7 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Whether a file with these first bytes is an image of a kind that no text is taken for."""
+    """Whether a file with these first bytes is certainly an image: no text begins like it."""
     known = (
         kinds.JPEG_SIGNATURE,
         kinds.PNG_SIGNATURE,
@@ -81,7 +81,7 @@ def begins_as_image(head: bytes) -> bool:
 
 
 def is_image_file(data: bytes) -> bool:
-    """Whether the bytes begin like an image of a kind that is read."""
+    """Whether the bytes begin like an image that can be read."""
     return data.startswith(tuple(chain.from_iterable(READERS))) or rare.is_base_media(data)
 
 

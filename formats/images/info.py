@@ -1,4 +1,4 @@
-"""The properties of an image file, the limits for all kinds, and the causes for which images are bad."""
+"""Properties of image files, limits for all kinds, and the causes of bad images."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from enum import IntFlag
 
 MAX_PIXELS = 1 << 26  # 64 Mpx decode to 200 MB; ILSVRC12's largest image has 40 Mpx
-EXTREME_ASPECT = 16  # longer to shorter side: resized whole, such an image would take all memory
+EXTREME_ASPECT = 16  # longer to shorter side; resizing a longer image could exhaust the memory
 CONVERT_IT = ": convert it to PNG or JPEG"
 
 
 class ImageFlag(IntFlag):
-    """The kind and the unusual properties of an image; stored in the index column ``flags``.
+    """The kind and unusual properties of an image, stored in the index column ``flags``.
 
-    An image without a flag of :data:`KINDS` is a JPEG. ``SEVERAL`` is a TIFF of several pages, or an
-    animated WebP, GIF or AVIF: the first page or frame is decoded. ``CROP_READY`` is a JPEG with a
-    table of its segments.
+    An image without a flag of :data:`KINDS` is a JPEG. ``SEVERAL`` marks a TIFF of several pages, or an
+    animated WebP, GIF or AVIF: the first page or frame is decoded. ``CROP_READY`` marks a JPEG with a table
+    of its segments.
     """
 
     PNG = 1
@@ -49,7 +49,7 @@ KINDS = {
 }
 """The flag of each kind, by its name."""
 LATER_KINDS = {name: flag for name, flag in KINDS.items() if flag > ImageFlag.PNG}
-"""The kinds that the first readers of the format 1.0 do not know."""
+"""The kinds that early readers of format 1.0 do not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class ImageInfo:
     """The properties of an image.
 
     Attributes:
-        width: Pixels of the decoded image, EXIF not applied.
+        width: Pixels of the decoded image, before EXIF is applied.
         height: Pixels, likewise.
-        components: Number of coded channels: 1 for gray, 2 for gray with alpha, 3 for colour, also from a
-            palette, 4 for CMYK or colour with alpha.
-        flags: The kind and the unusual properties.
-        orientation: EXIF's, 1 to 8, of a JPEG or WebP; 1 if there is none, and for any other kind.
+        components: Number of coded channels: 1 for gray, 2 for gray with alpha, 3 for colour (also from a
+            palette), 4 for CMYK or colour with alpha.
+        flags: The kind and unusual properties.
+        orientation: EXIF orientation (1 to 8) of a JPEG or WebP; 1 without one, and for any other kind.
     """
 
     width: int
@@ -72,19 +72,17 @@ class ImageInfo:
     orientation: int = 1
 
 
-DEFAULT_QUALITY = 90  # of a shrunk image, as libjpeg counts it
-# Of a recoded image; one that grows more stays as it is, so that a shard's size is known before.
-MAX_GROWTH = 1.25
+DEFAULT_QUALITY = 90  # libjpeg's, of a shrunk image
+MAX_GROWTH = 1.25  # an image that recoding enlarges more stays as it is, so that shard sizes can be planned
 
 NO_IMAGE = ImageInfo(0, 0, 0, ImageFlag(0))  # of a record without an image
 
 
-DAMAGED = "damaged"
 _CAUSES = ("not an image", "truncated", "too large", "does not decode", "crashes the decoder")
 
 
 def cause_of(reason: str) -> str:
-    """Return the cause in a message, without the details of one image: "truncated", or "damaged"."""
+    """Return the cause in a message, such as "truncated", without the details of one image."""
     if reason.endswith(CONVERT_IT):
         return reason.removesuffix(CONVERT_IT)
-    return next((cause for cause in _CAUSES if reason.startswith(cause)), DAMAGED)
+    return next((cause for cause in _CAUSES if reason.startswith(cause)), "damaged")

@@ -1,16 +1,17 @@
-"""JPEG and PNG files, read for their properties and their completeness; nothing is decoded."""
+"""Reads the properties of JPEG and PNG files and checks that they are complete, without decoding."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.info import ImageFlag, ImageInfo
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
-MAX_MARKERS = 10_000  # before the first scan, with fill bytes; photographs have some dozens
+MAX_MARKERS = 10_000  # before the first scan, with fill bytes; photographs have dozens
 MAX_SCANS = 100  # libjpeg decodes a progressive file once per scan: thousands are an attack
 
 SOI, EOI, SOS, APP1, APP14 = 0xD8, 0xD9, 0xDA, 0xE1, 0xEE
@@ -21,8 +22,7 @@ STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 
 def read_jpeg(image: bytes) -> ImageInfo:
     """Return the properties of a JPEG. Raises BadImage unless it has a frame, a scan and an end."""
-    flags = ImageFlag(0)
-    orientation = 1
+    flags, orientation = ImageFlag(0), 1
     frame: tuple[int, int, int] | None = None
     for marker, start, stop in marker_segments(image):
         if marker in STARTS_OF_FRAME and frame is None:
@@ -46,21 +46,19 @@ def read_jpeg(image: bytes) -> ImageInfo:
 
 
 def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
-    """Return width and height from a JPEG's first frame; None if there is none, or no size in it."""
+    """Return width and height from a JPEG's first frame; None if it has no frame or no size."""
     if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
         return None
-    try:
+    with suppress(BadImage):
         for marker, start, stop in marker_segments(image):
             if marker in STARTS_OF_FRAME:
                 height, width, _ = _frame(image[start:stop])
                 return (width, height) if width and height else None
-    except BadImage:
-        return None
     return None
 
 
 def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
-    """Return EXIF's orientation of a JPEG, 1 if there is none; None if it is corrupt, or for no JPEG."""
+    """Return the EXIF orientation of a JPEG, 1 without one; None if it is corrupt or not a JPEG."""
     orientation: int | None = 1
     if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
         return None
@@ -100,7 +98,7 @@ def marker_segments(image: bytes | bytearray | memoryview) -> Iterator[tuple[int
 
 
 def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
-    """Return (height, width, components) of a start of frame."""
+    """Return (height, width, components) from the payload of a start of frame."""
     if len(payload) < 6 or len(payload) < 6 + 3 * payload[5]:
         raise BadImage("a JPEG frame header that is too short")
     _, height, width, components = struct.unpack_from(">BHHB", payload)
@@ -110,7 +108,7 @@ def _frame(payload: bytes | bytearray | memoryview) -> tuple[int, int, int]:
 
 
 def _scans_end(image: bytes, start: int, *, several: bool) -> ImageFlag:
-    """Check that the coded data from ``start`` has an end; within it 0x00 follows every 0xFF."""
+    """Check that the coded data from ``start`` has an end marker; in the data 0x00 follows every 0xFF."""
     end = image.rfind(b"\xff\xd9", start)
     if end < 0:
         raise BadImage("truncated: the JPEG has no end")
@@ -120,7 +118,7 @@ def _scans_end(image: bytes, start: int, *, several: bool) -> ImageFlag:
 
 
 def exif_orientation(tiff: bytes) -> int | None:
-    """Return the orientation (1 to 8) in an EXIF block, 1 if it has none, None if the block is corrupt."""
+    """Return the orientation (1 to 8) in an EXIF block; 1 without one, None if the block is corrupt."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     try:
         if order is None:
@@ -149,7 +147,7 @@ _REST = _HEAD.size + 4  # with the CRC after the data
 def read_png(image: bytes) -> ImageInfo:
     """Return the properties of a PNG. Raises BadImage unless its chunks are complete, known and in order.
 
-    Unknown chunks are allowed if they are not critical. All frames of an animation must be there, in order.
+    Unknown chunks are allowed unless they are critical. An animation must have all its frames, in order.
     """
     width, height, colour, end = _walked(image)
     trailing = ImageFlag.TRAILING_BYTES if end != len(image) else ImageFlag(0)
@@ -157,7 +155,7 @@ def read_png(image: bytes) -> ImageInfo:
 
 
 def _walked(image: bytes) -> tuple[int, int, int, int]:
-    """Return width, height, colour type and the end of the last chunk, after checking all chunks."""
+    """Check all chunks, and return width, height, colour type and the end of the last chunk."""
     view = memoryview(image)
     width = height = colour = 0
     seen: set[bytes] = set()
@@ -197,7 +195,7 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
 
 
 def _check_order(kind: bytes, seen: set[bytes], last: bytes, *, has_palette: bool) -> None:
-    """Raise BadImage for a chunk that must not follow those before, and for an unknown critical one."""
+    """Raise BadImage for a chunk that must not follow the previous ones, or is critical and unknown."""
     if not kind.isalpha() or (kind[:1].isupper() and kind not in _CRITICAL):
         raise BadImage(f"a PNG with a critical chunk of the unknown kind {kind.decode('latin-1')!r}")
     has_image = b"IDAT" in seen
@@ -213,7 +211,7 @@ def _check_order(kind: bytes, seen: set[bytes], last: bytes, *, has_palette: boo
 
 
 def without_animation(image: bytes) -> bytes:
-    """Return the still image of a PNG, because OpenCV writes out of bounds for others. Raises BadImage."""
+    """Return a PNG without its animation, for which OpenCV writes out of bounds. Raises BadImage."""
     if not _is_animated(image):
         return image
     *_, end = _walked(image)
@@ -222,10 +220,10 @@ def without_animation(image: bytes) -> bytes:
 
 
 def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None:
-    """Return a gray PNG of the samples of a gray or palette PNG, and the bits of a sample.
+    """Return the raw samples of a gray or palette PNG as a gray PNG, and the bits per sample.
 
-    The palette is left out, and all that is not needed to decode. None for a PNG of colours or with alpha.
-    Raises BadImage, with ``key``, for a PNG that :func:`read_png` refuses.
+    The palette and all other chunks not needed to decode are dropped. Returns None for a PNG with colours or
+    alpha. Raises BadImage, with ``key``, for a PNG that :func:`read_png` refuses.
     """
     try:
         _, _, colour, end = _walked(image)
@@ -244,7 +242,7 @@ def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None
 
 
 def png_orientation(image: bytes) -> int | None:
-    """Return EXIF's orientation of a PNG, 1 without any; None if it is corrupt, or for no PNG."""
+    """Return the EXIF orientation of a PNG, 1 without one; None if it is corrupt or not a PNG."""
     if not image.startswith(PNG_SIGNATURE):
         return None
     for kind, start, stop in _chunks(image):
@@ -254,7 +252,7 @@ def png_orientation(image: bytes) -> int | None:
 
 
 def _is_animated(image: bytes) -> bool:
-    """Whether there is a chunk of an animation; called for every decoded image, so it does little."""
+    """Whether a PNG has a chunk of an animation; fast, as it runs for every decoded image."""
     at, last = len(PNG_SIGNATURE), len(image) - _HEAD.size
     while at <= last:
         length, kind = _HEAD.unpack_from(image, at)
@@ -265,7 +263,7 @@ def _is_animated(image: bytes) -> bool:
 
 
 def _chunks(image: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, start and stop of each chunk by its length; the last stop may be after the end."""
+    """Yield kind, start and stop of each chunk; the last stop may lie beyond the end of the image."""
     at = len(PNG_SIGNATURE)
     while at + _HEAD.size <= len(image):
         length, kind = _HEAD.unpack_from(image, at)

@@ -1,4 +1,4 @@
-"""OpenCV with its limit of pixels set before the import, and without releases that hide damage."""
+"""OpenCV, with its pixel limit set before the import; releases that hide damage are refused."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import re
 
 from shardprep.formats.images.info import MAX_PIXELS
 
-OLDEST = (4, 12)
-
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MAX_PIXELS))
 
-import cv2  # noqa: E402
+import cv2
 
 
 def require_opencv(version: str) -> None:
-    """Raise ImportError below 4.12, which returns truncated JPEGs as images, with other images' pixels."""
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+    """Raise ImportError below 4.12, which returns truncated JPEGs with other images' pixels."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (4, 12):
         raise ImportError(
             f"OpenCV {version} decodes truncated images without an error: "
             "install opencv-python-headless 4.12 or newer"
@@ -25,7 +23,4 @@ def require_opencv(version: str) -> None:
 
 require_opencv(cv2.__version__)
 
-__all__ = [
-    "cv2",
-    "require_opencv",
-]
+__all__ = ["cv2", "require_opencv"]

@@ -1,4 +1,4 @@
-"""Images as HTML for notebooks: one with its figures, or several side by side."""
+"""Images as HTML for notebooks: one, or several side by side."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MEDIA_TYPES = {
     ImageFlag.GIF: "gif",
     ImageFlag.AVIF: "avif",
 }
-"""The media type of the kinds that browsers show, by their flag."""
+"""The media types of the kinds that browsers show."""
 KIND = reduce(or_, KINDS.values()) | ImageFlag.SEVERAL
 
 
 class Limits(NamedTuple):
-    """The limits of a picture in a page: a file's bytes, the pixels of its sides, and the shown height."""
+    """The limits of a picture in a page: the file's bytes, the pixels of a side, and the displayed height."""
 
     most_bytes: int
     most_side: int
@@ -41,11 +41,10 @@ THUMBNAIL = Limits(128 << 10, 384, 160)
 
 
 def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
-    """Return an HTML figure with the image inside, and ``caption`` below it as text.
+    """Return an HTML figure of the image, with the text ``caption`` below.
 
-    A file of a kind that browsers show, of one frame and within the ``limits``, is included unchanged,
-    anything else as a JPEG file that is made smaller. It is shown as it is stored: EXIF's orientation is not
-    applied. Where the image does not decode, the figure says so.
+    A file of one frame that browsers show is embedded unchanged if it is within the ``limits``, anything else
+    as a smaller JPEG. EXIF orientation is not applied. If the image does not decode, the figure says so.
     """
     text, kind = html.escape(caption), None
     if len(image) <= limits.most_bytes:
@@ -70,7 +69,7 @@ def _smaller(image: bytes, most_side: int) -> bytes:
     return bytes(cv2.imencode(".jpg", resized)[1])
 
 
-MOST_SHOWN = 100  # images; each may have the bytes of a THUMBNAIL in the page
+MOST_SHOWN = 100  # images; each may take the bytes of a THUMBNAIL in the page
 MOST_IN_CAPTION = 60  # characters
 
 
@@ -83,14 +82,14 @@ class ShownImage:
 
     @property
     def line(self) -> str:
-        """The caption, and the size of the image in pixels, its kind and its bytes."""
+        """The caption, and the image's size in pixels, kind and bytes."""
         form = f"{_form_of(self.image)}, {len(self.image):,} bytes" if self.image else "without an image"
         return f"{printable(self.caption, MOST_IN_CAPTION)}  {form}"
 
 
 @dataclass(frozen=True, repr=False)
 class Gallery:
-    """Images that a notebook shows side by side below a title; a terminal lists them, one in a line."""
+    """Images below a title: side by side in a notebook, and one per line in a terminal."""
 
     title: str
     images: Sequence[ShownImage]

@@ -1,7 +1,7 @@
-"""Image files that are neither JPEG nor PNG: WebP, GIF, BMP, Netpbm, Sun raster, TIFF, AVIF and JPEG 2000.
+"""Reads image files other than JPEG and PNG: WebP, GIF, BMP, Netpbm, Sun raster, TIFF, AVIF and JPEG 2000.
 
-Each is read for its properties, and its parts must lie within the file; nothing is decoded. What OpenCV
-decodes to other pixels than the file has is refused.
+Properties are read and parts must lie within the file; nothing is decoded. Files that OpenCV would decode to
+wrong pixels are refused.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shardprep.formats.errors import BadImage
 from shardprep.formats.images.info import CONVERT_IT, MAX_PIXELS, ImageFlag, ImageInfo
 from shardprep.formats.images.kinds import exif_orientation
 
-MAX_PARTS = 1 << 16  # side by side in a file; photographs have some dozens, an animation one per frame
+MAX_PARTS = 1 << 16  # side by side in a file; photographs have dozens, an animation one per frame
 NONE = ImageFlag(0)
 
 
 def numbers(form: str, image: bytes, at: int, kind: str) -> tuple[Any, ...]:
-    """Return the numbers at a place, by a format of :mod:`struct`. Raises BadImage after the image's end."""
+    """Unpack numbers at an offset by a :mod:`struct` format. Raises BadImage beyond the end of the image."""
     if at + struct.calcsize(form) > len(image):
         raise truncated(kind)
     return struct.unpack_from(form, image, at)
@@ -43,7 +43,7 @@ def not_decoded(what: str) -> BadImage:
 
 
 def decoded_wrongly(what: str) -> BadImage:
-    """Return the error for an image that OpenCV decodes to other pixels than it has."""
+    """Return the error for an image that OpenCV decodes to wrong pixels."""
     return BadImage(f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}")
 
 
@@ -52,7 +52,7 @@ def _trailing(end: int, image: bytes) -> ImageFlag:
 
 
 GIF_SIGNATURES = (b"GIF87a", b"GIF89a")
-MAX_BLOCKS = 1 << 20  # with the parts of at most 255 bytes that data consists of
+MAX_BLOCKS = 1 << 20  # including the sub-blocks of up to 255 bytes that hold the data
 _IMAGE, _EXTENSION, _TRAILER = 0x2C, 0x21, 0x3B
 
 
@@ -65,7 +65,7 @@ def read_gif(image: bytes) -> ImageInfo:
             raise truncated("GIF")
         kind = image[at]
         at += 1
-        if is_within_data:  # in parts, each after its length; an empty one is the last
+        if is_within_data:  # sub-blocks, each after its length, up to an empty one
             at += kind
             is_within_data = kind > 0
         elif kind == _TRAILER:
@@ -91,7 +91,7 @@ def read_gif(image: bytes) -> ImageInfo:
 
 
 def _colours(packed: int) -> int:
-    """Return the number of bytes of the table of colours that such a field declares."""
+    """Return the size in bytes of the colour table that a packed field declares."""
     return 3 << (packed & 7) + 1 if packed & 0x80 else 0
 
 
@@ -241,7 +241,7 @@ def read_netpbm(image: bytes) -> ImageInfo:
 
 
 def _samples(text: bytes, *, is_bitmap: bool) -> int:
-    """Return the number of samples in the text of a plain file: of digits in a bitmap, else of numbers."""
+    """Return the number of samples in the text of a plain file: digits of a bitmap, otherwise numbers."""
     codes = np.frombuffer(text, np.uint8)
     is_digit = (codes >= ord("0")) & (codes <= ord("9"))
     if is_bitmap:
@@ -267,9 +267,9 @@ def read_sun_raster(image: bytes) -> ImageInfo:
 
 
 def _boxes(image: bytes, kind: str, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the name of each box between two places of a file, and where its inside starts and stops.
+    """Yield the name of each box between two offsets of a file, and the start and stop of its content.
 
-    ``kind`` is the file's, for errors. A box that does not fit, and more than MAX_PARTS, are BadImage.
+    ``kind`` names the file in errors. Raises BadImage for a box that does not fit, or more than MAX_PARTS.
     """
     for _ in range(MAX_PARTS):
         if start == stop:
@@ -298,15 +298,15 @@ _MONOCHROME = 0x10  # in the third byte of av1C
 
 
 def is_base_media(image: bytes | bytearray | memoryview) -> bool:
-    """Whether the bytes begin as the files of MP4, HEIC and AVIF do."""
+    """Whether the bytes begin like an MP4, HEIC or AVIF file."""
     return bytes(image[4:8]) == b"ftyp"
 
 
 def read_avif(image: bytes) -> ImageInfo:
     """Return the properties of an AVIF. Raises BadImage unless its boxes fit, and its image has a size.
 
-    The image is the largest of those that the file describes, which may be its tiles, its alpha and a
-    thumbnail. A rotation or a mirroring in its properties is not applied by OpenCV, so it is not recorded.
+    Of all images in the file the largest counts; others may be tiles, alpha or a thumbnail. OpenCV ignores
+    rotation and mirroring in the image's properties, so neither is recorded.
     """
     top = list(_boxes(image, "AVIF", 0, len(image)))
     brands = {image[8:12], *(image[at : at + 4] for at in range(16, min(top[0][2], 1024), 4))}
@@ -365,7 +365,7 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
 
 
 def _codestream(image: bytes) -> tuple[int, int]:
-    """Return the codestream's place. Raises BadImage for colours other than sRGB, gray, or an ICC profile."""
+    """Return the codestream's bounds. Raises BadImage for colours other than sRGB, gray or an ICC profile."""
     header: tuple[int, int] | None = None
     for name, start, stop in _boxes(image, "JPEG 2000", 0, len(image)):
         if name == b"jp2h":
@@ -390,14 +390,15 @@ def _codestream(image: bytes) -> tuple[int, int]:
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_ENTRIES = 1 << 18  # of all directories together
 
-_TYPES = (*range(1, 14), 16, 17, 18)
-_TYPE_BYTES = dict(zip(_TYPES, (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 8, 8, 8), strict=True))
+_TYPE_BYTES = dict(
+    zip((*range(1, 14), 16, 17, 18), (1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 8, 8, 8), strict=True)
+)
 _UNSIGNED = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8"}
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _ORIENTATION = 256, 257, 258, 259, 262, 274
 _SAMPLES, _PLANAR, _SAMPLE_FORMAT = 277, 284, 339
 _STRIPS, _TILES, _TILE_WIDTH, _TILE_HEIGHT = (273, 279), (324, 325), 322, 323
 
-# As the wheels of OpenCV are built; LZMA, Zstandard and WebP are left out there.
+# Of OpenCV's wheels, which are built without LZMA, Zstandard and WebP.
 _COMPRESSIONS = frozenset([1, 2, 3, 4, 5, 7, 8, 32773, 32946])
 _GRAY_INVERTED, _TIFF_GRAY, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
 _DECODED: dict[int, dict[int, tuple[int, ...]]] = {
@@ -406,13 +407,13 @@ _DECODED: dict[int, dict[int, tuple[int, ...]]] = {
     8: {_GRAY_INVERTED: (1, 2), _TIFF_GRAY: (1, 2), _RGB: (3, 4), _PALETTE: (1,), _CMYK: (4,), _YCBCR: (3,)},
     16: {_GRAY_INVERTED: (1,), _TIFF_GRAY: (1,), _RGB: (3, 4)},
 }
-"""The numbers of samples that are decoded, by bits and photometric interpretation."""
+"""The supported numbers of samples, by bits and photometric interpretation."""
 
 
 def read_tiff(image: bytes) -> ImageInfo:
     """Return the properties of a TIFF's first page. Raises BadImage unless all pages are complete.
 
-    OpenCV always applies a TIFF's orientation, so the size is that of the turned image, and none is recorded.
+    OpenCV always applies a TIFF's orientation, so the size is the rotated image's, and none is recorded.
     """
     order = "<" if image[:2] == b"II" else ">"
     count_form, entry_form, pointer, at = order + "H", order + "HHI", order + "I", 4
@@ -445,14 +446,14 @@ def read_tiff(image: bytes) -> ImageInfo:
 
 
 class _Page:
-    """A page by its directory: the type of each tag's values, their number and where the first one is."""
+    """A page's directory: the type, the number and the offset of each tag's values."""
 
     def __init__(self, image: bytes, order: str) -> None:
         self._image, self._order = image, order
         self._entries: dict[int, tuple[int, int, int]] = {}
 
     def add_entry(self, at: int, form: str, pointer: str) -> int:
-        """Add the entry at a place, and return its end. Raises BadImage for values after the file's end."""
+        """Add the entry at an offset, and return its end. Raises BadImage for values beyond the file."""
         tag, kind, count = numbers(form, self._image, at, "TIFF")
         inline = at + struct.calcsize(form)
         (start,) = numbers(pointer, self._image, inline, "TIFF")
@@ -465,7 +466,7 @@ class _Page:
         return inline + struct.calcsize(pointer)
 
     def all(self, tag: int) -> npt.NDArray[np.uint64]:
-        """Return a tag's values, which are unsigned integers; none if it is not there."""
+        """Return a tag's unsigned integers; none without the tag."""
         if tag not in self._entries:
             return np.zeros(0, np.uint64)
         kind, count, start = self._entries[tag]
@@ -475,7 +476,7 @@ class _Page:
         return np.frombuffer(self._image, dtype, count, start).astype(np.uint64)
 
     def one(self, tag: int, default: int | None = None) -> int:
-        """Return the value of a tag, which must be the same for all samples if it has several."""
+        """Return the value of a tag; if it has several, all must be equal."""
         values = np.unique(self.all(tag)).tolist()
         if not values and default is not None:
             return default
@@ -496,7 +497,7 @@ class _Page:
             raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
 
     def checked_components(self) -> int:
-        """Return the number of components. Raises BadImage if OpenCV does not decode the page as it is."""
+        """Return the number of components. Raises BadImage unless OpenCV decodes the page correctly."""
         bits, samples, form = self.one(_BITS, 1), self.one(_SAMPLES, 1), self.one(_SAMPLE_FORMAT, 1)
         photometric, compression = self.one(_PHOTOMETRIC), self.one(_COMPRESSION, 1)
         if compression not in _COMPRESSIONS:
