@@ -1,4 +1,4 @@
-"""The kinds of column values: numbers, text, bytes, JSON and arrays, each to bytes and back."""
+"""Codecs of column values: numbers, text, bytes, JSON and arrays."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from shardprep.formats.errors import BadImage, DataError, printable
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.runtime.lazy import cached_property
 
-MAX_VALUE_BYTES = 64 << 20  # as many as an image may have
+MAX_VALUE_BYTES = 64 << 20  # the limit of an image
 
 
 class BadValue(DataError):
-    """A value that a column of this kind cannot hold; ``key`` is its record's."""
+    """A value that the column's kind cannot hold; ``key`` is the record's."""
 
 
 class Codec(ABC):
-    """The values of one kind of column.
+    """Encodes the values of one kind of column.
 
     Equal values give equal bytes, and ``decode(encode(value))`` equals ``value`` in type, shape and content.
     Pure, thread-safe and picklable.
     """
 
     dtype: np.dtype[Any] | None = None
-    """The dtype of a value in a table, for values of one size; None where sizes differ."""
+    """The dtype of a value in a table; None if sizes vary."""
 
     @property
     def size(self) -> int | None:
-        """The number of bytes of every value; None where it differs."""
+        """The number of bytes of every value; None if it varies."""
         return None if self.dtype is None else self.dtype.itemsize
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
-        """Return the bytes of a value. Raises BadValue for one that the column cannot hold."""
+        """Return the bytes of a value. Raises BadValue if the column cannot hold it."""
 
     @abstractmethod
     def decode(self, data: bytes) -> Any:
-        """Return the value of such bytes. Raises BadValue for any others."""
+        """Return the value of encoded bytes. Raises BadValue for any others."""
 
 
 def is_masked(value: object) -> bool:
@@ -68,14 +68,14 @@ def refuse_masked(value: object) -> None:
 
 
 def refused(value: object, expected: str) -> BadValue:
-    """Return the error for a value of the wrong kind for its column."""
+    """Return the error for a value of the wrong kind."""
     shape = f" of shape {value.shape} and dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
     text = "" if isinstance(value, np.ndarray | bytes) else f" {printable(repr(value)[:80])}"
     return BadValue(f"expected {expected}, not {type(value).__name__}{text}{shape}")
 
 
 def bounded(data: bytes) -> bytes:
-    """Return the bytes of a value. Raises BadValue for more than MAX_VALUE_BYTES."""
+    """Return the data of a value. Raises BadValue if it has more than MAX_VALUE_BYTES."""
     if len(data) > MAX_VALUE_BYTES:
         raise BadValue(f"has {len(data)} bytes; a value has at most {MAX_VALUE_BYTES}")
     return data
@@ -86,7 +86,7 @@ LABEL = np.dtype("<i4")
 
 
 class IntegerCodec(Codec):
-    """Whole numbers of 64 bits; numpy's become Python's."""
+    """Integers of 64 bits; NumPy integers come back as Python's."""
 
     dtype = np.dtype("<i8")
 
@@ -103,7 +103,7 @@ class IntegerCodec(Codec):
 
 
 class FloatCodec(Codec):
-    """Floats of 64 bits, NaN and infinities included; integers are taken, too."""
+    """Floats of 64 bits, including NaN and infinities; integers are accepted, too."""
 
     dtype = np.dtype("<f8")
 
@@ -123,7 +123,7 @@ class FloatCodec(Codec):
 
 @dataclass(frozen=True)
 class LabelCodec(Codec):
-    """One of ``classes``: given by name or number, -1 for none; read as a number."""
+    """One of ``classes``, given by name or number, or -1 for none; decoded to its number."""
 
     classes: tuple[str, ...]
     dtype = LABEL
@@ -140,7 +140,7 @@ class LabelCodec(Codec):
 
 @dataclass(frozen=True)
 class LabelsCodec(Codec):
-    """Any of ``classes``, each at most once: given by names or numbers; read as ascending int32 [n]."""
+    """Any of ``classes``, each at most once, given by name or number; decoded to ascending int32 [n]."""
 
     classes: tuple[str, ...]
 
@@ -165,7 +165,7 @@ class LabelsCodec(Codec):
 
 
 def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int:
-    """Return the number of a class that is given by name or number. Raises BadValue for any other."""
+    """Return the number of a class given by name or number. Raises BadValue for an unknown one."""
     if isinstance(value, str):
         try:
             return classes.index(value)
@@ -180,8 +180,8 @@ def number_of(value: object, classes: tuple[str, ...], *, least: int = 0) -> int
 
 
 def is_whole(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether the value is a whole number of Python or numpy, and no bool."""
-    if type(value) is int:  # asked first: SupportsIndex takes 10 us
+    """Whether the value is a Python or NumPy integer, and not a bool."""
+    if type(value) is int:  # a shortcut: SupportsIndex takes 10 us
         return True
     return not isinstance(value, bool | np.bool_) and isinstance(value, SupportsIndex)
 
@@ -193,7 +193,7 @@ def _sized(data: bytes, size: int) -> bytes:
 
 
 class BytesCodec(Codec):
-    """Any bytes, as they are."""
+    """Any bytes, unchanged."""
 
     def encode(self, value: Any) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
@@ -205,7 +205,7 @@ class BytesCodec(Codec):
 
 
 class ImageCodec(BytesCodec):
-    """The unchanged bytes of image files, whose headers are checked."""
+    """Image files, unchanged, with their headers checked."""
 
     def encode(self, value: Any) -> bytes:
         data = super().encode(value)
@@ -235,10 +235,10 @@ class TextCodec(Codec):
 
 
 class JsonCodec(Codec):
-    """Values of JSON: None, booleans, numbers, text, lists, and dicts with text as keys.
+    """JSON values: None, booleans, numbers, text, lists, and dicts with text as keys.
 
-    Dicts keep their order. NaN, infinities, tuples and other objects are refused: they would not come back
-    as they were.
+    Dicts keep their order. NaN, infinities, tuples and other objects are refused, as they would not come back
+    unchanged.
     """
 
     def encode(self, value: Any) -> bytes:
@@ -257,7 +257,7 @@ class JsonCodec(Codec):
 
 
 def _check(value: object) -> None:
-    """Raise BadValue for what JSON would turn into something else, such as a tuple into a list."""
+    """Raise BadValue for a value that JSON would change, such as a tuple into a list."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -272,7 +272,7 @@ def _check(value: object) -> None:
 
 
 def no_constant(name: str) -> None:
-    """Refuse NaN and the infinities, which Python reads as JSON: the ``parse_constant`` of a decoder."""
+    """Raise ValueError for NaN or an infinity, as the ``parse_constant`` of a JSON decoder."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -284,15 +284,13 @@ MAX_DIMENSIONS = 8
 FREE = "*"
 SIZE = np.dtype("<u4")  # of a free dimension, before the array's bytes
 
-_KIND = re.compile(r"(\w+)\[([^\[\]]*)\]")
-
 
 @dataclass(frozen=True)
 class ArrayCodec(Codec):
-    """Arrays of ``element``, a name of DTYPES; None in ``shape`` is a dimension of any size.
+    """Arrays of ``element``, one of DTYPES; None in ``shape`` is a dimension of any size.
 
-    The bytes are the sizes of the free dimensions (u32), then the elements, in C order and little-endian.
-    Decoded arrays are read-only; those without dimensions are NumPy scalars.
+    The bytes are the sizes of the free dimensions (u32), then the elements in C order, all little-endian.
+    Decoded arrays are read-only; without dimensions they are NumPy scalars.
     """
 
     element: str
@@ -300,8 +298,8 @@ class ArrayCodec(Codec):
 
     @classmethod
     def of(cls, kind: str) -> ArrayCodec | None:
-        """Return the codec of a kind such as ``float32[*,4]``, None if it is not an array's."""
-        found = _KIND.fullmatch(kind)
+        """Return the codec of a kind such as ``float32[*,4]``; None if it is not an array."""
+        found = re.fullmatch(r"(\w+)\[([^\[\]]*)\]", kind)
         if found is None or found[1] not in DTYPES:
             return None
         sizes = [size.strip() for size in found[2].split(",")] if found[2].strip() else []
@@ -327,9 +325,8 @@ class ArrayCodec(Codec):
         return None if None in self.shape else np.dtype((self.elements, self.shape))
 
     def encode(self, value: Any) -> bytes:
-        if not isinstance(value, np.ndarray | np.generic) or value.dtype != self.elements:
-            raise refused(value, self.kind)
-        if len(value.shape) != len(self.shape):
+        is_array = isinstance(value, np.ndarray | np.generic) and value.dtype == self.elements
+        if not is_array or len(value.shape) != len(self.shape):
             raise refused(value, self.kind)
         sizes = list(zip(value.shape, self.shape, strict=True))
         if not all(fixed in (None, size) for size, fixed in sizes):
@@ -338,18 +335,15 @@ class ArrayCodec(Codec):
         return bounded(np.array(free, SIZE).tobytes() + np.ascontiguousarray(value).tobytes())
 
     def decode(self, data: bytes) -> npt.NDArray[Any]:
-        start = self.shape.count(None) * SIZE.itemsize
-        if len(data) < start:
-            raise self._other_size(data)
-        free = iter(np.frombuffer(data, SIZE, start // SIZE.itemsize).tolist())
-        shape = tuple(next(free) if size is None else size for size in self.shape)
-        if len(data) - start != math.prod(shape) * self.elements.itemsize:
-            raise self._other_size(data)
-        array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
-        return array if shape else array[()]
-
-    def _other_size(self, data: bytes) -> BadValue:
-        return BadValue(f"has {len(data)} bytes, which are not {self.kind}")
+        dimensions = self.shape.count(None)
+        start = dimensions * SIZE.itemsize
+        if len(data) >= start:
+            free = iter(np.frombuffer(data, SIZE, dimensions).tolist())
+            shape = tuple(next(free) if size is None else size for size in self.shape)
+            if len(data) - start == math.prod(shape) * self.elements.itemsize:
+                array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
+                return array if shape else array[()]
+        raise BadValue(f"has {len(data)} bytes, which are not {self.kind}")
 
 
 def _is_size(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Saved items as records: the form of an item, its parts' names, and records with columns."""
+"""The form of saved items, and records with columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardprep.formats.runtime.lazy import cached_property
 
 
 class ColumnValues(Mapping[str, Any]):
-    """The values of a record's columns by name, each read at its first use. Pickled with all values.
+    """The values of a record's columns by name, each read on first use. Pickled with all values.
 
-    ``read(name)`` returns a value; for a name that is not in ``names`` it is not called.
+    ``read(name)`` returns the value of one of the ``names``.
     """
 
     def __init__(self, names: tuple[str, ...], read: Callable[[str], Any]) -> None:
@@ -51,14 +51,13 @@ def _loaded(values: dict[str, Any]) -> ColumnValues:
 
 
 class ColumnRecord(Record):
-    """A record with columns, which are values of :attr:`columns`, and also ``record["mask"]``."""
+    """A record with columns: its :attr:`columns` by name, or ``record["mask"]``."""
 
     _columns: Mapping[str, Any] = NO_COLUMNS
     _is_crop_ready: bool = False
 
     @classmethod
     def of(cls, record: Record, columns: Mapping[str, Any]) -> ColumnRecord:
-        """Return the record with these columns."""
         return _with_columns(tuple(record), columns, record.crop_ready)
 
     @property
@@ -86,8 +85,7 @@ def _with_columns(parts: tuple[Any, ...], columns: Mapping[str, Any], is_crop_re
 
 
 FORMS = ("dict", "tuple", "list", "value", "record")
-VALUE = "value"  # the column of bare values
-LAYOUT = "items"  # of a manifest's source
+LAYOUT = "items"  # in a manifest's source
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class ItemForm:
     """The ``form`` of all items, one of FORMS, and the ``names`` of their parts, in order.
 
     The names "key", "image" and "label" of a dict or a record are the record's own; all others are columns.
-    ``is_named`` says that labels are given as names. ``classes`` are the names of the labels 0, 1, ... where
-    they are not in sorted order.
+    ``is_named`` is whether labels are given as names. ``classes`` are the names of the labels 0, 1, ...
+    unless they are in sorted order.
     """
 
     form: str
@@ -106,7 +104,7 @@ class ItemForm:
 
     @classmethod
     def of(cls, item: Any) -> ItemForm:
-        """Return the form of an item. Raises BadValue for a dict with names that are not text."""
+        """Return the form of an item. Raises BadValue for a dict with keys that are not text."""
         if isinstance(item, Record):
             own = ("key", "label", "image") if item.image else ("key", "label")
             return cls("record", (*own, *item.columns))
@@ -115,23 +113,21 @@ class ItemForm:
                 raise BadValue("is a dict with names that are not text")
             return cls("dict", tuple(map(str, item)))
         if isinstance(item, tuple | list):
-            kind = "tuple" if isinstance(item, tuple) else "list"
-            return cls(kind, tuple(map(str, range(len(item)))))
-        return cls("value", (VALUE,))
+            form = "tuple" if isinstance(item, tuple) else "list"
+            return cls(form, tuple(map(str, range(len(item)))))
+        return cls("value", ("value",))
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """The names that are the record's own: of "key", "image" and "label" those that items have."""
-        has_names = self.form in ("dict", "record")
-        return frozenset(self.names).intersection(RESERVED if has_names else ())
+        """The record's own names among those of the items: "key", "image" and "label"."""
+        return frozenset(self.names).intersection(RESERVED if self.form in ("dict", "record") else ())
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns, in order."""
         return tuple(name for name in self.names if name not in self.own)
 
     def parts(self, item: Any) -> Mapping[str, Any]:
-        """Return the parts of an item by name. Raises BadValue for an item of another form."""
+        """Return the parts of an item by name. Raises BadValue if it has another form."""
         if self.form == "dict" and type(item) is dict and item.keys() == self._known:
             return item
         if self._type is not None and type(item) is self._type and len(item) == len(self.names):
@@ -179,7 +175,7 @@ class ItemForm:
         return {name: parts[name] for name in self.names}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form as a manifest's ``source`` holds it."""
+        """Return the form for a manifest's ``source``."""
         kept: dict[str, Any] = {"items": self.form, "names": list(self.names)}
         if self.is_named:
             kept["labels"] = "names"
@@ -187,13 +183,13 @@ class ItemForm:
 
     @classmethod
     def of_manifest(cls, source: Mapping[str, Any]) -> ItemForm | None:
-        """Return the form in a manifest's ``source``; None for a dataset that is not of items.
+        """Return the form in a manifest's ``source``; None for a dataset that was not made from items.
 
-        Raises ManifestDamaged for a form that this release does not know.
+        Raises ManifestDamaged for an unknown form.
         """
         if "items" not in source:
             return None
-        form, names, classes = source.get("items"), source.get("names", ""), source.get("classes", [])
+        form, names, classes = source["items"], source.get("names", ""), source.get("classes", [])
         if form not in FORMS or not matches(names, [str]) or not matches(classes, [str]):
             raise ManifestDamaged("does not state the form of its items; save them again")
         return cls(form, tuple(names), source.get("labels") == "names", tuple(classes))

@@ -1,4 +1,4 @@
-"""Label spaces: the integers of the classes, and the mapping from one space to another."""
+"""Label spaces: the integers that stand for classes, and the mapping from one space to another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardprep.formats.runtime.lazy import cached_property
 
 UNLABELLED = -1
 MAX_CLASS_ID = (1 << 31) - 1
-MAX_WORDS = 1000  # characters; the longest words of a class of ILSVRC12 have 121
+MAX_WORDS = 1000  # characters; the longest of ILSVRC12 has 121
 SPACES = ("sorted_wnid0", "ilsvrc2012_id", "sorted_wnid1_bg")
 
 OFFICIAL_IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
@@ -25,7 +25,7 @@ OFFICIAL_IMAGES = {"train": 1_281_167, "val": 50_000, "test": 100_000}
 
 @dataclass(frozen=True, slots=True)
 class ImageClass:
-    """One class: its name (for ImageNet the wnid), its words and its devkit id, None if unknown."""
+    """A class: its name (for ImageNet the wnid), its words and its devkit id; None if unknown."""
 
     name: str
     words: str | None = None
@@ -43,12 +43,9 @@ class LabelSpace:
 
     @classmethod
     def of(
-        cls,
-        names: Iterable[str],
-        words: dict[str, str] | None = None,
-        ids: dict[str, int] | None = None,
+        cls, names: Iterable[str], words: dict[str, str] | None = None, ids: dict[str, int] | None = None
     ) -> LabelSpace:
-        """Return the space of these class names; words default to those of ImageNet's wnids."""
+        """Return the space of these class names; ``words`` default to those of ImageNet's wnids."""
         known = official_words() | (words or {})
         return cls(tuple(ImageClass(n, known.get(n), (ids or {}).get(n)) for n in sorted(set(names))))
 
@@ -61,7 +58,7 @@ class LabelSpace:
 
     @property
     def counted(self) -> str:
-        """The number of classes with its noun, such as ``1000 classes``."""
+        """The number of classes in words, such as ``1000 classes``."""
         return f"{len(self)} {'class' if len(self) == 1 else 'classes'}"
 
     @cached_property
@@ -71,7 +68,7 @@ class LabelSpace:
 
     @cached_property
     def label_of_id(self) -> dict[int, int]:
-        """The label in ``sorted_wnid0`` by ILSVRC2012_ID; empty if the devkit was not given."""
+        """The label in ``sorted_wnid0`` by ILSVRC2012_ID; empty without the devkit."""
         return {c.ilsvrc2012_id: i for i, c in enumerate(self.classes) if c.ilsvrc2012_id is not None}
 
     @property
@@ -81,17 +78,17 @@ class LabelSpace:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 over the ordered class names; only equal spaces have equal digests."""
+        """The SHA-256 of the ordered class names; only equal spaces have equal digests."""
         return label_digest(c.name for c in self.classes)
 
     def mapping(self, space: str) -> npt.NDArray[np.int64]:
-        """Return an int64 array such that ``mapping(space)[label]`` is the label in ``space``, -1 for -1.
+        """Return an int64 array: ``mapping(space)[label]`` is the label in ``space``, -1 for -1.
 
         ``sorted_wnid0`` is 0 to n - 1; ``ilsvrc2012_id`` is 1 to n as in the devkit; ``sorted_wnid1_bg`` is 1
         to n with 0 for background. Raises UsageError for an unknown space, or without the devkit's ids.
         """
         if space == "sorted_wnid0":
-            labels: list[int] = list(range(len(self)))
+            labels = list(range(len(self)))
         elif space == "sorted_wnid1_bg":
             labels = list(range(1, len(self) + 1))
         elif space == "ilsvrc2012_id":
@@ -103,7 +100,7 @@ class LabelSpace:
         return np.array([*labels, UNLABELLED], dtype=np.int64)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the classes as the manifest holds them."""
+        """Return the classes for the manifest."""
         return [{"name": c.name, "words": c.words, "ilsvrc2012_id": c.ilsvrc2012_id} for c in self.classes]
 
     @classmethod
@@ -113,7 +110,7 @@ class LabelSpace:
 
 
 def label_digest(names: Iterable[str]) -> str:
-    """Return the digest of the space of these class names, given in order."""
+    """Return :attr:`LabelSpace.digest` of these class names, in order."""
     return sha256_of(list(names))
 
 

@@ -1,4 +1,4 @@
-"""A record: one stored image with its label and key, its checksums, and the stored order of records."""
+"""Records: one stored image with its label and key, their checksums, and their stored order."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CONTENT_DOMAIN = b"shardprep-record-1\0"
 
 if google_crc32c.implementation == "python":  # pragma: no cover - needs a platform without a wheel
     raise ImportError(
-        "google-crc32c has no compiled module on this platform, which would make every read "
-        "a thousand times slower; install a wheel of it, or libcrc32c and its headers"
+        "google-crc32c has no compiled module on this platform, which would make every read a thousand times "
+        "slower; install a wheel of it, or libcrc32c and its headers"
     )
 
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
@@ -28,7 +28,7 @@ MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the large
 
 
 class RecordBatch(NamedTuple):
-    """What torch's ``default_collate`` makes of records: encoded images, and a tensor of labels."""
+    """Records collated by torch's ``default_collate``: encoded images, and a tensor of labels."""
 
     image: Any
     label: Any
@@ -41,42 +41,41 @@ class _RecordFields(NamedTuple):
 
 
 class Record(_RecordFields):
-    """One image: its ``key``, its ``label`` (-1 for none) and ``image``, its encoded bytes unchanged.
+    """One image: its ``key``, its ``label`` (-1 for none) and its unchanged encoded bytes, ``image``.
 
-    Notebooks show the picture; the ``repr`` has the image's size and not its bytes. A batch of records that
-    PyTorch's DataLoader collates is (images, labels).
+    Notebooks show the picture; the ``repr`` has the image's size instead of its bytes. PyTorch's DataLoader
+    collates records to (images, labels).
     """
 
     __slots__ = ()
 
     def __new__(cls, key: str, label: int, image: bytes) -> Self:
-        """Return the record; of the columns of a batch, as ``default_collate`` gives them, a RecordBatch."""
+        """Return the record, or a RecordBatch if ``default_collate`` passes the columns of a batch."""
         if not isinstance(key, str):
             return RecordBatch(image, label)
         return tuple.__new__(cls, (key, label, image))
 
     @property
     def crop_ready(self) -> bool:
-        """Whether the image has a table of segments that the conversion of its dataset has checked."""
+        """Whether the image has a table of segments that the conversion checked."""
         return False
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The values of the dataset's columns, by name; empty without any."""
+        """The values of the dataset's columns by name."""
         return NO_COLUMNS
 
     def __repr__(self) -> str:
         return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes>"
 
     def _repr_html_(self) -> str:
-        # Only notebooks need OpenCV for this; readers of records do without it.
-        from shardprep.formats.images.pictures import figure
+        from shardprep.formats.images.pictures import figure  # start-up time: OpenCV
 
         return figure(self.image, caption=repr(self))
 
 
 class CropReadyRecord(Record):
-    """A record with an image whose crops are decoded without the rest of it."""
+    """A record whose image allows decoding only a crop."""
 
     __slots__ = ()
 
@@ -86,9 +85,9 @@ class CropReadyRecord(Record):
 
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:
-    """Return the CRC-32C (Castagnoli, as in RFC 3720) over key, label and image.
+    """Return the CRC-32C (Castagnoli, as in RFC 3720) of key, label and image.
 
-    The key's length and the label come first as ``<Hi``, so that a swapped record is found, too.
+    The key's length and the label come first, as ``<Hi``, so that a swapped record is detected, too.
     """
     head: int = google_crc32c.value(struct.pack("<Hi", len(key), label) + key)
     crc: int = google_crc32c.extend(head, image)
@@ -96,18 +95,18 @@ def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> 
 
 
 def content_digest(key: bytes, label: int, image: bytes) -> bytes:
-    """Return 32 bytes that identify a record's content, independent of container and shard (BLAKE3).
+    """Return a digest of 32 bytes of a record's content, whatever its container and shard.
 
-    BLAKE3 takes a third of the time of SHA-256, and each image is hashed once more for this.
+    It is BLAKE3, as each image is hashed once more for this, and SHA-256 takes three times as long.
     """
     head = CONTENT_DOMAIN + struct.pack("<IiQ", len(key), label, len(image)) + key
     return blake3(head).update(image).digest()
 
 
 def content_root(digests: Iterable[bytes]) -> str:
-    """Return ``blake3:<hex>`` over the records' digests in stored order, given in pieces of any size.
+    """Return ``blake3:<hex>`` of the records' digests in stored order, given in pieces of any size.
 
-    Equal order, keys, labels and images give an equal root, for any container and shard size.
+    Equal order, keys, labels and images give equal roots for any container and shard size.
     """
     root = blake3(b"shardprep-content-1\0")
     for piece in digests:
@@ -116,10 +115,10 @@ def content_root(digests: Iterable[bytes]) -> str:
 
 
 ORDERS = ("shuffled", "key")
-GIVEN = "given"  # of items that were saved: as they were given
-GIVEN_SHUFFLED = "given-shuffled"  # as they were given, shuffled by the seed
+GIVEN = "given"  # saved items, as they were given
+GIVEN_SHUFFLED = "given-shuffled"  # saved items, shuffled by the seed
 ITEM_ORDERS = (GIVEN, GIVEN_SHUFFLED)
-ARCHIVE_ORDER = "archive"  # of images that stay in their archive
+ARCHIVE_ORDER = "archive"  # images that stay in their archive
 
 MAX_SEED = (1 << 64) - 1
 
@@ -127,15 +126,12 @@ MAX_SEED = (1 << 64) - 1
 def permutation(count: int, seed: int) -> npt.NDArray[np.intp]:
     """Return a uniform permutation of ``range(count)``: the sorting order of Philox's raw 64-bit stream.
 
-    numpy guarantees the raw stream of Philox (Salmon et al. 2011), while the algorithm of
-    ``Generator.permutation`` may change.
+    NumPy guarantees the raw stream of Philox (Salmon et al. 2011), but may change ``Generator.permutation``.
     """
-    stream = np.random.Philox(key=seed).random_raw(count)
-    return np.argsort(stream, kind="stable")
+    return np.argsort(np.random.Philox(key=seed).random_raw(count), kind="stable")
 
 
 def is_class_sorted(labels: npt.NDArray[np.int32]) -> bool:
-    """Whether each class is one run of records, which trains badly when read in stored order."""
-    runs = 1 + int(np.count_nonzero(np.diff(labels)))
+    """Whether each class is one run of records: bad for training in stored order."""
     classes = len(np.unique(labels))
-    return classes > 1 and runs == classes
+    return classes > 1 and classes == 1 + int(np.count_nonzero(np.diff(labels)))

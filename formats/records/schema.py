@@ -1,4 +1,4 @@
-"""The schema of a dataset's columns: names and kinds in order, as chosen or as found in the values."""
+"""The schema of a dataset's columns: ordered names and kinds, chosen or inferred from values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLAIN: dict[str, Codec] = {
 }
 OF_CLASSES = {"label": LabelCodec, "labels": LabelsCodec}
 KINDS = (*PLAIN, *OF_CLASSES, "an array such as float32[*,4]")
-RESERVED = ("key", "label", "image")  # what every record has
+RESERVED = ("key", "label", "image")  # parts of every record
 MAX_COLUMNS = 256
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
@@ -51,10 +51,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 class Field:
     """A column's name and kind.
 
-    ``name`` has 1 to 40 letters, digits, underscores, dots and hyphens, and begins with neither of the last
-    two. ``kind`` is "image" (encoded), "bytes", "text", "json", "int" (64 bits), "float" (64 bits), "label"
-    (one of ``classes``, -1 for none), "labels" (several of ``classes``), or an array's dtype and shape, such
-    as ``float32[*,4]``: an asterisk is a dimension of any size, and ``float32[]`` a scalar. ``classes`` are
+    ``name`` has 1 to 40 letters, digits, underscores, dots and hyphens, with no dot or hyphen in front.
+    ``kind`` is "image" (encoded), "bytes", "text", "json", "int" (64 bits), "float" (64 bits), "label" (one
+    of ``classes``, -1 for none), "labels" (several of ``classes``), or an array's dtype and shape, such as
+    ``float32[*,4]``: an asterisk is a dimension of any size, and ``float32[]`` a scalar. ``classes`` are
     unique names, in the order of their numbers. Raises UsageError for anything else.
     """
 
@@ -87,14 +87,13 @@ class Field:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every value has the same number of bytes, so that the column is a table."""
+        """Whether all values have the same number of bytes, so that the column is a table."""
         return self.codec.dtype is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the field as the manifest holds it."""
-        return {"name": self.name, "kind": self.kind} | (
-            {"classes": list(self.classes)} if self.classes else {}
-        )
+        """Return the field for the manifest."""
+        classes = {"classes": list(self.classes)} if self.classes else {}
+        return {"name": self.name, "kind": self.kind} | classes
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Field:
@@ -103,12 +102,12 @@ class Field:
 
 
 class Schema:
-    """The columns beside key, label and image, in order.
+    """The columns besides key, label and image, in order.
 
     ``fields`` are :class:`Field` objects, or a mapping of names to kinds, such as
-    ``{"mask": "image", "caption": "text", "boxes": "float32[*,4]"}``. Iterable, with ``len`` and ``==``; a
-    field is found by its name. Raises UsageError for names that occur twice, in whatever case, or are
-    reserved (RESERVED), and for more than MAX_COLUMNS.
+    ``{"mask": "image", "caption": "text", "boxes": "float32[*,4]"}``. Iterable, with ``len`` and ``==``;
+    ``schema[name]`` is a field. Raises UsageError for names that occur twice, ignoring case, or are RESERVED,
+    and for more than MAX_COLUMNS.
     """
 
     def __init__(self, fields: Iterable[Field] | Mapping[str, str] = ()) -> None:
@@ -150,7 +149,7 @@ class Schema:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kind of each column by its name, in order."""
+        """The kinds of the columns by name, in order."""
         return {field.name: field.kind for field in self.fields}
 
     @property
@@ -160,7 +159,7 @@ class Schema:
 
 
 class ColumnChoice(NamedTuple):
-    """A column's ``name``, its ``kind`` (empty: that of its values) and the text of its ``origin``."""
+    """A column's ``name``, its ``kind`` (empty to infer it from the values) and its ``origin``, as text."""
 
     name: str
     kind: str
@@ -168,33 +167,32 @@ class ColumnChoice(NamedTuple):
 
 
 def column_choice(text: str, form: str) -> ColumnChoice:
-    """Return the parts of ``NAME[:KIND][=ORIGIN]``; ``form`` is the expected form, for errors.
+    """Parse ``NAME[:KIND][=ORIGIN]``; ``form`` is the expected form, for errors.
 
-    Raises UsageError for a name or a kind that no column has.
+    Raises UsageError for an invalid name or kind.
     """
     head, _, origin = text.partition("=")
-    name, _, kind = head.partition(":")
-    name, kind = name.strip(), kind.strip()
+    name, kind = (part.strip() for part in head.partition(":")[::2])
     if not name or (":" in head and not kind):
         raise UsageError(f"expected {form}, not {text!r}")
     Field(name, kind or "bytes", ("a",) if kind in OF_CLASSES else ())
     return ColumnChoice(name, kind, origin)
 
 
-FIRST_ITEMS = 100  # items that a schema is found from
+FIRST_ITEMS = 100  # items that a schema is inferred from
 _PLAIN_JSON = {"int", "float", "text", "json"}
 
 
 def found_schema(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Schema:
-    """Return the schema of the columns ``names`` of the first items.
+    """Infer the schema of the columns ``names`` from the first items.
 
-    Bytes, text, integers of 64 bits and floats have the kinds of these names; None, booleans, lists and dicts
-    are "json", and so are different kinds of these in one column. Arrays have their dtype and shape, with
-    ``*`` where sizes differ.
+    Bytes, text, integers of 64 bits and floats give the kinds of these names. None, booleans, lists and dicts
+    give "json", as do several such kinds in one column. Arrays give their dtype and shape, with ``*`` where
+    sizes differ.
 
     Raises:
-        BadValue: A value that no column holds, or not with the others; ``key`` is the number of its item.
-        UsageError: A name that no column has.
+        BadValue: No column can hold a value, or not with the others; ``key`` is the number of its item.
+        UsageError: A column's name is invalid.
     """
     fields = []
     for name in names:
@@ -232,8 +230,7 @@ def _kind_of_value(value: Any) -> str:
 def _kind_of_array(value: np.ndarray[Any, Any] | np.generic) -> str:
     refuse_masked(value)
     if value.dtype.name not in DTYPES or value.dtype.newbyteorder("=") != value.dtype:
-        known = ", ".join(DTYPES)
-        raise BadValue(f"has an array of dtype {value.dtype}; possible are {known}")
+        raise BadValue(f"has an array of dtype {value.dtype}; possible are {', '.join(DTYPES)}")
     if value.ndim > MAX_DIMENSIONS:
         raise BadValue(f"has an array of {value.ndim} dimensions; at most {MAX_DIMENSIONS} are possible")
     return f"{value.dtype.name}[{','.join(map(str, value.shape))}]"
@@ -255,7 +252,7 @@ def _array_parts(kind: str) -> tuple[str, list[str]]:
 
 
 class ExactCodec(Codec):
-    """A codec that refuses numbers of another type than the column's, which would come back changed."""
+    """A codec that refuses numbers of another type than the column's, which would not come back unchanged."""
 
     def __init__(self, field: Field) -> None:
         self._codec = field.codec
@@ -272,9 +269,9 @@ class ExactCodec(Codec):
 
 
 def as_schema(given: Schema | Mapping[str, str] | Sequence[Field]) -> tuple[Schema, Mapping[str, str]]:
-    """Return the columns of a schema, and the kinds that it gives to the record's own names.
+    """Return the columns of a schema, and the kinds it gives to the record's own names.
 
-    Raises UsageError for other kinds than "text" for key, "image" for image and "label" for label.
+    Raises UsageError unless key is "text", image "image" and label "label".
     """
     if not isinstance(given, Mapping):
         return given if isinstance(given, Schema) else Schema(given), {}
