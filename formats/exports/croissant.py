@@ -1,4 +1,4 @@
-"""Croissant: Parquet files, described in JSON-LD for catalogues of datasets and for mlcroissant."""
+"""Croissant: Parquet files described in JSON-LD, for dataset catalogues and mlcroissant."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.files import FileEntry
 
-DESCRIPTION = "croissant.json"
 FORMAT = "application/x-parquet"  # as mlcroissant names it
 VERSION = "http://mlcommons.org/croissant/1.1"
 TYPES = {"image": "sc:ImageObject", "int": "sc:Integer", "label": "sc:Integer", "float": "sc:Float"}
-"""The types of values by kind; of others it is text. An array has that of its elements."""
+"""The type of each kind; other kinds are text, and arrays have their elements' type."""
 
 _OWN = """arrayShape citeAs column conformsTo:dct containedIn equivalentProperty extract field fileObject fileProperty
 fileSet format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated
@@ -44,18 +43,18 @@ CONTEXT: dict[str, Any] = {
 
 
 class Croissant(Parquet):
-    """The files of :class:`Parquet`, and ``croissant.json``: their SHA-256, the classes, the fields."""
+    """The files of :class:`Parquet`, and ``croissant.json`` with their SHA-256, classes and fields."""
 
     name = "croissant"
     names_of_boxes = OBJECTS, "boxes", "box_labels"
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
-        data = json.dumps(self.described(units), indent=2, ensure_ascii=False).encode() + b"\n"
         records = sum(unit.records for unit in units)
-        return [published(DESCRIPTION, records, places, lambda file: file.write(data))]
+        data = json.dumps(self._description(units, records), indent=2, ensure_ascii=False).encode() + b"\n"
+        return [published("croissant.json", records, places, lambda file: file.write(data))]
 
-    def described(self, units: Sequence[FileEntry]) -> dict[str, Any]:
-        source, records = self.source, sum(unit.records for unit in units)
+    def _description(self, units: Sequence[FileEntry], records: int) -> dict[str, Any]:
+        source = self.source
         files = [
             _part(
                 "FileObject",
@@ -91,12 +90,12 @@ class Croissant(Parquet):
 
 
 def _part(kind: str, place: str, **values: Any) -> dict[str, Any]:
-    """Return a part of the description, which has its name at the end of its ``place``."""
+    """Return a part of the description; ``place`` is its ID and ends with its name."""
     return {"@type": f"cr:{kind}", "@id": place, "name": place.rpartition("/")[2], **values}
 
 
 def _classes(labels: LabelSpace) -> list[dict[str, Any]]:
-    """Return the set of the classes, if there are any: label and name of each."""
+    """Return the record set of the classes, with label and name, if there are any."""
     if not labels.classes:
         return []
     kinds = {"classes/label": "sc:Integer", "classes/name": "sc:Text"}
@@ -116,7 +115,7 @@ def _classes(labels: LabelSpace) -> list[dict[str, Any]]:
 def _field(
     name: str, column: str, kind: str, *, part: str | None = None, shape: Sequence[int | None] = ()
 ) -> dict[str, Any]:
-    """Return a field: the values of a column, or that ``part`` of each; arrays of that ``shape``."""
+    """Return a field of the values of a column, or of a ``part`` of each; with ``shape``, of arrays."""
     source: dict[str, Any] = {"fileSet": {"@id": "files"}, "extract": {"column": column}}
     if part is not None:
         source["transform"] = {"jsonPath": part}
@@ -128,7 +127,8 @@ def _field(
 
 
 def _column(field: Field) -> dict[str, Any]:
-    kind, part, codec = TYPES.get(field.kind, "sc:Text"), None, field.codec
+    kind, codec = TYPES.get(field.kind, "sc:Text"), field.codec
+    part = "bytes" if field.kind == "image" else None
     shape: tuple[int | None, ...] = ()
     if isinstance(codec, ArrayCodec):
         element = codec.elements.kind
@@ -136,6 +136,4 @@ def _column(field: Field) -> dict[str, Any]:
         shape = (*codec.shape, 2) if element == "c" else codec.shape
     elif field.kind == "labels":
         kind, shape = "sc:Integer", (None,)
-    elif field.kind == "image":
-        part = "bytes"
     return _field(field.name, field.name, kind, part=part, shape=shape)

@@ -60,9 +60,9 @@ class Exported:
         split: The dataset's split.
         records: Number of its records.
         root: The dataset's root.
-        files: Units of the export with their sizes and SHA-256 (of ``folders``, groups of images), then the
-            files about all of them.
-        already_complete: Whether an earlier call had finished it, so that its files were compared only.
+        files: The units with their sizes and SHA-256 (for ``folders``, groups of images), then the files
+            about all units.
+        already_complete: Whether an earlier call had finished the export, so that files were only compared.
     """
 
     path: Path
@@ -84,17 +84,16 @@ def export(
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> list[Exported]:
-    """Export a dataset to the format of another loader. After a kill at any point, the same call finishes it.
+    """Export a dataset to another loader's format. After a kill at any point, the same call finishes it.
 
-    The result has the same bytes for any number of workers and interruptions. Images are exported as they
-    are, each checked against its checksum, in the order of the dataset. A finished export is compared with
-    what was written, and damaged files are built again.
+    The result has the same bytes for any number of workers and interruptions. Images are exported unchanged,
+    each checked against its checksum, in the order of the dataset. The files of a finished export are
+    compared with their checksums, and damaged ones are rebuilt.
 
     Args:
-        dataset: Folder of a dataset, or a folder of splits; each is exported into
-            ``output/<split>``.
+        dataset: Folder of a dataset, or a folder of splits, each exported into ``output/<split>``.
         output: A new or empty folder, or one that the same call began or finished.
-        to: "webdataset", "tfrecord", "mds", "parquet" or "croissant" (which need pyarrow), or "folders".
+        to: "webdataset", "tfrecord", "mds", "parquet" or "croissant" (these two need pyarrow), or "folders".
         shard_size: Bytes of images and columns per file, at most 4 GiB.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         executor: An executor of :mod:`concurrent.futures` that runs the jobs instead, and is left open. At
@@ -105,8 +104,8 @@ def export(
         The exported splits.
 
     Raises:
-        UsageError: The format cannot hold a column, which is named, or the output has anything else;
-            PlanMismatch if it holds another export.
+        UsageError: The format cannot hold a column, which is named, or the output holds something else;
+            PlanMismatch if that is another export.
         DataError: The dataset is damaged.
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
@@ -129,26 +128,23 @@ def export(
             for one in planned:
                 done.append(one.finished(runner, threads))
     finally:
-        _opened.cache_clear()  # the dataset of jobs in this process
+        _opened.cache_clear()  # close the dataset that jobs in this process opened
     return done
 
 
 def _kept(begun: Iterable[_Export]) -> str:
-    """Return how many of the files of each split that was begun are done; empty if none is."""
-    parts = [
-        f"{done} of {len(one.units)} shards of {one.manifest.split}"
-        for one in begun
-        if (done := len(finished_shards(one.output)))
-    ]
+    """Describe how many shards of each split are done; empty if none are."""
+    counts = ((one, len(finished_shards(one.output))) for one in begun)
+    parts = [f"{done} of {len(one.units)} shards of {one.manifest.split}" for one, done in counts if done]
     return f"{', '.join(parts)} are done" if parts else ""
 
 
 MARKER = ".export.json"
-"""The file that is published last. Readers of images, tars and tables pass over hidden files."""
+"""The file that is published last; hidden, so that readers of images, tars and tables ignore it."""
 
 
 class _Marker(NamedTuple):
-    """Record of a finished export: its plan, its units and the files about all of them."""
+    """The record of a finished export: its plan, its units and the files about all of them."""
 
     plan: Mapping[str, Any]
     units: tuple[FileEntry, ...]
@@ -156,7 +152,7 @@ class _Marker(NamedTuple):
 
     @classmethod
     def read(cls, output: Path) -> _Marker | None:
-        """Return the marker in a folder, None if there is none. Raises DataError, OSError."""
+        """Return the marker of a folder, None without one. Raises DataError, OSError."""
         path = output / MARKER
         try:
             value = parse_canonical_json(path.read_bytes())
@@ -170,7 +166,7 @@ class _Marker(NamedTuple):
 
 @dataclass(frozen=True)
 class _Export:
-    """The export of one dataset into ``output``: its format, its units and what decides their bytes."""
+    """The export of one dataset into ``output``."""
 
     dataset: Path
     output: Path
@@ -200,20 +196,14 @@ class _Export:
                 lengths += dataset.columns.lengths(field.name)
         chosen = FORMATS[to](source, index)
         bounds = list(spans(lengths, shard_size))
-        units = [
-            PlannedShard(
-                chosen.unit_name(number, len(bounds)),
-                number,
-                first,
-                last,
-                Extent(last - first, int(lengths[first:last].sum()), 0),
-            )
-            for number, (first, last) in enumerate(bounds)
-        ]
+        units = []
+        for number, (first, last) in enumerate(bounds):
+            extent = Extent(last - first, int(lengths[first:last].sum()), 0)
+            units.append(PlannedShard(chosen.unit_name(number, len(bounds)), number, first, last, extent))
         return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
 
     def bytes_to_write(self) -> int:
-        """Return about how many bytes are still to be written.
+        """Estimate the bytes still to be written.
 
         Raises UsageError for an output that is not this export's, OutputBusy, and OSError.
         """
@@ -232,8 +222,9 @@ class _Export:
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
             intact = self._intact(marker.units, runner.progress, threads)
-            is_complete = len(intact) == len(self.units)
-            is_complete = is_complete and all(each.is_in(self.output) for each in marker.about_all)
+            is_complete = len(intact) == len(self.units) and all(
+                each.is_in(self.output) for each in marker.about_all
+            )
         if marker is not None and is_complete:
             remove_leftover(self.output)
         else:
@@ -252,7 +243,7 @@ class _Export:
     def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:
         """Build and publish all but the ``intact`` units, and the files about all of them."""
         work_folder.claim(self._guard, work="export")
-        # absolute: a job may run in another process, which has another folder
+        # absolute: a job may run in a process with another working directory
         places = Places(*(path.absolute() for path in (self.output, work_folder.folder, work_folder.run)))
         wanted = [unit for unit in self.units if unit.name not in intact]
         if done := finished_shards(self.output):
@@ -262,21 +253,21 @@ class _Export:
         built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)
         made = dict(intact) | {unit.name: unit for unit in built}
         units = tuple(made[unit.name] for unit in self.units)
-        marker = _Marker(self._guard, units, tuple(self.format.finish(units, places)))
+        about_all = tuple(self.format.finish(units, places))
         value = {
             "format": "shardprep-export",
-            "plan": marker.plan,
+            "plan": self._guard,
             "classes": [each.name for each in self.manifest.labels.classes],
-            "units": [each.to_json() for each in marker.units],
-            "index": [each.to_json() for each in marker.about_all],
+            "units": [each.to_json() for each in units],
+            "index": [each.to_json() for each in about_all],
         }
         publish_bytes(places.output / MARKER, canonical_json(value), places.run)
         work_folder.remove()
-        return marker
+        return _Marker(self._guard, units, about_all)
 
     @property
     def _guard(self) -> dict[str, Any]:
-        """Values that must be equal when an export is resumed, by names that users know."""
+        """The values that must not change when an export is resumed, under names known to users."""
         return {
             "to": self.format.name,
             "shard_size": self.shard_size,
@@ -319,10 +310,10 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Job(DecodesNothing):
-    """All that a worker needs to build a unit. Picklable.
+    """The job of building a unit. Picklable.
 
-    ``shard`` has the unit's name and records; ``names`` are the format's names of these. ``plan`` is the
-    SHA-256 of what decides the bytes.
+    ``shard`` has the unit's name and records, ``names`` the format's names of these records. ``plan`` is the
+    SHA-256 of everything that determines the bytes.
     """
 
     dataset: Path
@@ -366,7 +357,7 @@ class _Job(DecodesNothing):
             counter.set(len(self.names))
 
     def key_at(self, place: int) -> str:
-        """Return the key of the record at that place, or of the last one."""
+        """Return the key of the record at an offset in the unit, or of the last one."""
         dataset, _ = _opened(self.dataset, self.root)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()
@@ -374,6 +365,6 @@ class _Job(DecodesNothing):
 
 @lru_cache(maxsize=1)
 def _opened(path: Path, root: str) -> tuple[Dataset, Rows | None]:
-    """Return the dataset with that root, kept open, and its boxes. Raises SourceDamaged."""
+    """Open the dataset with this root, and return it with its boxes. Raises SourceDamaged."""
     dataset = open_unreplaced(path, root)
     return dataset, dataset.boxes

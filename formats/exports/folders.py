@@ -1,4 +1,4 @@
-"""Folders of images, one for each class, as ImageFolder reads them; and metadata.jsonl."""
+"""Folders of images, one per class, as ImageFolder reads them, with metadata.jsonl."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _CASED = re.compile(r"[^a-z0-9_~ -]")
 
 
 class Folders(ExportFormat):
-    """Image files in a folder of their class, those without label beside the folders.
+    """Image files in folders of their classes; files without a label lie beside the folders.
 
-    A file has the path of its key, without the class's folder in front. Where file systems that ignore case
-    would take two for one, both have the whole key in one name, with all but lower-case letters quoted.
-    Columns and boxes are in metadata.jsonl, one line for each file.
+    A file's path is its key, without the class's folder in front. If two paths differ only in case, each file
+    has its whole key as one name, with all but lower-case letters quoted. Columns and boxes are in
+    metadata.jsonl, one line per file.
     """
 
     name = "folders"
@@ -89,7 +89,7 @@ class Folders(ExportFormat):
             raise UsageError("has keys that cannot be turned into different file names", path=source.path)
 
     def _checked(self, index: Rows) -> npt.NDArray[np.uint64]:
-        """Return the digests of the names, after checking that none is too long."""
+        """Return the digests of the records' names. Raises UsageError if one is too long."""
         names = self.names(index)
         for name, key in zip(names, index["key"].tolist(), strict=True):
             for part in name.split("/"):
@@ -118,7 +118,7 @@ class Folders(ExportFormat):
         text, kind = key.decode(), kind_of(flags)
         suffix = suffix_of(kind, components)
         if label < 0:
-            return with_suffix(file_part(text), kind, suffix)  # not in a folder, which would be a class
+            return with_suffix(file_part(text), kind, suffix)  # a folder would be a class
         own = self.source.labels.classes[label].name + "/"
         *folders, name = parts_of(text.removeprefix(own) or text)
         path = [self._classes[label], *map(folder_part, folders), with_suffix(file_part(name), kind, suffix)]
@@ -129,7 +129,7 @@ class Folders(ExportFormat):
         return name if label < 0 else f"{self._classes[label]}/{name}"
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
-        """Write all files, flush them, then give them their names, then flush the folders."""
+        """Write and flush all files, then rename them, then flush the folders."""
         digest, size = hashlib.sha256(), 0
         built: dict[Path, Path] = {}
         lines = []
@@ -161,7 +161,7 @@ class Folders(ExportFormat):
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         if self.source.has_labels:
-            for folder in self._classes:  # ImageFolder numbers the folders that are there
+            for folder in self._classes:  # also of empty classes: ImageFolder numbers the folders
                 _make_folder(places.output / folder)
         if not self.has_parts:
             return []
@@ -189,9 +189,8 @@ def _add(digest: Any, name: str, image: bytes) -> None:
 
 
 def _publish(built: dict[Path, Path], output: Path) -> None:
-    with ThreadPoolExecutor(FLUSHES) as disk, starting_thread():  # a disk takes many flushes as one
-        for _ in disk.map(flush_file, built):
-            pass
+    with ThreadPoolExecutor(FLUSHES) as disk, starting_thread():  # a disk merges concurrent flushes
+        list(disk.map(flush_file, built))
     folders = {output}
     for path, final in built.items():
         path.chmod(0o444)
@@ -206,14 +205,14 @@ def _publish(built: dict[Path, Path], output: Path) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder, unless it is there. Raises UsageError for a link to one."""
+    """Make a folder, unless it exists. Raises UsageError for a link to one."""
     with suppress(FileExistsError):
         path.mkdir()
     refuse_link(path)
 
 
 def _jsonable(field: Field, value: Any) -> Any:
-    """Return a value of JSON: arrays as lists, complex numbers as two, NaN and infinities as None."""
+    """Return a JSON value: arrays become lists, complex numbers pairs, NaN and infinities None."""
     return value if field.kind in ("json", "text") else _finite(real_array(value).tolist())
 
 
@@ -224,7 +223,7 @@ def _finite(value: Any) -> Any:
 
 
 def file_part(part: str) -> str:
-    """Return a part of a path as the name of a file: not hidden, and possible on any file system.
+    """Return a part of a path as a file name that is not hidden, and valid on any file system.
 
     >>> file_part(".."), file_part("what?")
     ('%2E%2E', 'what%3F')
@@ -233,13 +232,13 @@ def file_part(part: str) -> str:
 
 
 def folder_part(part: str) -> str:
-    """Return a part of a path as the name of a folder, which never is the name of an image file."""
+    """Return a part of a path as a folder name, which never looks like an image file's."""
     stem, dot, suffix = file_part(part).rpartition(".")
     return f"{stem}%2E{suffix}" if dot and suffix.lower() in ALL_SUFFIXES else stem + dot + suffix
 
 
 def caseless_part(part: str) -> str:
-    """Return a name that differs from that of any other text on file systems that ignore case, too.
+    """Return a name that is unique for each text, even on file systems that ignore case.
 
     >>> caseless_part("Cat.1"), caseless_part("cat.1")
     ('%43at%2E1', 'cat%2E1')
@@ -248,8 +247,8 @@ def caseless_part(part: str) -> str:
 
 
 def with_suffix(name: str, kind: str, suffix: str) -> str:
-    """Return the name of an image file of that kind: with the suffix, unless it has one of the kind."""
-    has_one = name.rpartition(".")[2].lower() in SUFFIXES[kind] and "." in name
+    """Return the name with the suffix appended, unless it already has one of the image's kind."""
+    has_one = "." in name and name.rpartition(".")[2].lower() in SUFFIXES[kind]
     return name if has_one else f"{name}.{suffix}"
 
 

@@ -1,7 +1,7 @@
-"""The contract of a format that datasets are exported to, and the names and records that it gets.
+"""The contract of an export format, and the names and records passed to it.
 
-Names of files are made of keys and classes: safe, unique, and with the key still in them. Unsafe characters
-are quoted as in a URL, ``%2E`` for a dot; ``urllib.parse.unquote`` gives the key back.
+File names are made from keys and classes: safe, unique and reversible. Unsafe characters are quoted as in a
+URL, such as ``%2E`` for a dot; ``urllib.parse.unquote`` restores the key.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from shardprep.formats.runtime.files import hash_file, publishing
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.files import FileEntry, Rows
 
-_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # members of an enum are slow to combine
+_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # integers: enum members are slow to combine
 
 
 class ExportRecord(NamedTuple):
-    """One record; ``name`` is the format's own, and ``row`` that of the index.
+    """A record to export; ``name`` is the one that the format gives it, and ``row`` its row of the index.
 
-    ``boxes`` are its rows of the table of boxes, None where the dataset has none; ``columns`` the decoded
-    values by name. Without images, ``image`` is empty.
+    ``boxes`` are its rows of the table of boxes, None if the dataset has no table; ``columns`` are the
+    decoded values by name. ``image`` is empty in a dataset without images.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ExportRecord(NamedTuple):
 
 
 def kind_of(flags: int) -> str:
-    """Return the name of the kind that the column ``flags`` of the index tells."""
+    """Return the name of an image's kind, from its ``flags`` in the index."""
     return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
 
 
@@ -61,16 +61,16 @@ def corners(boxes: Rows) -> list[list[float]]:
 
 
 def real_array(value: Any) -> npt.NDArray[Any]:
-    """Return an array's value, with one more dimension of 2 where its numbers are complex."""
+    """Return a value as an array; complex numbers become a last dimension of 2."""
     array = np.asarray(value)
     return np.stack([array.real, array.imag], axis=-1) if array.dtype.kind == "c" else array
 
 
 @dataclass(frozen=True)
 class Exportable:
-    """Description of a dataset, with its ``root``, before its records are read.
+    """A dataset's description, known before its records are read.
 
-    ``has_labels`` is whether any record has a label, and ``has_boxes`` whether there is a table of boxes.
+    ``has_labels`` is whether any record has a label, ``has_boxes`` whether there is a table of boxes.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Exportable:
 
 
 class Places(NamedTuple):
-    """Folders of a job: ``output``, ``work`` in it for state, and ``run`` in that for unfinished files."""
+    """A job's folders: ``output``, ``work`` in it for state, and ``run`` in that for unfinished files."""
 
     output: Path
     work: Path
@@ -92,20 +92,20 @@ class Places(NamedTuple):
 
 
 class ExportFormat(ABC):
-    """One format, for one dataset. Picklable and small: it is a part of every job.
+    """The export of a dataset to one format. Picklable and small: it is part of every job.
 
     The dataset is exported in units, which are built independently and in any order. Equal records give
-    equal bytes. ``name`` is the format's, and ``writer`` names what else decides the bytes. The constructor
-    raises UsageError, with the name of the column, for a dataset that the format cannot hold.
+    equal bytes. ``writer`` names everything else that determines the bytes. The constructor raises UsageError
+    for a dataset that the format cannot hold, and names the column.
     """
 
     name: ClassVar[str]
     unit_names: ClassVar[str]
-    """The names of units, with the dataset's ``split``, the unit's ``number``, and the ``count`` of units."""
+    """Template of a unit's name, of the dataset's ``split``, the unit's ``number`` and their ``count``."""
     bytes_beside: ClassVar[tuple[int, int]]
-    """About how many bytes a record takes beside its image and columns, and how many more for each column."""
+    """Estimated overhead in bytes: of a record, and of each of its columns."""
     names_of_boxes: ClassVar[tuple[str, ...]] = ()
-    """The names of boxes in the format, which no column of a dataset with boxes may have."""
+    """The names of boxes in the format; no column of a dataset with boxes may have them."""
     writer: str = "1"
     has_parts: bool = False
     """Whether units leave files in the work folder for :meth:`finish`."""
@@ -117,31 +117,29 @@ class ExportFormat(ABC):
                 raise self.cannot_hold(field, "boxes have that name", "another format")
 
     def cannot_hold(self, field: Field, why: str, instead: str = "webdataset, parquet or mds") -> UsageError:
-        """Return the error for a column that the format cannot hold."""
         column = f"the column {field.name} of kind {field.kind}"
         return UsageError(f"{column} cannot be exported to {self.name}: {why}; export to {instead}")
 
     def unit_name(self, number: int, count: int) -> str:
-        """Return the name of the unit of that number, of ``count``."""
         return self.unit_names.format(split=self.source.split, number=number, count=count)
 
     def names(self, rows: Rows) -> list[str]:
-        """Return the names that the format has for records, given their rows of the index."""
+        """Return the names that the format gives to records, from their rows of the index."""
         return [key.decode() for key in rows["key"].tolist()]
 
     @abstractmethod
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
-        """Write and publish the unit of that name, of ``count`` records.
+        """Write and publish a unit of ``count`` records.
 
         Raises UsageError for a value that the format cannot hold, and OSError.
         """
 
     @abstractmethod
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        """Whether a published unit has the bytes that were built. Raises OSError."""
+        """Whether a published unit is undamaged. Raises OSError."""
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
-        """Publish the files that are about all units, and return them."""
+        """Publish the files about all units, and return their entries."""
         return []
 
 
@@ -150,7 +148,7 @@ class ShardFormat(ExportFormat):
 
     @abstractmethod
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write a file of these ``count`` records."""
+        """Write ``count`` records to a file."""
 
     def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
         return published(name, count, places, lambda file: self.write(file, records, count))
@@ -160,7 +158,7 @@ class ShardFormat(ExportFormat):
 
 
 def published(name: str, records: int, places: Places, write: Callable[[BinaryIO], object]) -> FileEntry:
-    """Publish the file that ``write`` writes, and return its entry. Raises OSError."""
+    """Publish a file written by ``write``, and return its entry. Raises OSError."""
     final = places.output / name
     with publishing(final, places.run) as file:
         write(file)
@@ -179,19 +177,17 @@ SUFFIXES = {
     "AVIF": ("avif",),
     "Sun raster": ("ras", "sr"),
 }
-"""The suffixes of each kind of image; the first is the one that is written."""
+"""The suffixes of each kind of image; the first one is written."""
 ALL_SUFFIXES = frozenset(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-
-_SPLITS = re.compile(r"(?<!^)(?<!/)/(?!$)")  # other slashes would make empty names
 
 
 def parts_of(key: str) -> list[str]:
-    """Return the parts of a key between single slashes within it; they have at least one character each."""
-    return _SPLITS.split(key)
+    """Split a key at its slashes, except those that would make an empty part."""
+    return re.split(r"(?<!^)(?<!/)/(?!$)", key)
 
 
 def stem_of(key: str) -> str:
-    """Return the key as a stem of WebDataset: ASCII, with no dot.
+    """Return the key as a WebDataset stem: ASCII, without a dot.
 
     >>> stem_of("a/b.c"), stem_of("../x y")
     ('a/b%2Ec', '%2E%2E/x%20y')
@@ -200,7 +196,7 @@ def stem_of(key: str) -> str:
 
 
 def without_suffix(key: str) -> str:
-    """Return the key without the suffix of an image file.
+    """Return the key without an image file's suffix.
 
     >>> without_suffix("a/b.JPEG"), without_suffix("a/b.c")
     ('a/b', 'a/b.c')
@@ -210,12 +206,12 @@ def without_suffix(key: str) -> str:
 
 
 def suffix_of(kind: str, components: int) -> str:
-    """Return the suffix of image files of that kind and number of channels."""
+    """Return the suffix for an image of this kind and number of channels."""
     return "pgm" if kind == "Netpbm" and components == 1 else SUFFIXES[kind][0]
 
 
 def digests(names: Iterable[str]) -> npt.NDArray[np.uint64]:
-    """Return a number of 64 bits for each name: equal for names that some file systems take for equal."""
+    """Return a 64-bit digest of each name; equal for names that are equal on some file system."""
     folded = (unicodedata.normalize("NFC", name.casefold()).encode() for name in names)
     return np.fromiter((int.from_bytes(blake3(name).digest(8), "little") for name in folded), np.uint64)
 

@@ -1,4 +1,4 @@
-"""MDS, version 2: the shards of MosaicML's streaming, and their index.json."""
+"""MDS, version 2: the shards of MosaicML Streaming, and their index.json."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ OF_KIND = {
     "label": "int",
     "labels": "ndarray:int32",
 }
-"""The encoding of a column by its kind; those of arrays are made of dtype and shape."""
+"""The encoding of a column by its kind; an array's depends on its dtype and shape."""
 SIZES = {"int": 8, "float64": 8}
-OF_IMAGES = "jpeg"  # decoded by Pillow, which finds the kind by itself
+OF_IMAGES = "jpeg"  # decoded by Pillow, which recognises any kind
 BOXES, BOX_LABELS = "boxes", "box_labels"
 INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
-"""Elements of arrays that MDS does not have; complex numbers get one more dimension of 2."""
+"""Substitutes for dtypes that MDS lacks; complex numbers get a last dimension of 2."""
 
 
 class MdsColumn(NamedTuple):
-    """A column of MDS: name, encoding, and the bytes of each value, None where they differ."""
+    """A column of MDS: name, encoding, and the size of each value in bytes, None if it varies."""
 
     name: str
     encoding: str
@@ -53,7 +53,7 @@ class MdsColumn(NamedTuple):
 
 
 class MDS(ShardFormat):
-    """Shards with the columns image, key, label, boxes and those of the dataset, and their index."""
+    """Shards with the columns image, key, label, boxes and the dataset's own, and their index."""
 
     name = "mds"
     unit_names = "shard.{number:05d}.mds"
@@ -80,7 +80,7 @@ class MDS(ShardFormat):
         }
 
     def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write the samples after room for their offsets, then the offsets."""
+        """Write the samples after space for their offsets, then the offsets."""
         config = json.dumps(self._config, sort_keys=True).encode()
         offsets = [4 * (2 + count) + len(config)]
         file.write(bytes(4 * (2 + count)) + config)
@@ -132,7 +132,7 @@ def _column_of(field: Field) -> MdsColumn:
     if not sizes:
         return MdsColumn(field.name, element, size)
     fixed = [each for each in sizes if each]
-    if len(fixed) < len(sizes):  # a free dimension, or one of size 0, which an encoding does not name
+    if len(fixed) < len(sizes):  # an encoding cannot name a free dimension, or one of size 0
         return MdsColumn(field.name, f"ndarray:{element}")
     return MdsColumn(field.name, f"ndarray:{element}:{','.join(map(str, fixed))}", size * math.prod(fixed))
 
@@ -160,7 +160,7 @@ def _integer(value: int) -> bytes:
 
 
 def _shaped(array: npt.NDArray[Any]) -> bytes:
-    """Return an array after its number of dimensions and their sizes, as small as they fit."""
+    """Return the bytes of an array after its number of dimensions and their sizes, in the smallest type."""
     most = max(array.shape)
     width = next(number for number in range(4) if most < 1 << (8 << number))
     sizes = np.array(array.shape, f"<u{1 << width}")

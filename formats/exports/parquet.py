@@ -1,4 +1,4 @@
-"""Parquet, as Hugging Face's datasets reads it: images with their features in the schema."""
+"""Parquet for Hugging Face's datasets: images, with their features in the schema."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
 from shardprep.formats.shards.files import Rows
 
-MOST_IMAGES = 100  # of a row group: a reader holds a row group in memory
+MOST_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20
 OBJECTS = "objects"
 TYPES = {"bytes": "binary", "text": "string", "json": "string", "int": "int64", "float": "float64"}
 
 
 class Parquet(ShardFormat):
-    """Files with the columns image, key, label, objects (boxes) and those of the dataset."""
+    """Files with the columns image, key, label, objects (boxes) and the dataset's own."""
 
     name = "parquet"
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
@@ -80,16 +80,16 @@ class Parquet(ShardFormat):
 
 
 class Arrow(NamedTuple):
-    """A column's type in Arrow, and its feature."""
+    """A column's Arrow type, and its feature."""
 
     kind: Any
     feature: Any
 
 
 def value_of(kind: str, classes: Sequence[str] = ()) -> Arrow:
-    """Return the column of a kind of values that are no lists, or of an element of arrays, such as float32.
+    """Return the column of a kind that is no list, or of an array's element, such as float32.
 
-    Without classes a label is an integer.
+    A label without classes is an integer.
     """
     pa = arrow()
     if kind == "image":
@@ -105,10 +105,7 @@ def list_of(item: Arrow) -> Arrow:
 
 
 def column_of(field: Field) -> Arrow:
-    """Return the column of a dataset's column. An array is a list of lists as deep as its dimensions.
-
-    Complex numbers are lists of two.
-    """
+    """Return the Arrow column of a column. Arrays are nested lists, complex numbers lists of two."""
     codec = field.codec
     if isinstance(codec, ArrayCodec):
         real = {"complex64": "float32", "complex128": "float64"}.get(codec.element)
@@ -122,7 +119,7 @@ def column_of(field: Field) -> Arrow:
 
 
 def _nested(values: list[Any]) -> Any:
-    """Return an array of lists from NumPy's arrays of one number of dimensions, without Python's numbers."""
+    """Return NumPy arrays of equal dimensionality as an array of nested lists, without Python numbers."""
     pa, arrays = arrow(), [real_array(value) for value in values]
     made = pa.array(np.concatenate([array.ravel() for array in arrays]))
     for axis in reversed(range(arrays[0].ndim)):
@@ -133,7 +130,7 @@ def _nested(values: list[Any]) -> Any:
 
 
 def _groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:
-    """Yield the records of one row group after the other, of few images and bytes."""
+    """Yield the records in row groups, limited in images and bytes."""
     group: list[ExportRecord] = []
     size = 0
     for record in records:
@@ -152,7 +149,7 @@ def _size_of(value: Any) -> int:
 
 @cache
 def arrow() -> Any:
-    """Return pyarrow. Raises MissingExtra where it is not installed."""
+    """Return pyarrow. Raises MissingExtra if it is not installed."""
     try:
         import pyarrow  # an extra
         import pyarrow.parquet

@@ -16,12 +16,12 @@ from shardprep.formats.sources.tfrecord import HEAD, TAIL, masked_crc
 Feature = bytes
 """An encoded ``tf.train.Feature``."""
 
-# Keys of protocol buffers: the number of a field, and that a length follows.
+# Protocol buffer keys: a field's number, and the wire type of a length.
 _FIRST, _SECOND, _THIRD = (number << 3 | 2 for number in (1, 2, 3))
 
 
 def varint(number: int) -> bytes:
-    """Return an unsigned number of up to 64 bits, seven bits a byte, the lowest first."""
+    """Encode an unsigned number of up to 64 bits: seven bits per byte, the lowest first."""
     data = bytearray()
     while number >= 0x80:
         data.append(number & 0x7F | 0x80)
@@ -48,7 +48,7 @@ def int_feature(values: Iterable[int]) -> Feature:
 
 
 def example(features: Mapping[str, Feature]) -> bytes:
-    """Return the message of these features, in the order of their names."""
+    """Return the ``tf.train.Example`` of these features, sorted by name."""
     entries = (_field(_FIRST, name.encode()) + _field(_SECOND, features[name]) for name in sorted(features))
     return _field(_FIRST, b"".join(_field(_FIRST, entry) for entry in entries))
 
@@ -63,13 +63,13 @@ COLORSPACES = {1: b"Grayscale", 2: b"Grayscale", 3: b"RGB"}
 SIDE_KEYS = {side: "image/object/bbox/" + side.replace("_", "") for side in SIDES}
 FLOATS = ("float16", "float32")
 RAW = ("float64", "uint64", "complex64", "complex128")
-"""Elements of arrays that no feature holds: their little-endian bytes are exported, for tf.io.decode_raw."""
+"""Elements of arrays that no feature can hold; exported as little-endian bytes, for tf.io.decode_raw."""
 
 
 class TFRecord(ShardFormat):
     """Files of records with images, labels from 1 on, boxes and columns.
 
-    Features without a value are left out: of records without label, ``image/class/…``.
+    Features without a value are omitted, such as ``image/class/…`` of records without a label.
     """
 
     name = "tfrecord"
@@ -111,7 +111,7 @@ class TFRecord(ShardFormat):
 
 
 def _column_features(field: Field, value: Any) -> Iterator[tuple[str, Feature]]:
-    """Yield the features of a column, with the column's name; the shape of an array is ``NAME/shape``."""
+    """Yield a column's feature, under its name; an array also has its shape, ``NAME/shape``."""
     match field.kind:
         case "bytes" | "image":
             yield field.name, bytes_feature(value)

@@ -1,4 +1,4 @@
-"""WebDataset: tars of samples; the files of a sample have one name and several extensions."""
+"""WebDataset: tars of samples; the files of a sample share a name and differ in extension."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], bytes]]] = {
     "label": ("cls", _text),
     "labels": ("json", lambda value: _json(value.tolist())),
 }
-"""The extension after a column's name, and what encodes its values, by its kind; arrays are ``npy``.
+"""The extension after a column's name, and the encoder of its values, by kind; arrays are ``npy``.
 
-The decoder of webdataset gives an int for ``index`` and ``cls``, text for ``txt``, a value for ``json``.
+webdataset decodes ``index`` and ``cls`` to an int, ``txt`` to text, and ``json`` to its value.
 """
 
 
 class WebDatasetTars(ShardFormat):
     """Tars (ustar) of samples: image, label as ``cls``, boxes and columns.
 
-    A stem is the key, as :func:`.format.stem_of` makes it, without the suffix of an image file where this
-    leaves the stems of all records unique.
+    A sample's name is its key's :func:`.format.stem_of`. Suffixes of image files are dropped if all names
+    stay unique without them.
     """
 
     name = "webdataset"
@@ -108,9 +108,9 @@ class WebDatasetTars(ShardFormat):
 
 
 def header(name: str, size: int) -> bytes:
-    """Return the header of a tar's member, readable by all and of the time 0.
+    """Return the ustar header of a tar member, readable by all, with time 0.
 
-    It is one of ustar; a name too long for it stands in an extended header of POSIX before.
+    A name too long for ustar goes into an extended POSIX header before it.
     """
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o444
