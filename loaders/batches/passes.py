@@ -1,4 +1,4 @@
-"""A source of batches, as one pass after the other, and hints on how to feed it to a framework."""
+"""Passes over a source of batches, and hints on how to feed it to a framework."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Source = Iterable[Any] | Callable[[], Iterable[Any]]
 class Passes:
     """The passes over ``source``: a Loader, another iterable, or a function that returns an iterable.
 
-    An iterator (a generator, for example) has one pass; beginning another raises UsageError instead of
-    silently giving an empty epoch. Not thread-safe.
+    An iterator (such as a generator) has one pass; beginning another raises UsageError rather than silently
+    yielding an empty epoch. Not thread-safe.
     """
 
     def __init__(self, source: Source) -> None:
@@ -30,14 +30,14 @@ class Passes:
         self._spent = False
 
     def begin(self) -> Iterator[Any]:
-        """Begin the next pass, with the batch that was peeked at, if any."""
+        """Begin the next pass, including a batch that was peeked at."""
         if self._peeked is None:
             return self._fresh()
         (first, rest), self._peeked = self._peeked, None
         return _Pass(rest, first)
 
     def peek(self) -> Any:
-        """Return the next pass's first batch without taking it. Raises UsageError for an empty source."""
+        """Return the next pass's first batch without consuming it. Raises UsageError for an empty source."""
         if self._peeked is None:
             batches = self._fresh()
             for first in batches:
@@ -59,18 +59,18 @@ class Passes:
         return _Pass(iter(self.source if isinstance(self.source, Iterable) else self.source()))
 
     def __len__(self) -> int:
-        """Number of batches of the next pass. Raises TypeError where it is unknown."""
+        """Number of batches of the next pass. Raises TypeError if it is unknown."""
         return len(self.source)  # type: ignore[arg-type]
 
     def state(self) -> Any:
-        """Return the source's state; None for a source without ``state_dict``."""
+        """Return the source's state, None if it has no ``state_dict``."""
         for name in ("state_or_none", "state_dict"):
             if callable(method := getattr(self.source, name, None)):
                 return method()
         return None
 
     def load_state(self, state: Any, **options: Any) -> None:
-        """Make the next pass begin where the state was taken. Raises UsageError if there is none."""
+        """Make the next pass continue from a state. Raises UsageError if the source takes none."""
         load_state_dict = getattr(self.source, "load_state_dict", None)
         if not callable(load_state_dict):
             raise UsageError("the source of this input has no state to load; give it a Loader or a Flow")
@@ -78,19 +78,19 @@ class Passes:
         load_state_dict(state, **options)
 
     def close(self) -> None:
-        """End a pass that was peeked at and not begun. Idempotent."""
+        """End a pass that was only peeked at. Idempotent."""
         if self._peeked is not None:
             (_, rest), self._peeked = self._peeked, None
             end(rest)
 
     @property
     def batches_never_change(self) -> bool:
-        """Whether the source never changes a batch that it has delivered, so that it need not be copied."""
+        """Whether the source never changes a delivered batch, so that it need not be copied."""
         return bool(getattr(self.source, "batches_never_change", False))
 
     @property
     def steady_length(self) -> int | None:
-        """Number of batches of every pass; None where it is unknown or differs between passes."""
+        """Number of batches in every pass; None if it is unknown or differs between passes."""
         try:
             length = len(self)
         except TypeError:
@@ -99,7 +99,7 @@ class Passes:
 
 
 def end(batches: Iterator[Any]) -> None:
-    """Close a pass that is not finished; generators clean up at once."""
+    """Close an unfinished pass; generators clean up at once."""
     close = getattr(batches, "close", None)
     if callable(close):
         close()
@@ -107,7 +107,7 @@ def end(batches: Iterator[Any]) -> None:
 
 @contextmanager
 def ending(batches: PassT) -> Iterator[PassT]:
-    """A context that ends the pass (:func:`end`), as ``closing`` does for an object that has ``close``."""
+    """Context that ends the pass (:func:`end`), like ``closing``, but ``close`` may be missing."""
     try:
         yield batches
     finally:
@@ -115,10 +115,10 @@ def ending(batches: PassT) -> Iterator[PassT]:
 
 
 class _Pass(Iterator[Any]):
-    """The batches of one pass: ``first``, then those of an iterator, on which ``iter`` is not called again.
+    """The batches of one pass: ``first``, then those of an iterator.
 
-    Some iterators begin again on that call. A batch is not kept once it is delivered: a batch that is held
-    keeps its slot. Closing ends the iterator, also before the first batch, which a generator would not do.
+    Never calls ``iter`` on the iterator, because that restarts some. Keeps no delivered batch, because that
+    would occupy its slot. Closing ends the iterator even before the first batch, which a generator cannot.
     """
 
     def __init__(self, batches: Iterator[Any], *first: Any) -> None:
@@ -148,9 +148,9 @@ class FrameworkHint:
         return f"{self!r}; Keras takes {self.for_keras}" if "keras" in sys.modules else repr(self)
 
     def _refuse_sampler(self) -> None:
-        """Raise UsageError where the caller's caller is a sampler of PyTorch, which picks items by number.
+        """Raise UsageError if the caller's caller is a PyTorch sampler, which picks items by number.
 
-        A DataLoader makes one for whatever is not its own IterableDataset, and asks nothing else before its
+        A DataLoader makes one for anything but its own IterableDataset, and checks nothing else before its
         workers fail.
         """
         if (

@@ -1,8 +1,8 @@
-"""Picklable values in one piece of memory, and memory for arrays.
+"""Pickled values in one piece of memory with their arrays beside the pickle, and aligned memory.
 
-Picklable values in one piece of memory, their arrays beside the pickle, each copied once each way. A piece is
-the number of buffers, the pickle's size, each buffer's start and size, as 8 bytes each; then the pickle; then
-the buffers, each at a multiple of 64 bytes. Only for a process and its own children.
+Each array is copied once in each direction. A piece consists of the number of buffers, the pickle's size and
+each buffer's start and size, as 8 bytes each; the pickle; and the buffers, each aligned to 64 bytes. Only for
+a process and its own children.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 64  # bytes, so that TensorFlow takes an array without a copy; it aborts on a smaller alignment
+ALIGNMENT = 64  # bytes; TensorFlow needs it to take an array without a copy, and aborts on less
 MEMINFO, GROUPS, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-MAX_IDLE_PIECES = 8  # pieces of memory that are kept while no array uses them
-MIN_RECYCLED_BYTES = 1 << 20  # malloc keeps smaller pieces itself
+MAX_IDLE_PIECES = 8  # pieces of memory kept while no array uses them
+MIN_RECYCLED_BYTES = 1 << 20  # malloc recycles smaller pieces itself
 
 
 def aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Return new, uninitialised bytes that start at a multiple of ALIGNMENT."""
+    """Return new, uninitialised bytes aligned to ALIGNMENT."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
@@ -49,7 +49,7 @@ def is_usable(memory: npt.NDArray[np.uint8]) -> bool:
 
 
 def anonymous_file() -> int:
-    """Return a descriptor of an empty file without a name, freed with its last descriptor and map."""
+    """Return a descriptor of an empty, nameless file, freed with its last descriptor and map."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("shardprep")
     with tempfile.TemporaryFile() as file:
@@ -57,9 +57,9 @@ def anonymous_file() -> int:
 
 
 def available() -> int | None:
-    """Available bytes: the least of MemAvailable and this process's control groups; None where unknown.
+    """Return the minimum of MemAvailable and this process's cgroup limits in bytes; None if unknown.
 
-    A group's limit counts in full: most of its use is page cache, which the kernel frees.
+    A cgroup's limit counts in full, because most of its use is page cache, which the kernel frees.
     """
     found = [int(line.split()[1]) << 10 for line in _lines(MEMINFO) if line.startswith("MemAvailable:")]
     for line in _lines(GROUPS):
@@ -80,10 +80,10 @@ def _lines(path: Path) -> list[str]:
 
 
 class MemoryPool:
-    """Function of a size that returns :func:`aligned` memory, reused if a piece of this size is idle.
+    """Function of a size that returns :func:`aligned` memory, reusing an idle piece of that size.
 
-    New memory comes page by page, as slowly as it is filled. A piece is idle once every view of it is
-    dropped, in any thread. Only one thread may call it.
+    Page faults make new memory as slow as filling it. A piece is idle once every view of it is dropped, in
+    any thread. Only one thread may call the function.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class MemoryPool:
         if size < MIN_RECYCLED_BYTES:
             return aligned(size)
         owner = self._found(size)
-        lent = np.frombuffer(owner.data, np.uint8)  # views of it keep it, and not its owner
+        lent = np.frombuffer(owner.data, np.uint8)  # views keep this array alive, not its owner
         weakref.finalize(lent, self._idle.append, owner).atexit = False
         return lent
 
@@ -112,15 +112,15 @@ INSTALL_CLOUDPICKLE = "pip install 'shardprep[cloudpickle]'"
 
 
 def dumps(value: object) -> bytes:
-    """Pickle a value. Raises whatever its class raises when it cannot be pickled."""
+    """Pickle a value. Raises whatever its class raises if it cannot be pickled."""
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def dumps_beside(value: object) -> tuple[bytes, Buffers]:
-    """Return a pickle, and the memory of arrays beside it.
+    """Return a pickle, and the memory of its arrays beside it.
 
-    What the main module defines is pickled by value where cloudpickle is installed, because other processes
-    may not have that module. Raises as :func:`dumps` does.
+    With cloudpickle, definitions of the main module are pickled by value, because other processes may not
+    have that module. Raises like :func:`dumps`.
     """
     beside: Buffers = []
     try:
@@ -146,7 +146,7 @@ def can_dump_by_value() -> bool:
 
 
 def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
-    """Return a pickle with the code of lambdas, closures and the main module's names. Needs cloudpickle."""
+    """Return a pickle that contains the code of lambdas, closures and the main module. Needs cloudpickle."""
     import cloudpickle  # here because it is optional, and takes start-up time
 
     keep = None if beside is None else beside.append
@@ -154,7 +154,7 @@ def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
 
 
 def dumps_noting_main(value: object) -> tuple[bytes, bool]:
-    """Return a pickle, and whether it refers to names that the main module defines."""
+    """Return a pickle, and whether it refers to definitions of the main module."""
     file = io.BytesIO()
     pickler = _MainNotingPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dump(value)
@@ -171,7 +171,7 @@ class _MainNotingPickler(pickle.Pickler):
 
 
 def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
-    """Unpickle a value. Never for data of a file or a network: unpickling runs code that the data names."""
+    """Unpickle a value. Never for data from a file or network: unpickling runs code that the data names."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301
 
 
@@ -183,7 +183,7 @@ _NUMBER = np.dtype("<u8")
 
 @dataclass(frozen=True, eq=False)
 class PickledValue:
-    """A pickled value of ``size`` bytes. Its arrays are copied only by :meth:`write`."""
+    """A pickled value of ``size`` bytes. Its arrays are not copied before :meth:`write`."""
 
     head: bytes
     stream: bytes
@@ -192,9 +192,9 @@ class PickledValue:
 
     @classmethod
     def of(cls, value: object, *, copied: bool = False) -> PickledValue:
-        """Pickle a value; unless its arrays are ``copied`` now, it must not change until it is written.
+        """Pickle a value, which must not change until it is written unless its arrays are ``copied``.
 
-        Raises whatever the value's class raises when it cannot be pickled.
+        Raises whatever the value's class raises if it cannot be pickled.
         """
         stream, beside = dumps_beside(value)
         if not beside:
@@ -224,7 +224,7 @@ class PickledValue:
 def unpickled(memory: Memory, *, copied: bool) -> Any:
     """Return the value that was written to ``memory``. Its arrays are writable.
 
-    They are views of that memory, or are ``copied``, also where the memory is not usable for arrays.
+    They are views of that memory unless ``copied`` or the memory is not usable for arrays.
     """
     count, length = _HEAD.unpack_from(memory.data)
     if not count:

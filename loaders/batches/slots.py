@@ -1,4 +1,4 @@
-"""Slots: equal pieces of memory, shared with the workers, each for one batch of a found form."""
+"""Slots: equal pieces of memory shared with the workers, each for one batch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from shardprep.loaders.batches.pickling import (
 Memory = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 
-RESERVE = 2  # slots that the consumer may not keep: one that is being filled, and the next
-INPUTS = "(inputs)"  # the name of a slot's input area among the arrays that a worker is given
-MIN_SLOTS = 3  # a loop holds one batch while it asks for the next, and another is being filled
+RESERVE = 2  # slots that the consumer may not keep: one being filled, and the next
+INPUTS = "(inputs)"  # name of a slot's input area among a worker's arrays
+MIN_SLOTS = 3  # a loop holds one batch while it asks for the next, and a third is being filled
 
 
 class SlotsHeld(UserWarning):
-    """Warning: the consumer holds so many batches that others are copied, which takes time and memory."""
+    """The consumer holds so many batches that further ones are copied, which takes time and memory."""
 
 
 @dataclass(frozen=True)
 class SlotField:
-    """One array of a batch; ``shape`` is that of one row."""
+    """One array of a batch; ``shape`` is the shape of a row."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,11 +62,11 @@ class SlotField:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """A slot of ``rows`` rows: each field's array at a multiple of 64 bytes, then the spare bytes.
+    """A slot of ``rows`` rows: an array for each field, aligned to 64 bytes, then spare bytes and inputs.
 
-    ``spare`` bytes per row are for results of varying size, which otherwise go through the worker's socket,
-    six times as slowly; ``inputs`` bytes for what workers are given beside their items. A ``sparse`` slot
-    takes memory only where it was written.
+    ``spare`` bytes per row take results of varying size, which otherwise go through the worker's socket, six
+    times as slowly; ``inputs`` bytes take values for the workers besides their items. A ``sparse`` slot uses
+    memory only where it has been written.
     """
 
     rows: int
@@ -85,7 +85,7 @@ class SlotLayout:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each field starts, and, last, where the spare bytes start."""
+        """The start of each field and, last, of the spare bytes."""
         ends = [0]
         for field in self.fields:
             ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
@@ -93,7 +93,7 @@ class SlotLayout:
 
     @property
     def nbytes(self) -> int:
-        """Size of a slot: a whole number of pages, and at least one."""
+        """Size of a slot: one or more whole pages."""
         return _round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
 
     def arrays(self, memory: Memory, rows: int) -> Arrays:
@@ -118,17 +118,17 @@ class SlotLayout:
         return self.arrays(aligned_copy(memory[: self.offsets[-1]]), rows)
 
     def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
-        """Return the spare bytes of ``count`` rows from ``first`` on."""
+        """Return the spare bytes of ``count`` rows, starting at ``first``."""
         start = self.offsets[-1]
         return memory[start + first * self.spare : start + (first + count) * self.spare]
 
 
 class SlotRing(Inheritable):
-    """``slots`` slots in one piece of anonymous shared memory, mapped in full, or, if sparse, as it is used.
+    """``slots`` slots in one piece of anonymous shared memory, mapped in full, or, if sparse, on use.
 
-    Nothing is left however its processes end; it is picklable only to a child that is being started. The
-    memory is freed when :meth:`close` was called *and* the last array on it is dropped. Raises OperationError
-    where there is not enough.
+    Nothing is left behind, however its processes end. Can be pickled only while starting a child process. The
+    memory is freed once :meth:`close` was called *and* the last array on it is dropped. Raises OperationError
+    if there is not enough.
     """
 
     _file = Descriptor(-1)
@@ -149,27 +149,27 @@ class SlotRing(Inheritable):
             raise _too_little(layout, slots, str(error.strerror)) from error
 
     def memory(self, slot: int) -> Memory:
-        """Return a slot's bytes, on a page boundary, without lending the slot."""
+        """Return a slot's bytes, page-aligned, without lending the slot."""
         size = self.layout.nbytes
         return np.frombuffer(self._map, np.uint8, count=size, offset=slot * size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the slots take; of a sparse layout, those that were written to until now."""
+        """Bytes of memory that the slots take; for a sparse layout, those written so far."""
         if not self.layout.sparse:
             return self.slots * self.layout.nbytes
         return os.fstat(self._file.fileno()).st_blocks * 512 if self._map else 0
 
     def load(self, slot: int, inputs: Iterable[tuple[int, PickledValue]]) -> None:
-        """Write the slot's inputs: offsets in its input area, and values."""
+        """Write values to the slot's input area, each at its offset."""
         room = self.layout.input_area(self.memory(slot))
         for start, piece in inputs:
             piece.write(room[start : start + piece.size])
 
     def lend(self, slot: int, on_return: Callable[[], None]) -> Memory:
-        """Return a slot's bytes. When they and all views of them are dropped, the slot is in ``returned``.
+        """Return a slot's bytes. Once they and all views of them are dropped, ``returned`` gets the slot.
 
-        ``on_return`` is called then, perhaps in a garbage collection: it must not take a lock.
+        ``on_return`` is called then, perhaps during garbage collection, so it must not take a lock.
         """
         memory = self.memory(slot)
         weakref.finalize(memory, self._take_back, slot, on_return).atexit = False
@@ -182,11 +182,11 @@ class SlotRing(Inheritable):
 
     @property
     def most_held(self) -> int:
-        """Number of slots that the consumer may keep at a time."""
+        """Number of slots that the consumer may keep at the same time."""
         return max(self.slots - RESERVE, MIN_SLOTS - 1)
 
     def may_keep(self, slot: int) -> bool:
-        """Whether the consumer may keep a lent slot; if not, its batch has to be copied."""
+        """Whether the consumer may keep a lent slot; otherwise its batch must be copied."""
         if len(self._held) < self.most_held:
             self._held.add(slot)
             return True
@@ -209,7 +209,7 @@ class SlotRing(Inheritable):
         return type(self), (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
 
 
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers a ring runs at 80 %
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers, a ring runs at 80 %
 
 
 def _allocate(layout: SlotLayout, slots: int) -> int:
@@ -253,14 +253,14 @@ def _round_up(size: int, unit: int) -> int:
 
 Kind = Literal["array", "tuple", "list", "dict"]
 
-NUMBERS = "biufc"  # kinds of dtype that a batch can have, and frameworks have tensors of
+NUMBERS = "biufc"  # dtype kinds for which frameworks have tensors
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """The kind of a result (an array, or a tuple, list or dict of arrays or numbers), its shapes and dtypes.
+    """The structure of a result (an array, or a tuple, list or dict of arrays or numbers), shapes and dtypes.
 
-    Picklable, equal by value.
+    Picklable; compares by value.
     """
 
     kind: Kind
@@ -268,7 +268,7 @@ class RowForm:
 
     @classmethod
     def of(cls, result: Any) -> Self | None:
-        """Return the form of a result; None for a result with anything but plain arrays and numbers."""
+        """Return the form of a result; None unless it has only plain arrays and numbers."""
         kind, parts = _parts(result)
         if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
             return None
@@ -278,7 +278,7 @@ class RowForm:
         return cls(kind, tuple(fields))
 
     def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:
-        """Return the result's arrays; None if it has another form."""
+        """Return the result's arrays; None if its form differs."""
         kind, parts = _parts(result)
         if kind != self.kind or list(parts) != [field.name for field in self.fields]:
             return None
@@ -293,14 +293,14 @@ class RowForm:
         return {field.name: np.empty((0, *field.shape), field.dtype) for field in self.fields}
 
     def made_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return a batch's arrays, given by the fields' names, in this form: of a list, as a tuple."""
+        """Return a batch's arrays, given by field name, in this form, with a tuple for a list."""
         if self.kind == "dict":
             return {field.name: arrays[field.name] for field in self.fields}
         found = tuple(arrays[field.name] for field in self.fields)
         return found[0] if self.kind == "array" else found
 
     def row_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return one result's arrays in this form, so that it does not pass for one of another form."""
+        """Return one result in exactly this form, a list included."""
         row = self.made_of(arrays)
         return list(row) if self.kind == "list" else row
 
@@ -315,7 +315,7 @@ def _parts(result: Any) -> tuple[Kind, dict[str, npt.NDArray[Any] | None]]:
 
 
 def array_of(part: Any) -> npt.NDArray[Any] | None:
-    """Return an array as it is and a number as an array without axes; None for anything else."""
+    """Return an array unchanged and a number as a 0-d array; None for anything else."""
     if type(part) is np.ndarray:
         return part
     return np.asarray(part) if isinstance(part, bool | int | float | complex | np.generic) else None

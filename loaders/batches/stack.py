@@ -1,4 +1,4 @@
-"""Stacking records of equal form to a batch, its spec, its rows, and its parts converted."""
+"""Stacking records into batches; the specs, rows and conversion of batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardprep.loaders.transforms.contract import ArraySpec, converted
 
 
 def stack(records: Sequence[Any]) -> Any:
-    """Stack records along a new first axis. Raises UsageError where they differ in form.
+    """Stack records along a new first axis. Raises UsageError if they differ in form.
 
     Python's own numbers become bool, int64, float64 or complex128; strings and bytes are refused.
     """
@@ -31,7 +31,7 @@ def stack(records: Sequence[Any]) -> Any:
 
 
 def unmasked(part: Any) -> npt.NDArray[Any]:
-    """Return a part of a record as an array. Raises UsageError for a masked one, whose mask would be lost."""
+    """Return a part of a record as an array. Raises UsageError for a masked array: its mask would be lost."""
     if is_masked(part):
         raise UsageError(
             "a masked array would lose its mask in a batch: give filled(value), and np.ma.getmaskarray() as "
@@ -41,10 +41,10 @@ def unmasked(part: Any) -> npt.NDArray[Any]:
 
 
 def gathered(records: Sequence[Any]) -> Any:
-    """Stack records part by part: a tuple or dict of parts, or one part where they are neither.
+    """Stack records part by part, where a part is an element of tuples or dicts, or the record itself.
 
-    A part that differs in shape or dtype between records, or is neither an array nor a number, becomes a list
-    with one element per record. Raises UsageError where records differ in form.
+    Parts that differ in shape or dtype, or are neither arrays nor numbers, become a list with one element per
+    record. Raises UsageError if records differ in form.
     """
     if any(isinstance(record, Mapping | tuple) for record in records):
         return _in_columns(gathered, records)
@@ -56,7 +56,7 @@ def gathered(records: Sequence[Any]) -> Any:
 
 
 def listed(records: Sequence[Any]) -> Any:
-    """Return records as a tuple or dict of lists, one for each part; as one list where they have no parts."""
+    """Return records as a tuple or dict of lists, one per part, or as one list if they have no parts."""
     if any(isinstance(record, Mapping | tuple | list) for record in records):
         return _in_columns(list, records)
     return list(records)
@@ -88,7 +88,7 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _fresh(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A new, uninitialised array that starts at a multiple of 64 bytes."""
+    """Return a new, uninitialised array aligned to 64 bytes."""
     return aligned(math.prod(shape) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
 
 
@@ -96,7 +96,7 @@ _mapped = partial(converted, kinds=(Mapping, tuple))  # a list is a part of a ba
 
 
 def row_count(batch: Any) -> int:
-    """Number of rows of all arrays and lists of a batch. Raises UsageError where they differ."""
+    """Return the number of rows of a batch. Raises UsageError if its arrays and lists differ in it."""
     counts: set[int] = set()
     _mapped(batch, lambda part: counts.add(_length(part)))
     if len(counts) != 1:
@@ -115,8 +115,8 @@ def _length(part: Any) -> int:
 def padded(batch: Any, size: int) -> Any:
     """Pad a batch of arrays with rows of zeros to ``size``, and add a mask, bool [size], True for real rows.
 
-    The mask is the last part of a tuple, to which a single array is converted, or is named "mask" in a dict.
-    Raises UsageError where a dict has that name already.
+    The mask is the last part of a tuple, also for a single array, or is named "mask" in a dict. Raises
+    UsageError if a dict already has that name.
     """
     mask, rows = _fresh((size,), np.bool_), row_count(batch)
     mask[:] = np.arange(size) < rows
@@ -138,7 +138,7 @@ def _filled(part: npt.NDArray[Any], *, size: int) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Padding:
-    """A function of a batch of lists that makes an array of each list of arrays. See :meth:`.Flow.pad`."""
+    """Function of a batch of lists that turns each list of arrays into an array. See :meth:`.Flow.pad`."""
 
     value: complex
 
@@ -198,7 +198,7 @@ def _rows(part: Any) -> Iterator[Any]:
 
 
 def shapes_of(record: Any) -> Any:
-    """The shapes of a record's arrays, in the record's form; hashable, and equal within a batch."""
+    """Return the shapes of a record's arrays, nested like the record; hashable, and equal within a batch."""
     if isinstance(record, Mapping):
         return tuple((name, shapes_of(part)) for name, part in record.items())
     if isinstance(record, tuple | list):
@@ -212,8 +212,8 @@ Remainder = Literal["keep", "drop"]
 class Batches:
     """Batches of ``batch_size`` records each, stacked: arrays, or tuples or dicts of arrays or numbers.
 
-    Every array is new, contiguous and starts at a multiple of 64 bytes. ``remainder`` says whether a last
-    batch that is not full is kept or dropped. Raises UsageError where records differ in shape, dtype or form.
+    Every array is new, contiguous and aligned to 64 bytes. ``remainder`` says whether an incomplete last
+    batch is kept or dropped. Raises UsageError if records differ in shape, dtype or form.
     """
 
     batches_never_change = True
@@ -238,7 +238,7 @@ class Batches:
 
 
 def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> Iterator[list[Any]]:
-    """Yield lists of records, until the records end or a list would have fewer than ``least``.
+    """Yield lists of records until the records end, or fewer than ``least`` are left.
 
     A list's size is drawn after its first record. No reference to a list is kept.
     """
@@ -253,7 +253,7 @@ def grouped(records: Iterator[Any], sizes: Iterator[int], *, least: int = 1) -> 
 
 
 def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> Iterator[list[Any]]:
-    """Yield lists of ``size`` records of the same shapes as they fill, then the rest, oldest first.
+    """Yield lists of ``size`` records with equal shapes as they fill up, then the rest, oldest first.
 
     No reference to a list is kept.
     """
@@ -271,7 +271,7 @@ def grouped_by_shape(records: Iterator[Any], size: int, *, with_rest: bool) -> I
 
 
 class JsonValues(list[Any]):
-    """A list of one JSON value for each record. Frames carry it as it is, unlike lists of arrays."""
+    """A list with one JSON value per record. Frames carry it unchanged, unlike lists of arrays."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def loader_specs(
 
 
 def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
-    """Bytes of a batch of ``rows`` rows. Raises UsageError where a part has no fixed size."""
+    """Return the bytes of a batch of ``rows`` rows. Raises UsageError if a part has no fixed size."""
     size = 0
     for spec in specs:
         if spec.dtype is None or None in spec.shape[1:]:
@@ -315,8 +315,8 @@ Convert = Callable[[Any], Any]
 class Conversion:
     """The batches of ``source``, one epoch per iteration, each part converted by ``convert``.
 
-    Tuples, named tuples, lists and dicts are kept; everything else is a part. Errors are raised unchanged. An
-    epoch that is left early is not continued. Not thread-safe.
+    The structure of tuples, named tuples, lists and dicts is kept; everything else is a part. Errors are
+    raised unchanged. An epoch that is left early is not continued. Not thread-safe.
     """
 
     def __init__(self, source: Source, convert: Convert) -> None:
@@ -324,7 +324,7 @@ class Conversion:
         self._convert = convert
 
     def __len__(self) -> int:
-        """Number of batches of the next iteration. Raises TypeError where the source has no length."""
+        """Number of batches of the next iteration. Raises TypeError if the source has no length."""
         return len(self._passes)
 
     def __iter__(self) -> Iterator[Any]:

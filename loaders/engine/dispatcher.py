@@ -1,4 +1,4 @@
-"""The thread that leases rows to workers, puts finished batches in order, and replaces dead workers."""
+"""The thread that leases rows to workers, orders finished batches, and replaces dead workers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from shardprep.loaders.engine.worker import SentWork, main as work_on
 
 @dataclass
 class Worker(Owned):
-    """A worker: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
+    """A worker process: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
 
-    ``place`` is its lease and row, unchanged since ``since`` (``monotonic``), and named in a warning once
-    ``reported``.
+    ``place`` is its lease and row, unchanged since ``since`` (``monotonic``); ``reported`` once a warning has
+    named it.
     """
 
     index: int
@@ -66,17 +66,16 @@ def cause_of(code: int | None) -> str:
     return known.get(-code, f"signal {-code}")
 
 
-MIN_START_TIMEOUT_S = 30.0  # a deadline is for one row; a start imports the libraries that all rows need
-MAX_FAILED_STARTS = 10  # kills of one worker in a row before it is ready; a time-out counts as half of them
+MIN_START_TIMEOUT_S = 30.0  # the deadline is for one row, but starting also imports libraries
+MAX_FAILED_STARTS = 10  # consecutive kills before a worker is ready; a time-out counts for half of them
 SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 
 
 class Bell(Owned):
-    """A pipe that wakes a thread that waits for it in a selector.
+    """A pipe that wakes a thread waiting in a selector.
 
-    Ringing takes no lock, never waits, and does nothing in a forked copy of the process, so any thread may
-    ring, also in a garbage collection. Whoever may ring keeps it open: no byte goes to a reused descriptor
-    number.
+    Ringing takes no lock, never blocks, and does nothing in a forked process, so any thread may ring, even
+    during garbage collection. Everyone who may ring keeps it open, so no byte reaches a reused descriptor.
     """
 
     def __init__(self) -> None:
@@ -112,10 +111,10 @@ _ADVICE = (
 
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
-    """The items of a batch, and its ``inputs``: offsets in the slot's input area, and values to write there.
+    """The items of a batch, and its ``inputs``: values to write to the slot's input area, by offset.
 
     ``written`` are rows in the input area that the workers write instead of the layout's fields. ``filled``
-    is called in any thread when the workers have ended with the batch, unless its run ends before that.
+    is called in any thread once the workers are done with the batch, unless its run ends first.
     """
 
     items: Items
@@ -124,10 +123,10 @@ class BatchRequest:
     filled: Callable[[], object] | None = None
 
     def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
-        """Return the request with rows for results of a form, named in the items' ROW_COLUMNS.
+        """Return the request with rows for results of a form, described in the items' ROW_COLUMNS.
 
-        They lie from ``at`` on in an input area of ``room`` bytes. Without a form or items, or where they do
-        not fit, it is the same request.
+        They start at ``at`` in an input area of ``room`` bytes. Returns the request unchanged if there are no
+        form or no items, or if the rows do not fit.
         """
         if form is None or not len(self.items):
             return self
@@ -142,7 +141,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, eq=False)
 class NotReady:
-    """In place of a plan: the next one is not ready, and ``wait`` returns when it is, or raises."""
+    """Stands for a plan that is not ready yet; ``wait`` returns once it is, or raises."""
 
     wait: Callable[[], object]
 
@@ -151,7 +150,7 @@ Plan = npt.ArrayLike | BatchRequest | NotReady
 
 
 class BatchPlans:
-    """The plans of a run, and how many drawn ones are due; their error waits for the batches before it."""
+    """The plans of a run. Counts the drawn ones; raises their error only after the batches before it."""
 
     def __init__(self, plans: Iterable[Plan], *, dtype: np.dtype[Any], rows: int) -> None:
         self._plans = iter(plans)
@@ -162,7 +161,7 @@ class BatchPlans:
         self._error: Exception | None = None
 
     def draw(self, enough: int) -> Iterable[BatchRequest]:
-        """Draw further plans, at most ``enough``; wait for one only where no batch is due."""
+        """Draw up to ``enough`` further plans; wait for one only if no batch is due."""
         while enough > 0 and not self._drained:
             try:
                 if isinstance(plan := next(self._plans), NotReady):
@@ -181,7 +180,7 @@ class BatchPlans:
                 yield request
 
     def claim(self) -> bool:
-        """Count a drawn plan as delivered; False when none is due. Raises the plans' error then."""
+        """Count a drawn plan as delivered. If none is due, raise the plans' error or return False."""
         if self._outstanding:
             self._outstanding -= 1
             return True
@@ -203,10 +202,10 @@ class BatchPlans:
 
 @dataclass(eq=False)
 class EngineRun:
-    """The queues of a run: plans to the dispatcher, results to the consumer, in order, without locks.
+    """The lock-free queues of a run: plans to the dispatcher, results to the consumer, in order.
 
-    A result is a batch and its memory, whose slot is free again when that is dropped; a batch with a failure
-    has none. None means that no more follow: the run was stopped, or the dispatcher has ended.
+    A result is a batch with its memory, whose slot becomes free when that is dropped; a failed batch has no
+    memory. None means that no more results follow: the run was stopped, or the dispatcher has ended.
     """
 
     number: int
@@ -230,11 +229,11 @@ WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is kille
 
 
 class Dispatcher(Owned):
-    """Owner of the workers and of the thread that serves them.
+    """Owns the workers and the thread that serves them.
 
-    Other threads set ``run`` and ring the bell; there are no locks. It has no reference to its engine, so
-    that the engine's garbage collection can end it. A worker imports the main module only if the work refers
-    to it: a training script would load its framework, and run again without ``if __name__ == "__main__"``.
+    Other threads set ``run`` and ring the bell; there are no locks. It does not refer to its engine, so that
+    collecting the engine can end it. A worker imports the main module only if the work refers to it: a
+    training script would load its framework, and run again without ``if __name__ == "__main__"``.
     """
 
     def __init__(
@@ -263,7 +262,7 @@ class Dispatcher(Owned):
         self._locate = locate
         self._served = self.run
         self._start_timeout = START_TIMEOUT_S if deadline is None else max(deadline, MIN_START_TIMEOUT_S)
-        self._failed_starts: Counter[int] = Counter()  # of each worker since it was ready
+        self._failed_starts: Counter[int] = Counter()  # by worker, since it was last ready
         self._workers: dict[int, Worker] = {}
         self._next_check = 0.0
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
@@ -271,11 +270,11 @@ class Dispatcher(Owned):
         self._selector.register(self.bell, selectors.EVENT_READ)
 
     def launch(self, workers: int, *, owner: object) -> None:
-        """Start that many workers and the thread, which end when ``owner`` is collected.
+        """Start the workers and the thread; they end when ``owner`` is collected.
 
-        On an error, no worker is left. Raises OperationError.
+        Raises OperationError, and then leaves no worker.
         """
-        # Finalize of multiprocessing, because it runs before multiprocessing ends its remaining children
+        # multiprocessing's Finalize runs before multiprocessing ends its remaining children
         self._collected = Finalize(owner, self.close, exitpriority=10)
         try:
             for index in range(workers):
@@ -287,14 +286,14 @@ class Dispatcher(Owned):
             raise
 
     def close(self) -> None:
-        """End the workers and the thread. May be called in any thread, also in a garbage collection."""
+        """End the workers and the thread. May be called in any thread, even during garbage collection."""
         self.closing = True
         self.bell.ring()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(WORKER_EXIT_TIMEOUT_S * 5)
 
     def _serve(self) -> None:
-        """Run the thread; its error is raised in the consumer's thread."""
+        """Body of the thread; its error is raised in the consumer's thread."""
         try:
             while not self.closing:
                 self._receive_events()
@@ -305,7 +304,7 @@ class Dispatcher(Owned):
             if not self.closing:
                 self.error = error
         finally:
-            self.ended = True  # before the last read of `run`: a thread that sets `run` later sees this
+            self.ended = True  # before the last use of `run`: a thread that sets `run` later sees this
             self.run.stop()
             self._end()
 
@@ -327,7 +326,7 @@ class Dispatcher(Owned):
             self._leases.release(self.ring.returned.popleft())
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> None:
-        """Handle a worker's messages, also the last of one that has exited: its channel may outlive it."""
+        """Handle a worker's messages, including the last ones after it has exited."""
         if self._workers.get(worker.index) is not worker:  # it was replaced
             return
         for message in worker.process.channel.arrived():
@@ -360,7 +359,7 @@ class Dispatcher(Owned):
         self._start_worker(worker.index)
 
     def _refuse_failed_start(self, worker: Worker, code: int | None) -> None:
-        """Raise WorkerDied where the next start would fail, too: after an exit, or after repeated kills."""
+        """Raise WorkerDied if the next start would fail, too: after an exit or repeated kills."""
         self._failed_starts[worker.index] += MAX_FAILED_STARTS // 2 if worker.overdue else 1
         is_last = self._failed_starts[worker.index] >= MAX_FAILED_STARTS
         if worker.overdue and is_last:
@@ -395,7 +394,7 @@ class Dispatcher(Owned):
             self._selector.register(worker.process, selectors.EVENT_READ, worker)
 
     def _check_workers(self) -> None:
-        """Kill workers that have timed out, name slow rows, and poll workers without a descriptor."""
+        """Kill workers that have timed out, warn about slow rows, and poll workers without a descriptor."""
         for worker in list(self._workers.values()):
             self._check_progress(worker, self._deadline if worker.ready else self._start_timeout)
             if worker.process.fileno() < 0 and worker.process.has_exited():
@@ -420,7 +419,7 @@ class Dispatcher(Owned):
                 warnings.warn(f"{what}; {until}", SlowRecord, stacklevel=2)
 
     def _switch_run(self) -> None:
-        """Switch to the consumer's current run; a run that was stopped has no work."""
+        """Switch to the consumer's current run; a stopped run has no work."""
         run = self.run
         if run is not self._served:
             self._served.clear()
@@ -433,7 +432,7 @@ class Dispatcher(Owned):
                 run.clear()
 
     def _give_leases(self) -> None:
-        """Give each worker one lease, also those that are starting, before any worker gets a second one."""
+        """Give each ready worker a lease, and a second one only once all workers are ready."""
         all_ready = all(worker.ready for worker in self._workers.values())
         for held in range(LEASES_PER_WORKER if all_ready else 1):
             for worker in self._workers.values():
@@ -448,7 +447,7 @@ class Dispatcher(Owned):
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
                 trace.leased(worker.index, lease)
-            with suppress(OSError):  # the worker has ended; its channel reports that next
+            with suppress(OSError):  # the worker has ended, which its channel will report
                 worker.process.channel.send(*pack_lease(lease))
 
     def _deliver(self) -> None:
@@ -466,7 +465,7 @@ class Dispatcher(Owned):
                 trace.delivered(self._served.results.qsize())
 
     def _end(self) -> None:
-        """Wait WORKER_EXIT_TIMEOUT_S for the workers to end by themselves, then kill them."""
+        """Give the workers WORKER_EXIT_TIMEOUT_S to end by themselves, then kill them."""
         self._status_table.run[:] = 0
         for worker in self._workers.values():
             worker.process.channel.finish()
@@ -484,7 +483,7 @@ class Dispatcher(Owned):
         self._collected.cancel()  # it refers to this object, whose error can refer to the owner
 
     def _drain(self, key: selectors.SelectorKey) -> None:
-        """Read and drop messages: a worker cannot end while its answers are not read."""
+        """Read and drop messages: a worker with unread answers cannot end."""
         if key.fileobj is self.bell:
             self.bell.silence()
             return
@@ -501,21 +500,21 @@ _CRASHES = frozenset(number.name for number in CRASHES)
 
 @dataclass(frozen=True)
 class CrashPolicy:
-    """Whether a row at which MAX_ROW_FAILURES workers ended is left out (``skip``), if each of them crashed.
+    """Whether to leave out (``skip``) a row at which MAX_ROW_FAILURES workers crashed, or to raise an error.
 
-    Otherwise it is an error. A crash is an end by a signal that a fault in code raises; ``doing`` says of
-    what.
+    A crash is death by a signal that faulty code raises, such as SIGSEGV; ``doing`` names that code in
+    messages.
     """
 
     doing: str = "the work on it"
     skip: bool = False
 
     def reason_to_skip(self, cause: str) -> str | None:
-        """The reason to leave out a row at which a worker ended by this cause; None if that is an error."""
+        """Return why to leave out a row at which a worker died of this cause, None to raise an error."""
         return f"{self.doing} crashed by {cause}" if self.skip and cause in _CRASHES else None
 
     def error(self, cause: str, *, where: str, key: str) -> WorkerDied:
-        """Return the error of a row at which workers ended, the last by this cause."""
+        """Return the error for a row at which workers died, the last one of this cause."""
         if cause in _CRASHES:
             message = (
                 f"{where}: {self.doing} crashed by {cause}, in {MAX_ROW_FAILURES} workers one after the other; "

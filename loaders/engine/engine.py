@@ -1,7 +1,4 @@
-"""Batches from several processes: each row once, in shared memory, in order.
-
-Its stats tell the cause of the consumer's waiting.
-"""
+"""Batches from several processes: each row once, in shared memory, in order."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ from shardprep.loaders.engine.worker import SentWork
 
 
 def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
-    """Raise UsageError for options that are not valid, and where no worker can be started."""
+    """Raise UsageError for invalid options, or if no worker can be started here."""
     no_deadline = deadline is not None and not 0 < deadline < math.inf
     if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
         raise UsageError(
@@ -70,21 +67,21 @@ class EngineStats:
     """Counts and seconds since the engine was made, or since other stats of it (:meth:`since`).
 
     Attributes:
-        rows: Number of rows that were delivered.
-        timed: Number of these that were not in the first batch of all.
-        batches: Number of batches that were delivered.
+        rows: Number of rows delivered.
+        timed: Number of rows after the very first batch.
+        batches: Number of batches delivered.
         elapsed: Seconds of all runs after the first batch.
-        warming: Seconds before it, while the workers start.
+        warming: Seconds before the first batch, while the workers start.
         starved: Seconds that the consumer waited for later batches.
-        handing: Seconds that its thread spent on handing batches over.
-        blocked: Seconds that the workers had no free slot.
+        handing: Seconds that the consumer's thread spent on handing over batches.
+        blocked: Seconds during which the workers had no free slot.
         filling: Each worker's seconds with a lease.
-        waiting: Each worker's seconds without one.
-        cpu: The part of ``filling`` on a CPU.
-        queued: The part of ``filling`` waiting for one.
-        stages: Seconds of each stage that the work times, of all workers together.
-        copied: Number of batches that were copied because too many were held.
-        restarts: Number of workers that were replaced.
+        waiting: Each worker's seconds without a lease.
+        cpu: The part of ``filling`` spent on a CPU.
+        queued: The part of ``filling`` spent waiting for a CPU.
+        stages: Seconds of each timed stage of the work, summed over all workers.
+        copied: Number of batches copied because too many were held.
+        restarts: Number of replaced workers.
     """
 
     rows: int
@@ -131,10 +128,10 @@ class Meter:
     starved: float = 0.0
     handing: float = 0.0
     _elapsed: float = 0.0
-    _since: float | None = None  # when the timed part of the current run began
+    _since: float | None = None  # start of the timed part of the current run
 
     def count(self, batch: BatchWait) -> None:
-        """Count a batch that the consumer has."""
+        """Count a batch that the consumer has received."""
         is_first, waited = not self.batches, batch.got - batch.began
         self.batches += 1
         self.rows += batch.rows
@@ -154,7 +151,7 @@ class Meter:
 
     @property
     def waiting(self) -> float:
-        """Seconds that the consumer has waited for batches, those before first ones included."""
+        """Seconds that the consumer has waited for batches, including the first of each run."""
         return self.warming + self.starved
 
     @contextmanager
@@ -172,15 +169,15 @@ class Meter:
 
 
 MOST_BINS = 240
-FIRST_WIDTH_S = 0.25  # of a bin; it doubles whenever there would be more bins
+FIRST_WIDTH_S = 0.25  # of a bin; doubles whenever MOST_BINS are full
 
 
 @dataclass(frozen=True)
 class CoursePoint:
-    """A part of the time: ``began`` seconds after the first batch, ``seconds`` long.
+    """A period that began ``began`` seconds after the first batch and lasted ``seconds``.
 
-    In it came ``batches`` with ``rows``; ``ready`` is the mean number of batches that were ready beside each,
-    and ``waited`` how many seconds the consumer waited for them.
+    In it the consumer received ``batches`` with ``rows`` in all, and waited ``waited`` seconds for them;
+    ``ready`` is the mean number of further batches that were ready.
     """
 
     began: float
@@ -192,15 +189,15 @@ class CoursePoint:
 
 
 class Course:
-    """The batches of a consumer in bins of equal width. One thread adds, any thread may read."""
+    """Counts a consumer's batches in time bins of equal width. One thread adds, any thread may read."""
 
     def __init__(self) -> None:
         self._began: float | None = None
-        # the width, and of each bin the sums of batches, rows, ready and waited; replaced together
+        # the width, and each bin's sums of batches, rows, ready and waited; replaced together
         self._state = FIRST_WIDTH_S, np.zeros((MOST_BINS, 4))
 
     def add(self, rows: int, *, ready: int, waited: float) -> None:
-        """Count a batch that came now."""
+        """Count a batch received now."""
         now = perf_counter()
         if self._began is None:
             self._began = now
@@ -213,7 +210,7 @@ class Course:
         bins[place] += (1, rows, ready, waited)
 
     def points(self) -> tuple[CoursePoint, ...]:
-        """Return the counts until now; the last point may cover less time."""
+        """Return the counts so far; the last point may cover less time."""
         width, bins = self._state
         used = len(np.trim_zeros(bins[:, 0], "b"))
         return tuple(
@@ -223,17 +220,17 @@ class Course:
 
 
 class Engine(Owned, AbstractContextManager["Engine"]):
-    """Workers that fill batches of ``work``, of the form ``layout``, in shared slots.
+    """Runs workers that fill batches of ``work`` in shared slots of the form ``layout``.
 
-    After a close, when the engine is dropped, or when this process ends or is killed, no process, file or
-    memory is left. One thread at a time may run it, any thread may close it; a forked copy does nothing. The
-    first batch raises what opening the work raises.
+    No process, file or memory outlives a close, dropping the engine, or the end of this process, even if it
+    is killed. One thread at a time may run it, any thread may close it; a forked copy does nothing. Errors of
+    opening the work are raised by the first batch.
 
-    A lease has at most ``chunk`` rows. The worker of a row that takes longer than ``deadline`` seconds is
-    killed; without one, a row of more than SLOW_ROW_S is named in a :class:`.SlowRecord` warning, by
-    ``locate``. Opening the work may take 120 seconds, or, with a deadline, that but at least 30. ``describe``
-    names an item in errors, ``owner`` this object. Raises OperationError where there is too little memory, or
-    no room for a process or thread; UsageError for work that cannot be pickled.
+    A lease has at most ``chunk`` rows. A worker that spends more than ``deadline`` seconds on a row is
+    killed; without a deadline, a :class:`.SlowRecord` warning names a row of more than SLOW_ROW_S, by
+    ``locate``. Opening the work may take 120 seconds; with a deadline, that long but at least 30. In errors,
+    ``describe`` names an item and ``owner`` this object. Raises OperationError if memory, processes or
+    threads run out; UsageError for work that cannot be pickled.
     """
 
     def __init__(
@@ -289,11 +286,11 @@ class Engine(Owned, AbstractContextManager["Engine"]):
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
 
-        Plans are drawn in the caller's thread, up to ``slots`` of them before their batches can be begun. A
-        :class:`.dispatcher.BatchRequest` has inputs beside its items, for which the slots must have room.
-        Raises the error of the work on a row, with its traceback and the row's description as a note, once
-        the batches before it are delivered; WorkerDied where three workers ended at a row; what the plans
-        raise. Another run may follow; it ends an unfinished one, which raises UsageError.
+        Plans are drawn in the caller's thread, up to ``slots`` of them ahead. A
+        :class:`.dispatcher.BatchRequest` has inputs besides its items, for which the slots must have room.
+        Raises, once the batches before it are delivered, the error of the work on a row, with its traceback
+        and the row's description as a note; WorkerDied if three workers died at a row; errors of the plans.
+        Starting another run ends an unfinished one, which then raises UsageError.
         """
         drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self.layout.rows)
         self.refuse_closed()
@@ -352,12 +349,12 @@ class Engine(Owned, AbstractContextManager["Engine"]):
             dispatcher.bell.ring()
 
     def _refuse_copy(self) -> None:
-        """Raise UsageError in a forked copy: the parent's workers go on changing the slots."""
+        """Raise UsageError in a forked copy, because the parent's workers keep changing the slots."""
         if not self.made_here:
             raise UsageError(f"this {self._owner} belongs to the process that forked this one; make another")
 
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
-        """Draw plans, pass each on at once, and stop drawing when a batch is ready."""
+        """Draw plans, passing each on at once, until a batch is ready."""
         self._refuse_copy()
         for drawn in plans.draw(self._slots - len(run.plans)):
             run.plans.append(drawn)
@@ -388,7 +385,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         return batch
 
     def _assembled(self, leased: LeasedBatch, memory: Memory, *, copied: bool) -> EngineBatch:
-        """Return the batch that lies in ``memory``, or one ``copied`` out of it."""
+        """Return the batch in ``memory``, or, if ``copied``, a copy of it."""
         layout, written = self.layout, leased.written
         payloads: dict[int, object] = {}
         skipped = dict(leased.left_out)
@@ -418,7 +415,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
         return f"at row {row} of batch {number}: {printable(self._describe(item))}"
 
     def stats(self) -> EngineStats:
-        """Return the counts until now. Thread-safe."""
+        """Return the counts so far. Thread-safe."""
         meter, table, dispatcher = self.meter, self._status_table, self._dispatcher
         return EngineStats(
             **meter.counts,
@@ -434,7 +431,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
 
     @property
     def ready(self) -> int:
-        """Number of finished batches that wait for the consumer; 0 without workers. Thread-safe."""
+        """Number of finished batches waiting for the consumer; 0 without workers. Thread-safe."""
         return self._dispatcher.run.results.qsize() if self._dispatcher else 0
 
     @property
@@ -449,17 +446,17 @@ class Engine(Owned, AbstractContextManager["Engine"]):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of memory shared with the workers, of sparse slots the written part; 0 without workers."""
+        """Bytes of memory shared with the workers (for sparse slots, the written part); 0 without workers."""
         return self._dispatcher.ring.nbytes if self._dispatcher else 0
 
     def record(self, *, keep: int = KEEP) -> Trace:
-        """Begin a new trace, of what happens until :meth:`stop_recording`."""
+        """Start a new trace, which lasts until :meth:`stop_recording`."""
         trace = Trace(self._status_table.clock, self._work.stages, keep=keep)
         self._set_trace(trace)
         return trace
 
     def stop_recording(self, trace: Trace) -> None:
-        """End the trace, unless another one was begun since."""
+        """End the trace, unless another one has been started since."""
         if self._trace is trace:
             self._set_trace(None)
 
@@ -469,7 +466,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
             self._dispatcher.trace = trace
 
     def close(self) -> None:
-        """End the workers: wait a second for them to end, then kill them. Batches stay valid. Idempotent."""
+        """End the workers, killing them after a second. Batches stay valid. Idempotent."""
         if self.made_here:
             self._closed = True
             if self._dispatcher:

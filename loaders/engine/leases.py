@@ -1,9 +1,9 @@
 """The leases of workers on the rows of slots, and the messages that carry them.
 
-The leases are pure bookkeeping, without processes, clocks or memory. A batch is opened on a free slot and cut
-into leases. A worker holds a few leases at a time; when it dies they go to the next worker that asks. Batches
-are due in the order of their opening, each once. A slot is free again when the consumer has released
-its batch, or its batch was abandoned and no worker writes to it.
+Leases are pure bookkeeping, without processes, clocks or memory. A batch is opened on a free slot and split
+into leases. A worker holds a few leases at a time; if it dies, they go to the next worker that asks. Batches
+are delivered once, in the order of their opening. A slot becomes free when the consumer has released its
+batch, or when its batch was abandoned and no worker writes to it any more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from shardprep.loaders.engine.messages import Items, LeaseOutcomes, WrittenRows
 
-LEASES_PER_WORKER = 2  # leases of a worker: one to fill, one to go on with; more would wait behind a slow row
-MAX_ROW_FAILURES = 3  # workers that end at a row before it fails
+LEASES_PER_WORKER = 2  # one to fill and one to continue with; more would wait behind a slow row
+MAX_ROW_FAILURES = 3  # workers that may die at a row before it fails
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class RowFailure:
-    """The reason why a row has no outcome: a packed exception, or what ended its workers."""
+    """The reason why a row has no outcome: a packed exception, or the cause of its workers' deaths."""
 
     row: int
     error: bytes = b""
@@ -47,9 +47,9 @@ class RowFailure:
 
 @dataclass
 class LeasedBatch:
-    """A batch in progress: finished when no row is missing, undeliverable when it has a failure.
+    """A batch in progress: finished when no row is missing, undeliverable if it has a failure.
 
-    ``left_out`` maps rows that no worker could finish to the reason.
+    ``left_out`` maps each row that no worker could finish to the reason.
     """
 
     number: int
@@ -66,9 +66,9 @@ class LeasedBatch:
 class Leases:
     """The leases of one engine. Not thread-safe.
 
-    ``chunk`` is the greatest number of rows of a lease. Unless ``ordered``, a batch is due as soon as it is
-    finished. ``reason_to_skip(cause)`` is the reason why a row at which MAX_ROW_FAILURES workers ended by
-    such causes is left out of its batch; None if the batch fails.
+    ``chunk`` is the maximum number of rows per lease. Unless ``ordered``, a batch is due as soon as it is
+    finished. When MAX_ROW_FAILURES workers have died at a row, ``reason_to_skip(cause)`` returns why the row
+    is left out of its batch, or None to fail the batch.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Leases:
         self._reason_to_skip = reason_to_skip
         self._chunk = chunk
         self._slots = slots
-        self._occupied: set[int] = set()  # by a batch that is in progress, or that its receiver holds
+        self._occupied: set[int] = set()  # by a batch in progress, or one that the consumer holds
         self._held: list[dict[int, Lease]] = [{} for _ in range(workers)]
         self._ids = itertools.count(1)
         self._forget()
@@ -98,7 +98,7 @@ class Leases:
         self._failures: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
 
     def begin(self, run: int) -> None:
-        """Abandon every batch of the run before. Its slots become free as its leases return."""
+        """Abandon all batches of the previous run. Their slots become free as their leases return."""
         self._occupied.difference_update(batch.slot for batch in self._batches.values())
         self._forget()
         self.run = run
@@ -117,7 +117,7 @@ class Leases:
         return bool(self._free_slots())
 
     def _free_slots(self) -> list[int]:
-        """The slots that no batch occupies, and no worker writes to for one that was abandoned."""
+        """The slots that no batch occupies and to which no worker writes for an abandoned batch."""
         written = {lease.slot for held in self._held for lease in held.values()}
         return [slot for slot in range(self._slots) if slot not in self._occupied and slot not in written]
 
@@ -132,7 +132,7 @@ class Leases:
         self._occupied.add(batch.slot)
         self._opened += 1
         self._batches[batch.number] = batch
-        share = -(-len(items) // len(self._held))  # of a worker, or half: a fast worker can take a third
+        share = -(-len(items) // len(self._held))  # per worker; with halves, a fast worker can take a third
         rows = max(1, min(self._chunk, share if share <= 8 else -(-share // 2)))
         for first in range(0, len(items), rows):
             part = items[first : first + rows]
@@ -144,14 +144,14 @@ class Leases:
         return len(self._held[worker])
 
     def item(self, worker: int, lease_id: int, row: int) -> Any:
-        """Return the item at ``row`` of a lease that the worker holds; None for any other."""
+        """Return the item at ``row`` of a lease, None unless the worker holds it."""
         lease = self._held[worker].get(lease_id)
         return lease.items[row] if lease and row < len(lease.items) else None
 
     def take(self, worker: int) -> Lease | None:
-        """Give the worker the most urgent lease that no worker holds, unless it holds enough.
+        """Give the worker the most urgent free lease, unless it holds enough.
 
-        The last ones are for idle workers only: behind another lease they could wait for a slow row.
+        The last leases go to idle workers only: behind another lease they could wait for a slow row.
         """
         enough = 1 if self.wants_batch else LEASES_PER_WORKER
         if not self._waiting or self.held(worker) >= enough:
@@ -161,19 +161,19 @@ class Leases:
         return lease
 
     def finish(self, worker: int, lease_id: int, message: memoryview) -> None:
-        """Note that the worker has written the lease's rows; ``message`` holds their outcomes."""
+        """Record that the worker has written the lease's rows; ``message`` holds their outcomes."""
         lease = self._held[worker].pop(lease_id)
         if batch := self._batch_of(lease):
             batch.outcomes.append(LeaseOutcomes(lease.first, len(lease.items), message))
             batch.missing -= len(lease.items)
 
     def fail(self, worker: int, lease_id: int, row: int, error: bytes) -> None:
-        """Note that a row of the worker's lease raised ``error``."""
+        """Record that a row of the worker's lease raised ``error``."""
         lease = self._held[worker].pop(lease_id)
         self._fail(lease, RowFailure(_row_of_batch(lease, row), error=error))
 
     def lose(self, worker: int, lease_id: int, row: int, cause: str) -> None:
-        """Reassign the leases of a worker that has ended at ``row`` of the lease, or at none it holds."""
+        """Reassign the leases of a worker that died, at ``row`` of the lease if it holds that one."""
         lost = list(self._held[worker].values())
         self._held[worker].clear()
         self._waiting.extendleft(lease for lease in reversed(lost) if self._batch_of(lease))
@@ -182,7 +182,7 @@ class Leases:
                 self._count_failure(lease, row, cause)
 
     def deliver(self) -> LeasedBatch | None:
-        """Return the batch that is due, if it is finished or has failed; its slot is then the receiver's."""
+        """Return the batch that is due, if it is finished or has failed; the receiver then owns its slot."""
         due = [self._batches[self._due]] if self._due in self._batches else []
         for batch in due if self._ordered else self._batches.values():
             if batch.failure or not batch.missing:
@@ -191,7 +191,7 @@ class Leases:
         return None
 
     def release(self, slot: int) -> None:
-        """Free the slot of a delivered batch, which its receiver has dropped or never took."""
+        """Free the slot of a delivered batch that its receiver has dropped or never took."""
         self._occupied.discard(slot)
 
     def _count_failure(self, lease: Lease, row: int, cause: str) -> None:
@@ -206,7 +206,7 @@ class Leases:
                 self._fail(lease, RowFailure(row, cause=cause))
 
     def _leave_out(self, lease: Lease, row: int, reason: str) -> None:
-        """Give the row its outcome, and replace the lost lease by two of the rows around it."""
+        """Mark the row as left out, and replace the lost lease by two leases on the rows around it."""
         if batch := self._batch_of(lease):
             batch.left_out[row] = reason
             batch.missing -= 1
@@ -229,22 +229,22 @@ class Leases:
 
 
 def _row_of_batch(lease: Lease, row: int) -> int:
-    """The row's number in its batch; what happens after the last row of a lease counts as that row's."""
+    """The row's number in its batch. A failure after the last row of a lease counts for that row."""
     return lease.first + min(row, len(lease.items) - 1)
 
 
 _LEASE = struct.Struct("<QQII")
 _ANSWER = struct.Struct("<BQI")
 
-MAX_LEASE_BYTES = 1 << 15  # all leases of a worker fit its socket: sending to a stopped worker does not wait
+MAX_LEASE_BYTES = 1 << 15  # a worker's leases fit into its socket, so sending never blocks
 
 
 class Answer(IntEnum):
     """The kind of a worker's message."""
 
     READY = 0  # the work is open
-    DONE = 1  # a lease is finished, its outcomes follow; or its run is over and it was not begun
-    FAILED = 2  # a row of a lease raised, or, before READY, opening did; the packed exception follows
+    DONE = 1  # a lease is finished, and its outcomes follow; or it was skipped because its run is over
+    FAILED = 2  # a row raised, or, before READY, opening the work did; the packed exception follows
 
 
 def pack_lease(lease: Lease) -> tuple[bytes, bytes]:
@@ -252,7 +252,7 @@ def pack_lease(lease: Lease) -> tuple[bytes, bytes]:
 
 
 def unpack_lease(message: bytes, dtype: np.dtype[np.void]) -> Lease:
-    """Return the lease that was sent, without the number of its batch, which a worker does not need."""
+    """Return the lease of a message, without its batch number, which a worker does not need."""
     lease_id, run, slot, first = _LEASE.unpack_from(message)
     items: Items = np.frombuffer(message, dtype, offset=_LEASE.size)
     return Lease(lease_id, run, -1, slot, first, items)

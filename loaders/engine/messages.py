@@ -1,4 +1,4 @@
-"""Messages between an engine and its workers: tasks, outcomes, errors and a table of states."""
+"""What an engine and its workers exchange: tasks, outcomes, errors and a table of worker states."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ Fill = Callable[[Items, Arrays, Room | None], Iterable[object]]
 
 ``arrays`` are views of the items' rows, which must not be kept; INPUTS among them is the slot's input area,
 if its layout has one. An outcome is None (the row is written), :class:`SkippedRow` (it is not), or a payload
-that has no fixed size: bytes or an array, delivered as a memoryview or an aligned array, or any picklable
-object, with aligned arrays. A PickledValue is an object that is pickled already. A payload is copied when it
-is yielded: its buffer may be used again.
+of any size: bytes or an array, delivered as a memoryview or an aligned array, or any picklable object, with
+aligned arrays. A PickledValue is an object that is already pickled. A payload is copied when it is yielded,
+so its buffer may be reused.
 
-``room(size)`` returns uint8 [size] to make the row's payload in. If that same array is yielded for that row,
-it is delivered as bytes, usually without a copy. It is valid until the row's outcome is yielded or room is
-called again; memory that is not yielded is not used up. There is no room in the calling process, which keeps
-bytes as they are.
+``room(size)`` returns uint8 [size] in which to build the row's payload. If that same array is yielded for
+the row, it is delivered as bytes, usually without a copy. It is valid until the row's outcome is yielded or
+room is called again; memory that is not yielded is reused. In the calling process there is no room, and
+bytes are kept as they are.
 """
 
 
 @dataclass(frozen=True)
 class SkippedRow:
-    """The outcome of a row that was left out; the contents of its arrays are undefined."""
+    """The outcome of a row that was left out; its arrays have undefined contents."""
 
     reason: str
 
@@ -68,8 +68,8 @@ class RowTask(Protocol):
     """The work of an engine: picklable, opened once in each worker.
 
     An item is a numpy value of fixed size, at most 32 KiB. ``stages`` names the timed stages: the work adds
-    seconds to ``clock[i]`` for ``stages[i]``. Limit the threads of libraries when the work is opened
-    (``cv2.setNumThreads(0)``): the engine does not.
+    seconds to ``clock[i]`` for ``stages[i]``. The engine does not limit the threads of libraries: do so when
+    the work is opened (``cv2.setNumThreads(0)``).
     """
 
     @property
@@ -79,7 +79,7 @@ class RowTask(Protocol):
     def stages(self) -> tuple[str, ...]: ...
 
     def open(self, clock: Clock) -> AbstractContextManager[Fill]:
-        """Prepare the process that does the work; leaving the context cleans up."""
+        """Prepare this process to do the work; leaving the context cleans up."""
 
 
 class PayloadKind(IntEnum):
@@ -93,12 +93,12 @@ class PayloadKind(IntEnum):
 
 _KINDS = tuple(PayloadKind)
 
-# `at` counts from the start of the lease's spare bytes; behind their end, the bodies in the message go on.
+# `at` counts from the start of the lease's spare bytes; beyond their end, it is in the message's bodies.
 _ENTRY = np.dtype([("row", "<u4"), ("kind", "u1"), ("at", "<u8"), ("size", "<u8"), ("form", "S40")])
 
 
 class OutcomeWriter:
-    """Writer of a lease's outcomes, ``rows`` so far; bodies go to ``spare`` while there is room."""
+    """Writes a lease's outcomes, ``rows`` so far; bodies go to ``spare`` while there is room."""
 
     def __init__(self, spare: Memory) -> None:
         self.rows = 0
@@ -121,7 +121,7 @@ class OutcomeWriter:
         self.rows += 1
 
     def room(self, size: int) -> Memory:
-        """Return memory for the body of the next row's outcome; it is freed if that is another object."""
+        """Return memory for the body of the next row's outcome; unused unless the outcome is this array."""
         end = self._used + size
         self._room = self._spare[self._used : end] if end <= self._spare.size else np.empty(size, np.uint8)
         return self._room
@@ -136,14 +136,14 @@ class OutcomeWriter:
         self._entries.append((self.rows, kind, at, body.size, form))
 
     def parts(self) -> tuple[bytes | memoryview, ...]:
-        """Return the number of entries, the entries and the bodies; joined, a LeaseOutcomes' ``message``."""
+        """Return the parts of a LeaseOutcomes' ``message``: number of entries, entries, bodies."""
         table = np.array(self._entries, _ENTRY).tobytes()
         return len(self._entries).to_bytes(4, "little"), table, *self._bodies
 
 
 @dataclass(frozen=True)
 class LeaseOutcomes:
-    """The outcomes of one lease, of ``count`` rows from ``first`` on, as they arrived."""
+    """The outcomes of one lease as they arrived, for ``count`` rows starting at ``first``."""
 
     first: int
     count: int
@@ -151,7 +151,7 @@ class LeaseOutcomes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its payloads, in the message and in the slot."""
+        """Bytes of the payloads, in the message and in the slot."""
         return int(self._entries["size"].sum(dtype=np.int64))
 
     @property
@@ -159,9 +159,9 @@ class LeaseOutcomes:
         return np.frombuffer(self.message, _ENTRY, int.from_bytes(self.message[:4], "little"), 4)
 
     def unpack(self, spare: Memory, *, copied: bool = False) -> Iterator[tuple[int, object]]:
-        """Yield the rows of the batch that have a payload or were Skipped; ``spare`` is the writer's.
+        """Yield the rows of the batch that have a payload or were skipped, with their outcomes.
 
-        Payloads lie in it, unless they are ``copied``.
+        Payloads lie in ``spare``, the writer's memory, unless they are ``copied``.
         """
         if self.message[:4] == bytes(4):
             return
@@ -211,7 +211,7 @@ def _decode(kind: PayloadKind, form: bytes, body: Memory, *, copied: bool) -> ob
 
 
 def _form(array: npt.NDArray[Any]) -> bytes:
-    """``<f4:3,224,224``; for arrays that only pickle can describe, a value too long to be used."""
+    """Return a form like ``<f4:3,224,224``; for arrays that need pickle, a value that is too long."""
     dtype = array.dtype
     if dtype.hasobject or dtype.fields is not None or not dtype.itemsize or type(array) is not np.ndarray:
         return bytes(_ENTRY["form"].itemsize + 1)
@@ -220,17 +220,17 @@ def _form(array: npt.NDArray[Any]) -> bytes:
 
 Reported = TypeVar("Reported", bound=ShardprepError)
 
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # a line of a traceback that is neither code nor a note
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # a traceback line that is neither code nor a note
 
 
 class WorkFailed(OperationError):
-    """A worker raised an exception that cannot be pickled; a note has its traceback."""
+    """A worker raised an exception that cannot be pickled; a note contains its traceback."""
 
 
 def pack(error: BaseException) -> bytes:
-    """Pack the exception and its traceback as text; only the text of one that cannot be pickled.
+    """Pack the exception with its traceback as text, or only the text if it cannot be pickled.
 
-    Also of an exit or interruption: raised again, it would silently end the process that trains.
+    Exits and interruptions become text, too: raised again, they would silently end the training process.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
     if not isinstance(error, Exception):
@@ -238,13 +238,13 @@ def pack(error: BaseException) -> bytes:
     try:
         data = dumps((error, text))
         loads(data)
-    except Exception:  # any class may raise anything here; `error` must be reported
+    except Exception:  # any class may raise anything here; `error` is what must be reported
         return dumps((None, text))
     return data
 
 
 def unpack(data: bytes, where: str) -> BaseException:
-    """Return the exception with ``where`` and the worker's traceback as a note, or else a WorkFailed."""
+    """Return the exception, or a WorkFailed, with ``where`` and the worker's traceback in a note."""
     error, text = loads(data)
     if error is None:
         return reported(WorkFailed, f"in a worker, {where}", text)
@@ -253,19 +253,19 @@ def unpack(data: bytes, where: str) -> BaseException:
 
 
 def reported(kind: type[Reported], what: str, report: str) -> Reported:
-    """Return an error with the exception that a report names last; a note has the whole report."""
+    """Return an error with the last exception in a report, and the whole report as a note."""
     lines = report.splitlines() or [""]
     error = kind(f"{what}: {next(filter(_EXCEPTION.match, reversed(lines)), lines[-1])}")
     error.add_note(report)
     return error
 
 
-# Columns of an item: its row of the batch's rows, and the position of their form, behind which they lie.
+# Columns of an item: its row among the batch's rows, and the position of their form; the rows follow it.
 ROW_COLUMNS = [("row", "<u4"), ("rows", "<u4"), ("form_at", "<u8"), ("form_size", "<u8")]
 
 
 class WrittenRows(NamedTuple):
-    """``rows`` rows of results of a ``form`` in an input area, behind its pickle of ``size`` bytes ``at``."""
+    """Rows of results in an input area, after the pickle of their ``form`` (``size`` bytes ``at``)."""
 
     form: RowForm
     rows: int
@@ -274,7 +274,7 @@ class WrittenRows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The end of the rows in the input area."""
+        """The offset at which the rows end in the input area."""
         return self._start + self._layout.nbytes
 
     @property
@@ -286,13 +286,13 @@ class WrittenRows(NamedTuple):
         return SlotLayout(self.rows, self.form.fields)
 
     def arrays(self, inputs: Memory, *, copied: bool = False) -> Arrays:
-        """Return the rows' arrays; as views, unless they are ``copied``."""
+        """Return the rows' arrays, as views unless ``copied``."""
         layout = self._layout
         return (layout.copied_arrays if copied else layout.arrays)(inputs[self._start :], self.rows)
 
 
 class RowWriter:
-    """The rows that a worker writes the results of a lease to, in the ``inputs`` area of its slot."""
+    """Writes the results of a lease to rows in the ``inputs`` area of its slot."""
 
     def __init__(self, items: Items, inputs: Memory | None) -> None:
         self._form: RowForm | None = None
@@ -302,7 +302,7 @@ class RowWriter:
             self._arrays = list(WrittenRows(form, rows, at, size).arrays(inputs).values())
 
     def write(self, result: Any, row: int) -> bool:
-        """Write a result to this row of the batch. False if the rows have no form, or another one."""
+        """Write a result to this row of the batch. Return False if it does not have the rows' form."""
         parts = self._form.arrays_of(result) if self._form else None
         if parts is None:
             return False
@@ -311,16 +311,16 @@ class RowWriter:
         return True
 
 
-IDLE = 0  # no lease has this number
+IDLE = 0  # not the number of any lease
 
-SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a CPU, and runnable without one
+SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a CPU, and waiting for one
 
 
 class StatusTable(Inheritable):
-    """Columns with one cell per worker. Picklable to a child that is being started.
+    """Shared columns with one cell per worker. Can be pickled only while starting a child process.
 
-    The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest: the
-    ``lease`` and ``row`` that it is at, and seconds, also of those that had its number before: ``filling``,
+    The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest: its
+    current ``lease`` and ``row``, and seconds, which continue those of its predecessors: ``filling``,
     ``waiting``, the ``clock`` of each stage of the work, and ``cpu`` of a :class:`CpuClock` while filling.
     """
 
@@ -337,14 +337,14 @@ class StatusTable(Inheritable):
 
     @classmethod
     def of(cls, workers: int, stages: int) -> Self:
-        """Return a new table with a row for each worker, of work with so many stages."""
+        """Return a new table for that many workers, and work with that many stages."""
         counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
         seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
         pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
         return cls(SlotRing(SlotLayout(workers, (*counters, *seconds, *pairs)), slots=1))
 
     def place(self, worker: int) -> tuple[int, int]:
-        """The worker's current lease and the row in it; (IDLE, 0) between leases."""
+        """The worker's current lease and row; the lease is IDLE between leases."""
         return int(self.lease[worker]), int(self.row[worker])
 
     def close(self) -> None:
@@ -355,9 +355,9 @@ class StatusTable(Inheritable):
 
 
 class CpuClock(Owned):
-    """Seconds of the thread that reads it: [on a CPU, runnable but not on one].
+    """Clock of the calling thread: seconds [on a CPU, runnable but not on one].
 
-    The second is 0 except on Linux. A reading takes a microsecond, the first one in a thread some more.
+    The second value is 0 except on Linux. A reading takes a microsecond; a thread's first one takes longer.
     """
 
     _file = Descriptor(-1)
@@ -378,12 +378,12 @@ class CpuClock(Owned):
 
 @dataclass(frozen=True, eq=False)
 class EngineBatch:
-    """The ``number``-th batch of a run: its ``items`` as they were planned, and their outcomes.
+    """The ``number``-th batch of a run: its planned ``items`` and their outcomes.
 
-    Each of ``arrays`` has one row per item, is writable, starts at a multiple of 64 bytes and does not change
-    while a view of it is held. ``skipped`` maps rows that were left out to the reason, ``payloads`` rows to
-    results beside the arrays: memoryviews and arrays that keep the same memory. Both are in the order of
-    rows. ``form`` is that of the results which the workers wrote to ``arrays`` of their own.
+    Each of ``arrays`` has one row per item, is writable, is aligned to 64 bytes and does not change while a
+    view of it is held. ``skipped`` maps left-out rows to the reason, ``payloads`` maps rows to results that
+    are not in ``arrays``: memoryviews and arrays that keep the same memory alive. Both are ordered by row.
+    ``form`` describes the results if the workers wrote them to ``arrays``.
     """
 
     number: int
@@ -395,7 +395,7 @@ class EngineBatch:
     form: RowForm | None = None
 
     def result(self, row: int) -> Any:
-        """Return the result of a row that was not left out, sent or written."""
+        """Return the result of a row that was not left out."""
         if row in self.payloads or self.form is None:
             return self.payloads[row]
         return self.form.row_of({name: array[row, ...] for name, array in self.arrays.items()})
@@ -405,7 +405,7 @@ Where = Callable[[int, int, Any], str]  # row, number of its batch, item
 
 
 def fill_batch(fill: Fill, number: int, items: Items, *, layout: SlotLayout, where: Where) -> EngineBatch:
-    """Fill a batch in new memory; an exception of the work gets a note that says ``where``."""
+    """Fill a batch in new memory; a note adds ``where`` to an exception of the work."""
     arrays = layout.arrays(aligned(layout.offsets[-1]), len(items))
     payloads: dict[int, object] = {}
     skipped: dict[int, str] = {}

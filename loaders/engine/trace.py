@@ -1,4 +1,4 @@
-"""Times of an engine: leases of its workers, waiting of its consumer."""
+"""The trace of an engine: its workers' leases and its consumer's waits, as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.engine.leases import Lease
 
 
-KEEP = 200_000  # spans of a kind, about 100 MB of JSON; a run of hours keeps the last ones
+KEEP = 200_000  # spans of each kind, about 100 MB of JSON; long runs keep the last ones
 
 CONSUMER = 0  # the consumer's track; the workers' tracks follow
 
@@ -38,7 +38,7 @@ class LeaseSpan(NamedTuple):
 
 
 class BatchWait(NamedTuple):
-    """A batch that the consumer asked for at ``began``, received at ``got`` and could use at ``ended``."""
+    """A batch that the consumer requested at ``began``, received at ``got`` and could use at ``ended``."""
 
     run: int
     batch: int
@@ -56,17 +56,18 @@ def _place(track: int) -> Event:
 
 
 class Trace:
-    """The record of :func:`tracing`: the last ``keep`` spans of each kind, in the order of their ends.
+    """The result of :func:`tracing`: the last ``keep`` spans of each kind, ordered by their ends.
 
-    Times are of ``time.perf_counter`` in this process. A lease begins when the worker has it and has finished
-    the one before; it ends when its answer is read. The seconds of its stages are exact to within a row.
+    Times are ``time.perf_counter`` of this process. A lease begins when the worker has received it and
+    finished the previous one, and ends when its answer is read. The seconds of its stages are exact to within
+    a row.
     """
 
     def __init__(self, clock: Clock, stages: tuple[str, ...], *, keep: int = KEEP) -> None:
         self.stages = stages
         self.leases: deque[LeaseSpan] = deque(maxlen=keep)
         self.receptions: deque[BatchWait] = deque(maxlen=keep)
-        self.ready: deque[tuple[float, int]] = deque(maxlen=keep)  # from when on so many batches were ready
+        self.ready: deque[tuple[float, int]] = deque(maxlen=keep)  # (time, number of ready batches)
         self.began = perf_counter()
         self._clock = clock
         self._read = clock.copy()
@@ -74,11 +75,11 @@ class Trace:
         self._underway: list[deque[tuple[Lease, float]]] = [deque() for _ in clock]
 
     def leased(self, worker: int, lease: Lease) -> None:
-        """Note that the lease was sent to the worker."""
+        """Record that the lease was sent to the worker."""
         self._underway[worker].append((lease, perf_counter()))
 
     def finished(self, worker: int, lease_id: int) -> None:
-        """Note that the worker has finished the lease; earlier ones sent to it were finished elsewhere."""
+        """Record that the worker has finished the lease; earlier ones sent to it were reassigned."""
         now, underway = perf_counter(), self._underway[worker]
         stages, began = self._spent(worker), self._free[worker]
         self._free[worker] = now
@@ -90,18 +91,18 @@ class Trace:
                 return
 
     def filled_here(self, wait: BatchWait) -> None:
-        """Note that the consumer's thread has filled the batch."""
+        """Record that the consumer's thread has filled the batch."""
         place = 0, wait.run, wait.batch, 0, wait.rows
         self.leases.append(LeaseSpan(*place, wait.began, wait.ended, self._spent(0)))
         self.receptions.append(wait)
 
     def received(self, reception: BatchWait, ready: int) -> None:
-        """Note that the consumer has the batch, and how many more are ready."""
+        """Record that the consumer has the batch, and how many more are ready."""
         self.receptions.append(reception)
         self.ready.append((reception.got, ready))
 
     def delivered(self, ready: int) -> None:
-        """Note how many batches are ready after one was added."""
+        """Record how many batches are ready after one was added."""
         self.ready.append((perf_counter(), ready))
 
     def _spent(self, worker: int) -> tuple[float, ...]:
@@ -111,7 +112,7 @@ class Trace:
         return tuple(spent.tolist())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
+        """Write a Chrome trace for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
         events = sorted(self.events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         user_path(path).write_text(text, encoding="ascii")
@@ -137,13 +138,13 @@ class Trace:
         return _place(track) | {"ph": "M", "name": kind, "args": args}
 
     def _lease(self, lease: LeaseSpan) -> Iterator[Event]:
-        """The lease's event and, inside it, one event per stage with the seconds of all its rows."""
+        """Yield the lease's event and, inside it, an event per stage that covers all its rows."""
         track, began, ended = lease.worker + 1, self._ns(lease.began), self._ns(lease.ended)
         args = {"run": lease.run, "batch": lease.batch, "first": lease.first, "rows": lease.rows}
         yield self._span(track, "lease", f"batch {lease.batch}", began, ended, args)
         parts = [round(seconds * 1e9) for seconds in lease.stages]
         room = ended - began
-        if sum(parts) > room:  # rows of the lease before or after it were counted with it
+        if sum(parts) > room:  # rows of neighbouring leases were counted with it
             parts = [part * room // sum(parts) for part in parts]
         for name, part in zip((*self.stages, "transport"), (*parts, room - sum(parts)), strict=True):
             if part:
@@ -151,7 +152,7 @@ class Trace:
             began += part
 
     def _consumer(self) -> Iterator[Event]:
-        """The events of waiting, hand-over and step; between two runs there is no step."""
+        """Yield the events of waiting, hand-over and step; there is no step between two runs."""
         receptions = list(self.receptions)
         for reception in receptions:
             args = {"run": reception.run, "batch": reception.batch, "rows": reception.rows}
@@ -169,5 +170,5 @@ class Trace:
         return _place(track) | {"ph": "X", "name": name, "cat": kind, "args": args} | times
 
     def _ns(self, seconds: float) -> int:
-        """Whole nanoseconds since the start: rounding keeps the nesting of events."""
+        """Nanoseconds since the start, as an integer so that rounding preserves the nesting of events."""
         return max(0, round((seconds - self.began) * 1e9))

@@ -1,4 +1,4 @@
-"""A worker process: it gets its work at the start, receives leases, fills their rows and answers."""
+"""The worker process: it receives its work once, then leases, fills their rows and answers."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other
 
 
 class SentWork(Inheritable):
-    """A pickle of the work in an anonymous file; itself picklable only to a child that is being started.
+    """The pickled work in an anonymous file; can itself be pickled only while starting a child process.
 
-    The pipe that multiprocessing prepares a child with holds 64 KiB: a start with more waits endlessly for a
-    child that is stopped or has died. ``main`` is the location of the main module, if the work refers to it.
+    The pipe through which multiprocessing prepares a child holds 64 KiB: with more data, the start would wait
+    forever for a child that is stopped or dead. ``main`` locates the main module if the work refers to it.
     """
 
     def __init__(self, work: RowTask) -> None:
-        """Pickle the work. Raises UsageError where that is impossible."""
+        """Pickle the work. Raises UsageError if that is impossible."""
         data, of_main = _pickled(work)
         self.main = main_module() if of_main else {}
         self._file, self._size = Descriptor(anonymous_file()), len(data)
@@ -55,7 +55,7 @@ class SentWork(Inheritable):
             file.write(data)
 
     def received(self) -> RowTask:
-        """Return the work. Raises whatever its unpickling raises."""
+        """Return the work. Raises whatever unpickling it raises."""
         work: RowTask = loads(read_at(self._file.fileno(), self._size, 0))
         return work
 
@@ -76,7 +76,7 @@ class SentWork(Inheritable):
 def _pickled(work: RowTask) -> tuple[bytes, bool]:
     """Return the pickle, and whether unpickling it imports the main module.
 
-    Lambdas, closures and what the main module defines are pickled by value where cloudpickle is installed.
+    With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
     """
     reason: Exception | None = None
     try:
@@ -139,7 +139,7 @@ class _WorkerLoop(Owned):
         while (message := self.channel.receive()) is not None:
             got = perf_counter()
             _send(self.channel, *self._answer(unpack_lease(message, self.work.item_dtype)))
-            # After the answer: a worker that dies before it counts as one that died at this lease.
+            # After the answer: if a worker dies before answering, it died at this lease.
             self.status_table.lease[self.index] = IDLE
             self.status_table.waiting[self.index] += got - began
             began = perf_counter()

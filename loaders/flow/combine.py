@@ -1,4 +1,4 @@
-"""Steps that combine several flows: one after the other, side by side, or mixed at random."""
+"""Steps that combine flows: one after the other, side by side, or mixed at random."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Concat(Combined):
 
 
 class SharedNumbers:
-    """The same numbers for several sources, which draw them in any threads, each at its own rate."""
+    """The same numbers for several sources, each drawing them in any thread and at its own rate."""
 
     def __init__(self, numbers: Iterable[int], sources: int) -> None:
         self._numbers = iter(numbers)
@@ -117,13 +117,13 @@ class Zip(Combined):
 
 
 def _zipped(passes: list[Iterator[Any]]) -> Iterator[Any]:
-    """Yield the joined items. Python's ``zip`` would keep references to them."""
+    """Yield the joined items. ``zip`` would keep references to them."""
     with ended(passes):
         yield from iter(partial(_row, passes), None)
 
 
 def _row(passes: Sequence[Iterator[Any]]) -> Any:
-    """Return the next joined item; None if a pass has ended. The passes behind that are not drawn from."""
+    """Return the next joined item, None once a pass has ended; later passes are not drawn from."""
     parts = tuple(map(next, passes))  # a StopIteration ends the tuple
     return joined(parts) if len(parts) == len(passes) else None
 
@@ -141,7 +141,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return a user's weights as floats. Raises UsageError for values that are no numbers."""
+    """Return a user's weights as floats. Raises UsageError for values that are not numbers."""
     try:
         return None if weights is None else tuple(map(float, weights))
     except (TypeError, ValueError) as error:
@@ -150,7 +150,7 @@ def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True)
 class RandomlyCombined(Combined):
-    """A step that draws the flow of each item at random."""
+    """A step that chooses the flow of each item at random."""
 
     weights: tuple[float, ...] | None
     seed: int
@@ -169,14 +169,14 @@ class RandomlyCombined(Combined):
 
     @property
     def proportions(self) -> list[int]:
-        """The weights as integers; equal ones where there are none."""
+        """The weights as integers; equal without weights."""
         ratios = [weight.as_integer_ratio() for weight in self.weights or [1] * len(self.nodes)]
         common = math.lcm(*(below for _, below in ratios))
         return [above * (common // below) for above, below in ratios]
 
 
 def weighted_choice(weights: Sequence[int], word: int) -> int:
-    """Return the n that the random word selects, with probability ``weights[n] / sum(weights)`` to 2**-64."""
+    """Return the index that a random word selects, by probability ``weights[n] / sum(weights)`` to 2**-64."""
     ends = list(accumulate(weights))
     return bisect_right(ends, word * ends[-1] >> 64)
 
@@ -199,7 +199,7 @@ class Mix(RandomlyCombined):
             raise UsageError(f"mix() needs weights where lengths are not exact; the lengths are {lengths}")
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        cost = self.weights is None  # then the number of items that a flow has left is its weight
+        cost = self.weights is None  # then a flow's weight is its number of remaining items
         left = [node.length.items for node in self.nodes] if cost else self.proportions
         word = words(now.bits(self, self.seed))
         with ended(self.begun(now)) as passes:
@@ -213,7 +213,7 @@ class Mix(RandomlyCombined):
 
 @dataclass(frozen=True)
 class Choose(RandomlyCombined):
-    """Items of flows that are drawn at random, until a drawn flow has ended. See :meth:`.Flow.choose`."""
+    """Items from randomly chosen flows, until a chosen flow has ended. See :meth:`.Flow.choose`."""
 
     @property
     def length(self) -> Length:

@@ -1,4 +1,4 @@
-"""A source of a converted dataset's records, or of the items that were saved in it."""
+"""Sources of the records of a converted dataset, or of the items saved in it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ ItemKey = tuple[int, int, int, Address]  # number, shard, ordinal; address
 
 @dataclass(frozen=True)
 class RecordFetch:
-    """Reads records by their keys, without the index. Pickles to few bytes, and some for each column.
+    """Reads records by key, without the index. Pickles to a few bytes, plus some per column.
 
-    With ``names``, a dict of these takes the image's place. Saved items have a ``form``.
+    With ``names``, a dict of these replaces the image. Saved items have a ``form``.
     """
 
     parts: tuple[PartFiles, ...]
@@ -78,7 +78,7 @@ class RecordFetch:
 
 
 class PassDownloads(Owned):
-    """Downloads ahead of a flow's passes, one after the other. :meth:`close` cancels those that run."""
+    """Downloads ahead of a flow's passes, one pass after the other. :meth:`close` cancels them."""
 
     def __init__(self, source: FileSource) -> None:
         with ExitStack() as failed:
@@ -89,24 +89,24 @@ class PassDownloads(Owned):
 
     @contextmanager
     def ahead(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:
-        """The context of the cache for a pass that uses these files.
+        """Context of the cache for a pass that uses these files.
 
-        What is on its way at the end of the pass still comes.
+        Downloads that are running at the end of the pass still finish.
         """
         self._prefetcher.follow(files)
         try:
             yield self._cache
         finally:
-            if self.made_here:  # else the lock can be held by a thread that was not copied
+            if self.made_here:  # after a fork, a thread that was not copied may hold the lock
                 self._prefetcher.follow(())
 
 
-ANNOUNCED_RECORDS = 256  # records that the read-ahead thread is given at a time
+ANNOUNCED_RECORDS = 256  # records passed to the read-ahead thread at a time
 
 
 @dataclass(frozen=True)
 class FromDataset(Fetched):
-    """The records in the order of the epoch with the pass's number. Keys have what the index says of them."""
+    """The records in the order of the epoch with the pass's number. Keys contain rows of the index."""
 
     dataset: RecordSet
     plan: EpochPlan
@@ -129,7 +129,7 @@ class FromDataset(Fetched):
         cache: str | os.PathLike[str] | None = None,
         cache_limit: int | str | None = None,
     ) -> FromDataset:
-        """Open the dataset; one of saved items gives these, unless ``columns`` are named."""
+        """Open the dataset; one of saved items yields those, unless ``columns`` is given."""
         dataset = open_records(place_of(path), labels=label_space, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:
             undo.callback(dataset.close)
@@ -183,14 +183,14 @@ class FromDataset(Fetched):
     def _ahead(
         self, now: PassContext, numbers: Iterable[int]
     ) -> Iterator[tuple[Iterator[ItemKey], FileCache | None]]:
-        """The context of keys of a pass, with their shards downloaded, or read, ahead, and the open cache."""
+        """Context of a pass's keys, with their shards downloaded or read ahead, and the open cache."""
         shards, order = self.plan.shards(now.number), self.plan.order(now.number)
         places: Iterable[int] = within(numbers, self.length)
         if isinstance(self.dataset, CachedDataset):
             parts = self.columns.files_of(self.dataset)
             files = ShardFiles(parts, with_image=self.columns.with_image)
             places = iter(places)
-            first = list(islice(places, 1))  # where a resumed pass goes on
+            first = list(islice(places, 1))  # where a resumed pass continues
             start = sum(first) // self.plan.batch_size * self.plan.batch_size
             uses = shard_uses(self.plan, now.number, start=start)
             make = partial(PassDownloads, FileSource.of(self.dataset))
@@ -213,7 +213,7 @@ class FromDataset(Fetched):
 
 @dataclass(frozen=True)
 class SavedItems(FromDataset):
-    """The items of a dataset that :func:`.write_dataset` wrote, as they were given."""
+    """The items of a dataset that :func:`.write_dataset` wrote, in their original form."""
 
     dataset: Dataset
 
@@ -232,7 +232,7 @@ class SavedItems(FromDataset):
 
 
 def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
-    """Yield these places; announce further records while they are in order."""
+    """Yield these places, announcing further records as long as the places are consecutive."""
     due = 0
     for place in places:
         if place == due:

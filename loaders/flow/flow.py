@@ -40,16 +40,16 @@ class Flow(Pipeline):
         train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
         for images, labels in train: ...
 
-    ``node`` is the last node of the pipeline; the class methods make it, users do not pass it.
+    ``node`` is the last node of the pipeline. Use the class methods to make a flow, not the constructor.
 
     The first iteration runs pass 0, the next ones 1, 2, ...; :meth:`at_pass` runs any pass. The items of a
-    pass depend on its number, the data and the seeds only, for any number of processes or threads. Random
-    values depend on (seed, pass, number of the item, step) only. Several passes of one flow may run at once.
+    pass depend only on its number, the data and the seeds, for any number of processes or threads. Random
+    values depend only on (seed, pass, item number, step). Several passes of one flow may run at once.
 
-    Worker processes and caches are kept from one pass to the next. Closing or dropping the flow ends them.
-    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells how much is known. A flow is picklable;
-    its copy begins at pass 0. One thread at a time may begin passes, and one thread draw from each pass. A
-    step that cannot work raises UsageError when it is added.
+    Worker processes and caches live from one pass to the next. Closing or dropping the flow ends them.
+    ``len(flow)`` is exact or raises TypeError; :attr:`length` tells what is known. A flow is picklable; the
+    copy begins at pass 0. Only one thread at a time may begin passes, and only one may draw from each pass.
+    A step that cannot work raises UsageError when it is added.
     """
 
     # Sources
@@ -65,26 +65,25 @@ class Flow(Pipeline):
 
     @classmethod
     def from_callable(cls, begin: Callable[[], Iterable[Any]]) -> Self:
-        """A flow of the items of ``begin()``, which is called for each pass. The length is unknown.
+        """A flow of the items of ``begin()``, which is called once per pass. The length is unknown.
 
-        ``begin`` returns an iterable; a generator function works. Raises UsageError for an object that cannot
-        be called, and in a pass for a result without items.
+        ``begin`` returns an iterable; a generator function works. Raises UsageError if ``begin`` is not
+        callable, and in a pass if its result is not iterable.
         """
         return cls(FromCallable(Function(begin)))
 
     @classmethod
     def from_parts(cls, make: Callable[[int], Iterable[Any]], *, parts: int) -> Self:
-        """A flow of one item of ``make(0)``, ..., ``make(parts - 1)`` each in turn, until all have ended.
+        """A flow of one item from each of ``make(0)``, ..., ``make(parts - 1)`` in turn, until all end.
 
-        ``make(part)`` is called for each pass and returns an iterable of its own, such as a generator. A part
-        that has ended is left out of the turn. If ``make`` returns a Flow, the part has that flow's pass of
-        the same number, with random values of its own. All parts are open at the same time; ``parts`` is how
-        many there are. The length is unknown.
+        ``make(part)`` is called once per pass and returns an iterable, such as a generator. Parts that have
+        ended are skipped. If ``make`` returns a Flow, the part is that flow's pass of the same number, with
+        its own random values. All ``parts`` are open at the same time. The length is unknown.
 
-        Several machines that :func:`.serve` this flow share the parts of a pass, and the order is the same:
-        each part is made by one of them at a time. Steps after this one are made by one machine at a time, so
-        what takes the time (``map``, ``batch``) belongs into ``make``. Raises UsageError for fewer than one
-        part, and in a pass for a result without items.
+        Several machines that :func:`.serve` this flow share the parts of a pass without changing the order:
+        each part is made by one of them at a time. Steps after this one run on one machine at a time, so put
+        expensive steps (``map``, ``batch``) into ``make``. Raises UsageError for fewer than one part, and in
+        a pass if the result of ``make`` is not iterable.
         """
         return cls(FromParts(Function(make), checked_int(parts, "the number of parts", least=1)))
 
@@ -103,13 +102,13 @@ class Flow(Pipeline):
     ) -> Self:
         """A flow of the records of a converted dataset at ``path``: (image, label), encoded bytes and int.
 
-        ``with_keys`` makes them (key, image, label). Of a dataset with columns, or with ``columns``, a dict
-        takes the image's place, of the columns' values and "image". A dataset of saved items yields these,
-        unless ``columns`` are named. ``path``, ``shuffle``, ``seed``, ``labels``, ``columns``, ``cache`` and
+        ``with_keys`` makes them (key, image, label). If the dataset has columns, or ``columns`` is given, a
+        dict of "image" and the columns takes the image's place. A dataset of saved items yields those items,
+        unless ``columns`` is given. ``path``, ``shuffle``, ``seed``, ``labels``, ``columns``, ``cache`` and
         ``cache_limit`` are as for :class:`.Loader`; pass n has the order of the loader's epoch n. A ``map``
         with processes reads in its workers. The shards of a URL are downloaded ahead of a pass.
-        Raises ManifestDamaged, UnknownVersion, UsageError, what :func:`.open_dataset` does for a URL, and
-        OSError when the dataset is opened. A pass checks each record against its CRC-32C, and raises
+        Opening the dataset raises ManifestDamaged, UnknownVersion, UsageError, OSError, and for a URL the
+        errors of :func:`.open_dataset`. A pass checks each record against its CRC-32C, and raises
         CorruptRecord and ShardDamaged.
         """
         return cls(
@@ -134,14 +133,14 @@ class Flow(Pipeline):
         suffixes: Sequence[str] | None = None,
         seed: int | None = None,
     ) -> Self:
-        """A flow of the files in ``folder``/CLASS/... as (bytes, label), or with ``labels`` of any folder.
+        """A flow of the files in ``folder``/CLASS/... as (bytes, label); with ``labels``, of any folder.
 
-        The label is the place of the class folder in sorted order. ``labels`` are those of the files instead,
-        by their paths in the folder, or a sequence in the order of the sorted paths. Files come in sorted
-        order, or with ``seed`` in a new random order in each pass. Each file is read on its own, which is
-        slower than shards. ``suffixes`` default to those of images. A ``map`` with processes reads in its
-        workers. Raises UsageError for a folder without such files or with some outside of its class folders,
-        and unless there is one of ``labels`` for each file; SourceDamaged for symbolic links in it.
+        The label is the position of the class folder in sorted order, unless ``labels`` gives the labels by
+        path relative to the folder, or as a sequence in the order of the sorted paths. Files come in sorted
+        order or, with ``seed``, in a new random order in each pass. Reading single files is slower than
+        reading shards. ``suffixes`` defaults to those of images. A ``map`` with processes reads in its
+        workers. Raises UsageError if the folder has no such files, if some are outside of its class folders,
+        or unless ``labels`` has exactly one label for each file; SourceDamaged for symbolic links.
         """
         return cls(FromFiles.of(folder, suffixes=suffixes, seed=seed, labels=labels))
 
@@ -159,7 +158,7 @@ class Flow(Pipeline):
 
         An image is noise, uint8 [H, W, 3] with ``size`` (H, W); with ``encoded``, the bytes of a real JPEG
         file. Labels are ints. As in :class:`.FakeData`, images are read-only and repeat after a few different
-        ones, and each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
+        ones; each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
         items = checked_int(items, "the number of items", least=0)
         seconds = checked_seconds(seconds, "what an item costs")
@@ -181,28 +180,28 @@ class Flow(Pipeline):
         outputs: ArraySpec | Sequence[ArraySpec] | None = None,
         deadline: float | None = None,
     ) -> Flow:
-        """Call ``function`` for each item: in the consumer's thread, or in threads, or in worker processes.
+        """Call ``function`` for each item, in the consumer's thread, in threads or in worker processes.
 
-        Each item is mapped exactly once per pass. An exception of the function is raised after the results
-        before it, with the item's number as a note.
+        Each item is mapped exactly once per pass. An exception in the function is raised after the results
+        before it, with the item's number in a note.
 
-        Processes are the loader's workers: a worker that dies is replaced, and its items are mapped again. A
-        worker has 120 s to start; with a ``deadline`` it has that time, but at least 30 s. Items and results
-        pass through shared memory, and arrays are not copied on the way back. Lambdas and closures need
-        cloudpickle with processes.
+        Processes work like a loader's workers: one that dies is replaced, and its items are mapped again. A
+        worker has 120 s to start or, with a ``deadline``, that long but at least 30 s. Items and results pass
+        through shared memory, and arrays are not copied on the way back. With processes, lambdas and closures
+        need cloudpickle.
 
         Args:
-            function: Called with an item; returns its result. None raises UsageError, unless ``drop_none``.
+            function: Called with an item; returns its result. None is a UsageError unless ``drop_none``.
             threads: Number of threads.
-            processes: Number of processes; give at most one of the two.
-            ordered: Whether results come in the order of the items, or as soon as they are made.
+            processes: Number of processes; give threads or processes, not both.
+            ordered: Whether results come in the order of the items rather than as soon as they are ready.
             drop_none: Whether to leave out items whose result is None; the length becomes an upper bound.
             random: Whether to call ``function(item, rng)``: ``rng`` is a numpy Generator that depends on
-                ``seed``, the pass and the item, and is valid during the call only.
+                ``seed``, the pass and the item, and is valid only during the call.
             seed: Seed of ``rng``.
-            outputs: The array that the function returns, or a tuple of them: the workers then write the rows
-                of a following ``batch`` in place.
-            deadline: Seconds after which an item counts as hung; None is no limit.
+            outputs: Specification of the array that the function returns, or of each in a tuple; the workers
+                then write the rows of a following ``batch`` in place.
+            deadline: Seconds after which an item counts as hung; None for no limit.
 
         Raises:
             UsageError: The arguments contradict each other.
@@ -230,9 +229,8 @@ class Flow(Pipeline):
     def transform(self, transform: Transform, *, threads: int = 0, processes: int = 0, seed: int = 0) -> Flow:
         """Apply a loader's transform, such as TrainTransform(224), to each (image, label).
 
-        An item becomes (result of the transform, label). A dict in place of the image has ``image`` and
-        the columns by their names. Items may be such dicts themselves, with ``key`` and ``label``, or
-        records.
+        An item becomes (result of the transform, label). In place of the image, an item may have a dict of
+        ``image`` and the columns. An item may also be such a dict with ``key`` and ``label``, or a record.
 
         Args:
             transform: The transform.
@@ -241,7 +239,7 @@ class Flow(Pipeline):
             seed: Seed of the transform's random values.
 
         Raises:
-            UsageError: In a pass: an item has another form.
+            UsageError: In a pass: an item has a different form.
         """
         function = Transforming(transform)
         outputs = function.outputs if processes else None
@@ -252,9 +250,9 @@ class Flow(Pipeline):
     def map_component(
         self, function: Callable[..., Any], component: int | str, *, random: bool = False, seed: int = 0
     ) -> Flow:
-        """``function`` of one component of each item; the other components stay as they are.
+        """Apply ``function`` to one component of each item and keep the others.
 
-        ``component`` is its number in tuples and lists, its name in dicts. Each item becomes a new one of the
+        ``component`` is a number for tuples and lists, a name for dicts. Each item becomes a new one of the
         same kind. ``random`` and ``seed`` are as in :meth:`map`. Raises UsageError for items without the
         component.
         """
@@ -262,11 +260,11 @@ class Flow(Pipeline):
         return Flow(MapComponent(self.node, call, component, random=random, seed=seed))
 
     def filter(self, predicate: Callable[[Any], Any]) -> Flow:
-        """The items for which ``predicate(item)`` is true. The length becomes an upper bound."""
+        """Keep the items for which ``predicate(item)`` is true. The length becomes an upper bound."""
         return Flow(Filter(self.node, Function(predicate)))
 
     def select(self, *components: int | str) -> Flow:
-        """These ``components`` of each item, in this order: numbers give a tuple, names a dict.
+        """Keep ``components`` of each item, in this order: numbers give a tuple, names a dict.
 
         Raises UsageError for a mixture of both, and in a pass for items without such a component.
         """
@@ -279,8 +277,8 @@ class Flow(Pipeline):
 
         Away from both ends, an item moves by up to half the window in either direction, a quarter on average,
         with a standard deviation of 0.29 windows: a window of 3 n spreads as far as tensorpack's buffer of n.
-        Where items can be picked by number (sequences, datasets, files, and maps over those), only numbers
-        are shuffled. Otherwise about half a window of items is held in memory.
+        If items can be picked by number (sequences, datasets, files, and maps over those), only numbers are
+        shuffled. Otherwise about half a window of items is held in memory.
         """
         return Flow(
             LocallyShuffled(self.node, checked_int(window, "a shuffle window", least=1), seed_of(seed))
@@ -291,11 +289,10 @@ class Flow(Pipeline):
 
         Args:
             size: Items per batch.
-            remainder: For the last items, if they are fewer: "keep" makes a smaller batch, "drop" leaves them
-                out, "pad" fills the batch with zeros and adds a last component to every batch (in dicts:
-                "mask"), bool [size], True for real rows.
-            as_list: Whether to make a list of each component's values in place of an array; they may have any
-                form.
+            remainder: What to do with fewer than ``size`` last items: "keep" makes a smaller batch, "drop"
+                leaves them out, "pad" fills the batch with zeros and adds a last component to every batch (in
+                dicts: "mask"), bool [size], True for real rows.
+            as_list: Whether to make a list of each component's values, of any form, rather than an array.
 
         Raises:
             UsageError: In a pass: items of a batch differ in form, shape or dtype.
@@ -303,7 +300,7 @@ class Flow(Pipeline):
         return Flow(Batch(self.node, checked_int(size, "a batch size", least=1), remainder, as_list))
 
     def batch_by_shape(self, size: int, *, remainder: Literal["keep", "drop"] = "keep") -> Flow:
-        """As :meth:`batch`, but each batch has items of equal shapes. A batch is yielded when it is full.
+        """Like :meth:`batch`, but each batch has items of equal shapes, and is yielded when it is full.
 
         Up to ``size`` - 1 items of each shape are held. At the end of a pass, ``remainder`` keeps or drops
         them; kept batches come in the order of their first items.
@@ -313,43 +310,43 @@ class Flow(Pipeline):
     def pad(self, value: complex = 0) -> Flow:
         """Pad the arrays of each list of a batch to the largest of them, and stack them.
 
-        For batches of lists (``batch(n, as_list=True)``): a list of arrays with one dtype and number of
-        dimensions, of any sizes, becomes one array, which has ``value`` where an array ends earlier. Lists of
-        numbers become arrays, lists of anything else stay. Raises UsageError in a pass for other arrays, and
-        for a value that their dtype cannot hold.
+        For batches of lists (``batch(n, as_list=True)``): a list of arrays with the same dtype and number of
+        dimensions becomes one array, filled up with ``value``. Lists of numbers become arrays; lists of
+        anything else stay lists. Raises UsageError in a pass for arrays that differ in dtype or dimensions,
+        and for a value that their dtype cannot hold.
         """
         return self.map(Padding(value))
 
     def unbatch(self) -> Flow:
-        """The rows of each batch, as views of it. The mask of a padded batch stays a component."""
+        """Yield the rows of each batch, as views of it. The mask of a padded batch stays a component."""
         return Flow(Unbatch(self.node))
 
     def repeat(self, passes: int | None = None) -> Flow:
-        """``passes`` passes in each pass; None repeats without end.
+        """Run ``passes`` passes in each pass; None repeats forever.
 
         With n passes, pass p runs the passes p * n to p * n + n - 1 of this flow. Raises UsageError for an
-        infinite flow, and for a flow without items that is repeated without end.
+        infinite flow, and for repeating an empty flow forever.
         """
         number = None if passes is None else checked_int(passes, "the number of passes", least=0)
         return Flow(Repeat(self.node, number))
 
     def take(self, count: int) -> Flow:
-        """The first ``count`` items of each pass."""
+        """Keep the first ``count`` items of each pass."""
         return Flow(Take(self.node, checked_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
-        """Each pass without its first ``count`` items. Items by number are not made to be skipped."""
+        """Leave out the first ``count`` items of each pass; items by number are not even made."""
         return Flow(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
-        """This flow's items, then those of ``others``. UsageError if a flow before the last is infinite."""
+        """Append the items of ``others``. Raises UsageError if a flow before the last is infinite."""
         return Flow(Concat(self._nodes(others)))
 
     def zip(self, *others: Flow) -> Flow:
-        """One item of this flow and of each of ``others`` as one item, until one of the flows ends.
+        """Join one item from this flow and from each of ``others`` into one, until one of the flows ends.
 
-        Dicts are joined into one dict; any other items become one tuple; tuples and lists in it are
-        flattened. Raises UsageError in a pass where two dicts have a name in common.
+        Dicts are merged into one dict; any other items become one tuple, into which tuples and lists are
+        flattened. Raises UsageError in a pass if two dicts share a name.
         """
         return Flow(Zip(self._nodes(others)))
 
@@ -358,19 +355,19 @@ class Flow(Pipeline):
 
         Args:
             others: The other flows.
-            weights: Probabilities of the next item's flow, up to a factor, one for each flow. None is the
-                number of items that a flow has left, which needs exact lengths.
+            weights: Relative probabilities that the next item comes from each flow. None weights each flow by
+                its number of remaining items, which needs exact lengths.
             seed: Seed of the choice.
 
         Raises:
-            UsageError: Weights are not positive, or lengths not exact where there are no weights.
+            UsageError: Weights are not positive, or are missing while lengths are not exact.
         """
         return Flow(Mix(self._nodes(others), as_weights(weights), seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
-        """Items of flows that are drawn at random: this flow and ``others``, by ``weights`` or evenly.
+        """Take each item from this flow or one of ``others``, chosen at random, by ``weights`` or evenly.
 
-        The pass ends when the flow that is drawn has no more items. Raises UsageError for negative weights.
+        The pass ends when the chosen flow has no more items. Raises UsageError for negative weights.
         """
         return Flow(Choose(self._nodes(others), as_weights(weights), seed))
 
@@ -379,7 +376,7 @@ class Flow(Pipeline):
     def cache(self) -> Flow:
         """Keep the items of the first complete pass in memory, and yield them read-only in every later pass.
 
-        A pass that is closed early keeps nothing. Random steps before this one run only in the kept pass.
+        A pass that is closed early keeps nothing. Random steps before this one run only in that first pass.
         Raises UsageError for an infinite flow.
         """
         return Flow(Cache(self.node))
@@ -390,13 +387,14 @@ class Flow(Pipeline):
 
     def in_process(self, *, ahead: int = 64) -> Flow:
         """Run all steps before this one in another process, at most max(``ahead``, 4) items ahead.
-        If that process is killed, a new one runs the pass again and continues at the same item. After a pass
-        was closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
-        closures need cloudpickle. Raises UsageError for steps with processes and for caches before this step.
+
+        If that process is killed, a new one runs the pass again and continues at the same item. When a pass
+        is closed early, its source stays open until the next pass begins or the flow is closed. Lambdas and
+        closures need cloudpickle. Raises UsageError if there are steps with processes or caches before it.
         """
         if has(self.node, ProcessMap | InProcess):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
-        if has(self.node, Cache):  # it would be lost with the process, in the middle of a pass
+        if has(self.node, Cache):  # the cache would be lost with the process
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
         return Flow(InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1)))
 

@@ -32,7 +32,7 @@ class PerItem(InPlace):
         """The result for the item with this number in this pass."""
 
     def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
-        """The results that are yielded: all."""
+        """Return the results to yield: all of them."""
         return results
 
     @property
@@ -40,7 +40,7 @@ class PerItem(InPlace):
         return False  # the function may keep its result, and write to it
 
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        """The results of all items, or of those picked. A yielded result is not referenced here any more."""
+        """Yield the results of all items, or of those with these numbers, without keeping references."""
         items, places = numbered(self, now, numbers)
         result = now.here.timed(self.label, lambda item, number: self.result(now, number, item))
         with ending(items):
@@ -121,13 +121,13 @@ LABEL = ArraySpec("label", (), "int64")
 
 @dataclass(frozen=True)
 class Transforming:
-    """Makes (result of the transform, label) from (encoded image, label), or from a dict of its values."""
+    """Turns (encoded image, label), or a dict of values, into (result of the transform, label)."""
 
     transform: Transform
 
     @property
     def outputs(self) -> tuple[ArraySpec, ...] | None:
-        """The specs of a result; None where the transform does not declare its own."""
+        """The specs of a result; None if the transform does not declare its outputs."""
         declared = outputs_of(self.transform)
         return None if declared is None else (*declared, LABEL)
 
@@ -138,7 +138,7 @@ class Transforming:
 
 
 def _record_of(item: Any) -> Record:
-    """Return the record that a transform is given for an item."""
+    """Return the record to pass to a transform for an item."""
     if isinstance(item, Record):
         return item
     if isinstance(item, tuple | list) and len(item) == 2:
@@ -156,7 +156,7 @@ def _record_of(item: Any) -> Record:
 
 @dataclass(frozen=True)
 class MapComponent(PerItem):
-    """Each item as a new one, with ``component`` replaced by ``function`` of it."""
+    """Items with ``component`` replaced by ``function`` of it."""
 
     source: Node
     function: Function
@@ -180,7 +180,7 @@ class MapComponent(PerItem):
 
 @dataclass(frozen=True)
 class Select(PerItem):
-    """These components of each item: numbers give a tuple, names a dict."""
+    """Some components of each item: numbers give a tuple, names a dict."""
 
     source: Node
     components: tuple[int | str, ...]

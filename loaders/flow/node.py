@@ -1,4 +1,4 @@
-"""The nodes of a flow: sources and steps, their checks, their length, and their items' numbers."""
+"""The nodes of a flow (sources and steps), their lengths, and items by number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardprep.loaders.flow.passes import PassContext
 
 
 class LengthKind(Enum):
-    """The kinds of knowledge about a length."""
+    """How much is known about a length."""
 
     EXACT = "exactly"
     AT_MOST = "at most"
@@ -32,11 +32,11 @@ class LengthKind(Enum):
 
 @dataclass(frozen=True)
 class Length:
-    """The number of items that each pass of a flow has.
+    """The number of items in each pass of a flow.
 
-    ``kind`` tells how much is known: the length is exact, an upper bound, unknown or infinite. ``count`` is
-    the exact number or the bound, and ``math.inf`` for unknown and infinite lengths. Equal by value,
-    picklable. Raises UsageError for a negative ``count``.
+    ``kind`` says whether the length is exact, an upper bound, unknown or infinite. ``count`` is the exact
+    number or the bound, ``math.inf`` for unknown and infinite lengths. Compares by value; picklable. Raises
+    UsageError for a negative ``count``.
     """
 
     kind: LengthKind
@@ -58,7 +58,7 @@ class Length:
 
     @property
     def items(self) -> int:
-        """The exact number of items. Raises UsageError where it is not known."""
+        """The exact number of items. Raises UsageError if it is not known."""
         if not self.is_exact:
             raise UsageError(f"the length of this flow is {self}, but an exact one is needed here")
         return int(self.count)
@@ -81,13 +81,13 @@ class Length:
         return Length(self.kind, max(0, self.count - count))
 
     def batches(self, size: int, *, drop: bool) -> Length:
-        """The number of batches of ``size`` items; ``drop`` leaves out a batch that is not full."""
+        """The number of batches of ``size`` items; ``drop`` leaves out an incomplete batch."""
         if math.isinf(self.count):
             return self
         return Length(self.kind, self.count // size if drop else -(-self.count // size))
 
     def then(self, other: Length) -> Length:
-        """The length of both flows, one after the other or interleaved."""
+        """The combined length of both flows."""
         if self.is_infinite or other.is_infinite:
             return INFINITE
         both = self.count + other.count
@@ -119,9 +119,9 @@ INFINITE = Length(LengthKind.INFINITE, math.inf)
 class Node(ABC):
     """A source, or a step over other nodes.
 
-    Nodes are frozen dataclasses: immutable, picklable, without any state of a pass. ``sources`` are the nodes
-    that a node draws from; a source has none. ``title`` and ``facts`` are forms of :attr:`label` and
-    :attr:`description`, with the node as ``{0}``; without them they are the class, and all plain fields.
+    Nodes are frozen dataclasses: immutable, picklable, without the state of a pass. ``sources`` are the nodes
+    that a node draws from; a source has none. ``title`` and ``facts`` are format strings for :attr:`label`
+    and :attr:`description`, with the node as ``{0}``; the defaults are the class name and all plain fields.
     """
 
     title: ClassVar[str] = ""
@@ -138,7 +138,7 @@ class Node(ABC):
 
     @abstractmethod
     def run(self, now: PassContext) -> Iterator[Any]:
-        """Run one pass. Its items depend on ``now.number`` only.
+        """Run one pass. Its items depend only on ``now.number``.
 
         Closing or dropping the iterator releases its resources. A step draws from its n-th source by
         ``self.sources[n].run(now.of(self, n))``.
@@ -146,14 +146,14 @@ class Node(ABC):
 
     @cached_property
     def label(self) -> str:
-        """The name of this step or source in exceptions and stats: its method, with what tells it apart."""
+        """The name of this step or source in exceptions and stats: its method and distinguishing details."""
         return (self.title or type(self).__name__.lower()).format(self)
 
     @property
     def description(self) -> str:
-        """The options that items depend on, besides functions and contents, as a line of text.
+        """A line of text with the options that items depend on, except functions and contents.
 
-        It is the same however the step is run: in this thread, in others, or in processes.
+        It is the same whether the step runs in this thread, in other threads, or in processes.
         """
         plain = {f.name: getattr(self, f.name) for f in fields(cast("Any", self))}
         own = ", ".join(f"{name}={value!r}" for name, value in plain.items() if _is_plain(value))
@@ -165,33 +165,33 @@ class Node(ABC):
         return False
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yield the items that ``run`` yields at these places, in the order of ``numbers``.
+        """Yield the items that ``run`` yields at these positions, in the order of ``numbers``.
 
-        ``numbers`` may be drawn some items ahead of the yielded item. Called where the node ``can_pick``.
+        ``numbers`` may be drawn some items ahead. Called only if the node ``can_pick``.
         """
         raise NotImplementedError
 
     @property
     def can_fetch(self) -> bool:
-        """Whether any process can make the items from small keys, with :meth:`keys` and :meth:`fetch`."""
+        """Whether any process can make items from small keys, by :meth:`keys` and :meth:`fetch`."""
         return False
 
     def fetch(self) -> Fetch:
-        """The object that makes items from keys, where the node ``can_fetch``."""
+        """Return the maker of items from keys. Called only if the node ``can_fetch``."""
         raise NotImplementedError
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """The keys of the items with these numbers, in that order. Each key pickles to few bytes."""
+        """Yield the keys of the items with these numbers, in that order. Keys pickle to a few bytes."""
         raise NotImplementedError
 
     @property
     def never_change(self) -> bool:
-        """Whether neither this nor an earlier step writes to an item after it was yielded."""
+        """Whether neither this nor an earlier step writes to an item after yielding it."""
         return False
 
     @property
     def height(self) -> int:
-        """The longest path to a source, which has height 0. It identifies the step in random streams."""
+        """The length of the longest path to a source. Identifies the step in random streams."""
         return 1 + max((source.height for source in self.sources), default=-1)
 
 
@@ -202,7 +202,7 @@ def _is_plain(value: object) -> bool:
 
 
 def has(node: Node, kind: type[Node] | UnionType) -> bool:
-    """Whether the node, or one that it draws from, is of this kind."""
+    """Whether the node, or any node it draws from, is of this kind."""
     return isinstance(node, kind) or any(has(source, kind) for source in node.sources)
 
 
@@ -229,11 +229,11 @@ class Step(Node):
 
 
 class InPlace(Step):
-    """A step whose n-th item depends on its source's n-th item only."""
+    """A step whose n-th item depends only on its source's n-th item."""
 
     @abstractmethod
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        """The results of all items, or of those picked."""
+        """Yield the results of all items, or of those with these numbers."""
 
     def run(self, now: PassContext) -> Iterator[Any]:
         return self.results(now)
@@ -247,16 +247,16 @@ class InPlace(Step):
 
 
 class Fetch(Protocol):
-    """Makes an item from a small key, in any process. Picklable."""
+    """Maker of items from small keys, in any process. Picklable."""
 
     def open(self) -> AbstractContextManager[Any]:
-        """Open the source; the context's value is a function from a key to its item, for one thread."""
+        """Open the source. The context's value is a function from key to item, for one thread."""
 
 
 class Fetched(Node):
-    """A source with items that are made from small keys (numbers, paths), in any process.
+    """A source whose items any process can make from small keys (numbers, paths).
 
-    A ``map`` with processes sends the keys to its workers, and the workers read.
+    A ``map`` with processes sends only the keys to its workers, which then read.
     """
 
     can_pick = can_fetch = never_change = True
@@ -270,11 +270,11 @@ class Fetched(Node):
 
 
 class Renumbered(Step):
-    """A step that yields its source's items at other places."""
+    """A step that rearranges its source's items."""
 
     @abstractmethod
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
-        """The numbers in the source of the items at these places. Called where the source can pick."""
+        """Yield the source's numbers of the items at these places. Called only if the source can pick."""
 
     @property
     def can_pick(self) -> bool:
@@ -295,7 +295,7 @@ class Renumbered(Step):
 
 
 def checked_int(value: object, name: str, *, least: int) -> int:
-    """Return the value, a Python or numpy integer, as an int. Raises UsageError, also for booleans."""
+    """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
         raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
     return operator.index(value)
@@ -322,11 +322,11 @@ def checked_seconds(value: object, name: str, *, above: float | None = None) -> 
 def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
     """Yield the numbers unchanged.
 
-    Raises IndexError for a number that no item has, UsageError for a value that is no whole number.
+    Raises IndexError for a number out of range, UsageError for a value that is not a whole number.
     """
     count = length.items
     for number in numbers:
-        is_int = type(number) is int  # asked first: SupportsIndex takes 10 us
+        is_int = type(number) is int  # first, because SupportsIndex takes 10 µs
         if not is_int and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
             raise UsageError(f"items are picked by whole numbers, not by {number!r}")
         if not 0 <= number < count:
@@ -335,7 +335,7 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
 
 
 class PendingNumbers:
-    """The numbers that a source draws, in any thread; each is kept until its item has been yielded."""
+    """Numbers drawn by a source, in any thread; each is kept until its item has been yielded."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = numbers
@@ -348,14 +348,14 @@ class PendingNumbers:
 
     @property
     def again(self) -> Iterator[int]:
-        """The numbers that were drawn and not yet yielded here."""
+        """The drawn numbers that were not yet yielded here."""
         return iter(self._ahead.popleft, None)
 
 
 def numbered(
     step: Step, now: PassContext, numbers: Iterable[int] | None = None
 ) -> tuple[Iterator[Any], Iterator[int]]:
-    """Return two iterators: over the source's items, all or those of ``numbers``; and over their numbers.
+    """Return iterators over the source's items (all, or those with these numbers) and over their numbers.
 
     Draw the item first, then its number. The caller ends the items (:func:`.passes.end`).
     """

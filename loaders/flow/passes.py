@@ -1,4 +1,4 @@
-"""A running pass of a flow: its context, its counters, and the functions that it sends to processes."""
+"""A running pass of a flow: its context, its counters, and functions sent to processes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 class PassMeter:
     """Counters of one pass. One thread draws its items; any thread may read.
 
-    ``timed`` of the ``rows`` were not in the first item. ``elapsed`` are the seconds from the first item on,
-    ``drawing`` the part of them within the flow, ``warming`` those before. ``main`` counts from the first
-    item on.
+    ``timed`` counts the ``rows`` after the first item. ``elapsed`` is the seconds since the first item,
+    ``drawing`` the part of them spent in the flow, ``warming`` the seconds before. ``main`` starts at the
+    first item.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class PassMeter:
         self._first: float | None = None
 
     def group(self, at: NodePlace, new: T) -> T:
-        """The counters of the step at this place: those of an earlier run in this pass, or new ones."""
+        """Return the counters of the step at this place, from an earlier run in this pass or ``new``."""
         found: T = self.groups.setdefault(at, new)
         return found
 
     def drew(self, began: float, rows: int | None) -> None:
-        """Count a draw that began then and gave an item of ``rows`` rows; None for no item."""
+        """Count a draw that began at ``began`` and returned an item of ``rows`` rows; None for no item."""
         now = perf_counter()
         if self._first is not None:
             self.elapsed, self.drawing = now - self._first, self.drawing + now - began
@@ -84,10 +84,10 @@ class Kept:
 
 
 class PassResources(Owned):
-    """The objects that the steps of one flow keep between passes: worker processes, caches. Thread-safe.
+    """Objects that the steps of a flow keep between passes: worker processes, caches. Thread-safe.
 
-    Concurrent passes never borrow the same object. No method takes a lock, because the garbage collector may
-    end a pass at any point of the program: each change is one atomic call.
+    Concurrent passes never borrow the same object. No method takes a lock, because garbage collection may end
+    a pass anywhere in the program: each change is one atomic call.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class PassResources(Owned):
 
     @contextmanager
     def borrowed(self, place: Hashable, make: Callable[[], CloseableT]) -> Iterator[CloseableT]:
-        """Borrow an object made by ``make`` for this place. An exception in the context closes it."""
+        """Borrow an object for this place, made by ``make`` if none is idle. An exception closes it."""
         own = os.getpid(), place  # a forked process cannot use the objects of its parent
         idle = self._idle.setdefault(own, deque())
         try:
@@ -107,7 +107,7 @@ class PassResources(Owned):
         is_usable = True
         try:
             yield found
-        except Exception:  # and no early end of the pass, or Ctrl-C
+        except Exception:  # not an early end of the pass, or Ctrl-C
             is_usable = False
             raise
         finally:
@@ -119,7 +119,7 @@ class PassResources(Owned):
                 _close_all(idle)
 
     def kept(self, place: NodePlace) -> Kept:
-        """What the step at this place keeps, the same for all passes."""
+        """Return what the step at this place keeps, the same for all passes."""
         return self._kept.setdefault(place, Kept())
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class PassResources(Owned):
 def _close_all(idle: deque[Closeable]) -> None:
     with suppress(IndexError):
         while True:
-            found = idle.pop()  # in a variable: some that are collected end by themselves, in another thread
+            found = idle.pop()  # keep a reference: collecting some objects ends them in another thread
             found.close()
 
 
@@ -147,15 +147,15 @@ class StepRandom:
     branch: int
 
     def bits(self, pass_number: int, item: int = 0) -> np.random.Philox:
-        """The random stream of (seed, pass, the item's number, this step), at its start."""
+        """Return the random stream of (seed, pass, item number, step), at its start."""
         return flow_bits(self.seed, pass_number=pass_number, item=item, step=self.step, branch=self.branch)
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """The ``number``-th pass of a node; ``branch`` is the path to it through steps with several sources.
+    """The ``number``-th pass of a node; ``branch`` is the path to the node through combining steps.
 
-    ``group`` counts for the thread that draws the node's items, None for the consumer's.
+    ``group`` has the counters of the thread that draws the node's items, None for the consumer's thread.
     """
 
     number: int = 0
@@ -172,7 +172,7 @@ class PassContext:
         number: int | None = None,
         group: GroupTimes | None = None,
     ) -> PassContext:
-        """The context for a node's source, with its pass ``number`` and its thread where these differ."""
+        """Return the context for a node's source, with its pass ``number`` and thread if these differ."""
         branch = (*self.branch, source) if len(node.sources) > 1 else self.branch
         number = self.number if number is None else number
         return PassContext(number, self.kept, branch, self.meter, group or self.group)
@@ -187,15 +187,15 @@ class PassContext:
         return self.branch, node.height
 
     def bits(self, node: Node, seed: int, item: int = 0) -> np.random.Philox:
-        """The random stream of (seed, this pass, the item's number, this step), at its start."""
+        """Return the random stream of (seed, this pass, item number, step), at its start."""
         return self.stream(node, seed).bits(self.number, item)
 
     def rng(self, node: Node, seed: int, item: int = 0) -> np.random.Generator:
-        """A generator over :meth:`bits`."""
+        """Return a generator over :meth:`bits`."""
         return np.random.Generator(self.bits(node, seed, item))
 
     def stream(self, node: Node, seed: int) -> StepRandom:
-        """The step's random streams, to send to another process."""
+        """Return the step's random streams, which can be sent to another process."""
         return StepRandom(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
 
 
@@ -206,9 +206,9 @@ def _packed(branch: tuple[int, ...]) -> bytes:
 
 @dataclass(frozen=True)
 class Function:
-    """A user's function, made picklable: lambdas, closures and functions of the main module by cloudpickle.
+    """A user's function, made picklable: lambdas, closures and the script's functions by cloudpickle.
 
-    Raises UsageError for an object that cannot be called, and when pickled, for what cannot be sent.
+    Raises UsageError for an object that is not callable, and when pickling one that cannot be sent.
     """
 
     call: Callable[..., Any]
@@ -224,7 +224,7 @@ class Function:
 
     @classmethod
     def of_item(cls, call: Callable[..., Any], *, random: bool) -> Self:
-        """A function of an item, or of (item, rng). Raises UsageError if it takes the other form only."""
+        """Wrap a function of an item, or of (item, rng). Raises UsageError if it takes the other form."""
         made = cls(call)
         if not takes(call, 2 if random else 1) and takes(call, 1 if random else 2):
             wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
@@ -262,9 +262,9 @@ def _unpacked(packed: bytes) -> Function:
 
 
 class ErrorNote:
-    """A context that adds a note with the item to an exception: "In item 17 of pass 0, at map(load)".
+    """Context that adds a note with the item to an exception: "In item 17 of pass 0, at map(load)".
 
-    StopIteration is raised as RuntimeError, because it would end the pass as if there were no more items.
+    StopIteration becomes RuntimeError, because it would end the pass as if there were no more items.
     """
 
     __slots__ = ("_item", "_now", "_step")

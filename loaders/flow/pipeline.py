@@ -29,14 +29,14 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class FlowPlace:
-    """The place in pass ``pass_number`` before which ``items`` items were delivered."""
+    """The position in pass ``pass_number`` after ``items`` items."""
 
     pass_number: int = 0
     items: int = 0
 
 
 def check_place(node: Node, place: FlowPlace) -> None:
-    """Raise UsageError where a pass cannot begin at this place."""
+    """Raise UsageError if a pass cannot begin at this position."""
     if place.items and not node.can_pick:
         raise UsageError(
             f"{_first_without_numbers(node).label} has no items by number, so this flow can only continue at "
@@ -47,7 +47,7 @@ def check_place(node: Node, place: FlowPlace) -> None:
 
 
 def structure_of(node: Node) -> Iterator[str]:
-    """Yield the descriptions of a flow's steps and sources, from the last step on."""
+    """Yield the descriptions of a flow's steps and sources, from last to first."""
     yield node.description
     for number, source in enumerate(node.sources):
         prefix = f"{number}. " if len(node.sources) > 1 else ""
@@ -55,7 +55,7 @@ def structure_of(node: Node) -> Iterator[str]:
 
 
 def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
-    """Yield the transforms of a flow's steps as a state keeps them, in the order of :func:`structure_of`."""
+    """Yield the transforms of a flow's steps in the form of a state, in the order of :func:`structure_of`."""
     if isinstance(node, Mapped) and isinstance(node.function.call, Transforming):
         yield kept_transform(node.function.call.transform)
     for source in node.sources:
@@ -63,7 +63,7 @@ def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
 
 
 def _first_without_numbers(node: Node) -> Node:
-    """The first step or source from which on items cannot be picked."""
+    """Return the first step or source whose items cannot be picked."""
     for source in node.sources:
         if not source.can_pick:
             return _first_without_numbers(source)
@@ -72,7 +72,7 @@ def _first_without_numbers(node: Node) -> Node:
 
 @dataclass(frozen=True)
 class FlowItems(NumberedItems):
-    """The items of pass 0 of ``node``, which can pick. ``kept`` are its flow's resources, None elsewhere."""
+    """The items of pass 0 of a ``node`` that can pick. ``kept`` are its flow's resources, None elsewhere."""
 
     node: Node
     kept: PassResources | None = None
@@ -89,7 +89,7 @@ class FlowItems(NumberedItems):
 
 
 def _alone(node: Node) -> Node:
-    """Return the node without threads and processes of maps at its end, as the writing workers make items.
+    """Return the node without the threads and processes of its last maps: the writing workers replace them.
 
     Declared outputs are kept, because they may change the dtype of a result.
     """
@@ -108,16 +108,16 @@ def _alone(node: Node) -> Node:
 
 
 class Pipeline(FrameworkHint):
-    """A flow without the methods that make nodes; see :class:`.Flow`.
+    """The part of :class:`.Flow` that runs passes and keeps their state; ``node`` is the flow's last step.
 
-    Iterating it runs the next pass of ``node``, the flow's last step.
+    Iterating it runs the next pass.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self._kept = PassResources()
         self._next = FlowPlace()
-        self._current = self._next, PassMeter()  # where the pass of the state began, and its counters
+        self._current = self._next, PassMeter()  # start of the current pass, and its counters
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
     def peek(self, items: int = 1) -> list[Any]:
@@ -127,14 +127,14 @@ class Pipeline(FrameworkHint):
             return [item for _, item in zip(range(count), found, strict=False)]
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
-        """Measure how fast the flow delivers to a consumer that does nothing, for ``seconds`` seconds."""
+        """Measure for ``seconds`` seconds how fast the flow delivers to a consumer that does nothing."""
         return measure(self, has_rows=makes_batches(self.node), seconds=seconds)
 
     def stats(self) -> FlowStats:
-        """Return the counts and times of all passes since the flow was made, to be printed. Thread-safe.
+        """Return the printable counts and times of all passes since the flow was made. Thread-safe.
 
-        Each pass that iteration or :meth:`at_pass` began counts, from its beginning. Flows that were made
-        from this one count their own.
+        Includes all passes begun by iteration or :meth:`at_pass`, also unfinished ones. Flows made from this
+        one count their own.
         """
         return self._meter.read()
 
@@ -147,7 +147,7 @@ class Pipeline(FrameworkHint):
         return self._counted(now, start.items)
 
     def at_pass(self, number: int) -> Iterator[Any]:
-        """Begin this pass. Raises UsageError unless 0 <= number < 2**63."""
+        """Begin pass ``number``. Raises UsageError unless 0 <= number < 2**63."""
         return self._counted(self._pass(number))
 
     def _counted(self, now: PassContext, start: int = 0) -> Iterator[Any]:
@@ -161,18 +161,18 @@ class Pipeline(FrameworkHint):
 
     @property
     def parts(self) -> int:
-        """The number of parts that can each be made on its own; 1 for all but :meth:`.Flow.from_parts`."""
+        """The number of parts that can be made separately; 1 except for :meth:`.Flow.from_parts`."""
         return self.node.parts if isinstance(self.node, FromParts) else 1
 
     def part(self, pass_number: int, number: int) -> Iterator[Any]:
-        """Begin one part of this pass. Raises UsageError unless 0 <= ``number`` < :attr:`parts`."""
+        """Begin one part of a pass. Raises UsageError unless 0 <= ``number`` < :attr:`parts`."""
         if not 0 <= number < self.parts:
             raise UsageError(f"part {number} of a flow of {self.parts}")
         now = self._pass(pass_number)
         return self.node.part(now, number) if isinstance(self.node, FromParts) else self.node.run(now)
 
     def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run a pass as the part with this ``number``, within the pass ``now`` of another flow."""
+        """Run a pass as part ``number`` of the pass ``now`` of another flow."""
         return self.node.run(PassContext(now.number, self._kept, (*now.branch, number), now.meter, now.group))
 
     @property
@@ -181,9 +181,9 @@ class Pipeline(FrameworkHint):
         return self.node.can_pick
 
     def pick(self, pass_number: int, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yield the items that this pass has at these places, in the order of ``numbers``.
+        """Yield the items of a pass with these ``numbers``, in that order.
 
-        ``numbers`` are drawn some items ahead of the yielded item. Raises UsageError unless :attr:`can_pick`.
+        ``numbers`` may be drawn some items ahead. Raises UsageError unless :attr:`can_pick`.
         """
         if not isinstance(numbers, Iterable):
             raise UsageError(f"items are picked by several numbers: give a list, not {numbers!r}")
@@ -192,7 +192,7 @@ class Pipeline(FrameworkHint):
         return self.node.pick(self._pass(pass_number), numbers)
 
     def by_number(self) -> FlowItems | None:
-        """Return the items of pass 0 by number, for :func:`.write_dataset`; None where they have none."""
+        """Return the items of pass 0 by number, for :func:`.write_dataset`; None if they have no numbers."""
         return FlowItems(self.node, self._kept) if self.can_pick and self.length.is_exact else None
 
     def save(
@@ -210,10 +210,10 @@ class Pipeline(FrameworkHint):
         progress: Progress | None = None,
         restart: bool = False,
     ) -> Manifest:
-        """Write the items of pass 0 as a dataset into ``output``: ``Flow.from_dataset(output)`` yields them.
+        """Write the items of pass 0 as a dataset to ``output``; ``Flow.from_dataset(output)`` yields them.
 
-        The arguments, the result and the errors are those of :func:`.write_dataset`. Where the items have
-        numbers (:attr:`can_pick`), the writing workers make them, in place of the processes of a ``map``.
+        The arguments, the result and the errors are those of :func:`.write_dataset`. If the items have
+        numbers (:attr:`can_pick`), the writing workers make them instead of the processes of a ``map``.
         Raises UsageError for an infinite flow.
         """
         if self.length.is_infinite:
@@ -236,12 +236,12 @@ class Pipeline(FrameworkHint):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the pass that was begun last by iteration, as plain JSON values.
+        """Return the position in the pass that iteration began last, as plain JSON values.
 
-        The last item that was yielded counts as delivered, those that steps hold ahead do not. After
-        :meth:`load_state_dict`, in another process and with other numbers of threads or processes, the next
-        iteration yields the items that would have followed. Raises UsageError within a pass of a flow that
-        has no items by number (:attr:`can_pick`): such a flow has a state between two passes only.
+        The last yielded item counts as delivered; items that steps hold ahead do not. After
+        :meth:`load_state_dict`, even in another process with different numbers of threads or processes, the
+        next iteration yields the items that would have followed. Raises UsageError within a pass of a flow
+        without items by number (:attr:`can_pick`): such a flow has a state only between two passes.
         """
         start, meter = self._current
         place = FlowPlace(start.pass_number, start.items + meter.items)
@@ -253,7 +253,7 @@ class Pipeline(FrameworkHint):
         return state | ({"transforms": self._transforms} if self._transforms else {})
 
     def state_or_none(self) -> dict[str, Any] | None:
-        """Return the state; None where :meth:`state_dict` raises UsageError."""
+        """Return the state, None if :meth:`state_dict` raises UsageError."""
         try:
             return self.state_dict()
         except UsageError:
@@ -264,11 +264,11 @@ class Pipeline(FrameworkHint):
         return list(kept_transforms(self.node))
 
     def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
-        """Make the next iteration continue where the ``state`` of an equal flow was taken.
+        """Make the next iteration continue at the ``state`` of an equal flow.
 
-        The steps, their options and seeds, the lengths of sources, and what :meth:`.Flow.transform` was given
-        are compared, the last unless ``transform`` is ``"changed"``; other functions and contents are not.
-        Raises UsageError for the state of another flow; nothing is changed then.
+        Compares the steps, their options and seeds, the lengths of sources and, unless ``transform`` is
+        ``"changed"``, the transforms of :meth:`.Flow.transform`, but not other functions or contents. Raises
+        UsageError for the state of a different flow, and then changes nothing.
         """
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
@@ -295,14 +295,14 @@ class Pipeline(FrameworkHint):
     def __len__(self) -> int:
         """Return the number of items of the next iteration: of a pass, or of the rest of a resumed one.
 
-        Raises TypeError where it is not known exactly.
+        Raises TypeError if it is not known exactly.
         """
         self._refuse_sampler()
         return self.batches_per_epoch - self._next.items
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of items of a whole pass. Raises TypeError where it is not known exactly."""
+        """The number of items of a whole pass. Raises TypeError if it is not known exactly."""
         if not self.length.is_exact:
             raise TypeError(
                 f"this flow's length is {self.length}; flow.take(n) or an exact source gives it one"
@@ -314,13 +314,13 @@ class Pipeline(FrameworkHint):
 
     @property
     def batches_never_change(self) -> bool:
-        """Whether no step writes to an item after it was yielded, so that consumers need no copy."""
+        """Whether no step writes to an item after yielding it, so that consumers need no copy."""
         return self.node.never_change
 
     def close(self) -> None:
         """End this flow's worker processes and drop its caches; the next pass makes new ones. Idempotent.
 
-        Flows that this one was made from, or that were made from it, keep their own workers and caches.
+        Flows made from this one, and flows that it was made from, keep their own workers and caches.
         """
         kept, self._kept = self._kept, PassResources()
         kept.close()

@@ -1,4 +1,4 @@
-"""Steps in worker processes, with the loader's workers and slots: a map, and whole passes of a source."""
+"""Steps in worker processes, on the loader's workers and slots: a map, and whole passes of a source."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
 from shardprep.loaders.transforms.contract import ArraySpec, write_rows
 
-# An item's position in the inputs, and its row. Items of a size of 0 have no input: see InProcess.
+# An item's position in the inputs, and its row. Items of size 0 have no input: see InProcess.
 ITEM = np.dtype([("pass", "<u8"), ("number", "<u8"), ("at", "<u8"), ("size", "<u8"), *ROW_COLUMNS])
-GROUP_WORK_S = 0.05  # time that all workers should need for a group, so that its messages cost little
-GROUP_TIMEOUT_S = 0.02  # time after which a group that is not full is sent, where items come slowly
-GROUP_BYTES = 64 << 20  # bytes of items or results at which a group is full, so that slots stay small
+GROUP_WORK_S = 0.05  # work in a group for all workers together, so that its messages cost little
+GROUP_TIMEOUT_S = 0.02  # time after which an incomplete group is sent if items come slowly
+GROUP_BYTES = 64 << 20  # bytes of items or results that fill a group, so that slots stay small
 
 Numbered = Iterator[tuple[Any, int]]  # an item, and its number
 
 
 class EngineMeter:
-    """The times of the engines that a step uses in a pass; ``rest`` is the time of none of the ``stages``."""
+    """The times of the engines that a step uses in a pass; ``rest`` names time outside of ``stages``."""
 
     def __init__(self, name: str, processes: int, stages: Mapping[str, str], rest: str) -> None:
         self._names, self._rest = stages, rest
@@ -62,7 +62,7 @@ class EngineMeter:
     def run(
         self, engine: Engine, plans: Iterable[Plan], consumer: GroupTimes
     ) -> Iterator[Iterator[EngineBatch]]:
-        """Run the engine within the context. Its waits count as those of the ``consumer``'s thread."""
+        """Run the engine within the context. Its waits count for the ``consumer``'s thread."""
         waited, self._current = engine.meter.waiting, (engine, engine.stats())
 
         def counted(batch: EngineBatch) -> EngineBatch:
@@ -89,10 +89,10 @@ class EngineMeter:
 
 
 class ItemGroups:
-    """The ``numbered`` items in groups of at most ``rows``, as requests of an engine.
+    """The ``numbered`` items in groups of at most ``rows``, as requests to an engine.
 
     Groups grow from ``least`` items with the rate at which results are :meth:`counted`. Once the form of the
-    results is ``known``, the workers write the rows of a batch. An exception of ``numbered`` is raised after
+    results is ``known``, the workers write the rows of a batch. An exception in ``numbered`` is raised after
     the group before it.
     """
 
@@ -115,7 +115,7 @@ class ItemGroups:
         self._delivered = self._bytes = 0
 
     def counted(self, batch: EngineBatch) -> EngineBatch:
-        """Count the results of a group, and the bytes that they took."""
+        """Count the results of a group, and their bytes."""
         self._delivered += len(batch.items)
         self._bytes += batch.payload_bytes
         return batch
@@ -128,7 +128,7 @@ class ItemGroups:
             failure = None
             try:
                 ended = self._fill(places, inputs)
-            except Exception as error:  # raised after the items before it were sent
+            except Exception as error:  # raised once the items before it are sent
                 ended, failure = True, error
             if places:
                 items = np.zeros(len(places), ITEM)
@@ -142,7 +142,7 @@ class ItemGroups:
                 raise failure
 
     def _fill(self, places: list[tuple[int, int, int, int]], inputs: list[tuple[int, PickledValue]]) -> bool:
-        """Add the items of a group, and where they lie. Returns whether there are no more items."""
+        """Add the items of a group and their positions. Return whether that was the last group."""
         size, full_at, end = self._size(), perf_counter() + GROUP_TIMEOUT_S, 0
         for item, number in self._numbered:
             try:
@@ -167,7 +167,7 @@ class ItemGroups:
         return True
 
     def _size(self) -> int:
-        """The size of the next group; sizes double, so that slots seldom change layout."""
+        """Return the size of the next group; sizes double, so that slots seldom change layout."""
         worth = GROUP_WORK_S / max(1e-9, perf_counter() - self._began)
         wanted = self._delivered * min(worth, GROUP_BYTES / max(1, self._bytes))
         size = self._least
@@ -182,13 +182,13 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class PackedError:
-    """A packed exception in the place of a result, so that the results before it come first."""
+    """A packed exception in place of a result, so that the results before it come first."""
 
     packed: bytes
 
 
 def outcome_of(result: Any) -> object:
-    """The outcome for a result. Raises UsageError for a result that cannot be sent."""
+    """Return the outcome for a result. Raises UsageError if the result cannot be sent."""
     if type(result) is bytes or (type(result) is np.ndarray and not result.dtype.hasobject):
         return result
     try:
@@ -201,7 +201,7 @@ def outcome_of(result: Any) -> object:
 
 
 def raised(error: BaseException) -> PickledValue:
-    """The outcome for an exception."""
+    """Return the outcome for an exception."""
     return PickledValue.of(PackedError(pack(error)))
 
 
@@ -211,7 +211,7 @@ def restored(payload: object, where: Callable[[], str]) -> Any:
         error = unpack(payload.packed, where())
         if not isinstance(error, StopIteration):
             raise error
-        stopped = RuntimeError("the function raised StopIteration")  # a generator cannot raise the other
+        stopped = RuntimeError("the function raised StopIteration")  # a generator cannot raise StopIteration
         for note in error.__notes__:
             stopped.add_note(note)
         raise stopped
@@ -223,9 +223,9 @@ ENDED = SkippedRow("the pass has no more items")
 
 @dataclass(frozen=True)
 class MapWork:
-    """Calls ``function`` for each item, or for what ``fetch`` makes from its key. Picklable.
+    """Calls ``function`` for each item, or for the item that ``fetch`` makes from a key. Picklable.
 
-    Without a function it delivers the items, which may be ENDED, for none.
+    Without a function it delivers the items themselves; ENDED stands for none.
     """
 
     fetch: Fetch | None
@@ -261,7 +261,7 @@ class MapWork:
         for row, (number_of_pass, number, at, size, place, *_) in enumerate(items.tolist()):
             began = got = fetched = perf_counter()
             try:
-                # copied: a second try sees the original
+                # copied, so that a second attempt sees the original
                 key = unpickled(inputs[at : at + size], copied=True) if size else (number_of_pass, at, number)
                 got = fetched = perf_counter()
                 value = item_of(key) if item_of else key
@@ -272,7 +272,9 @@ class MapWork:
                     rng = (random(number_of_pass, number),) if random else ()
                     rows = [array[row, ...] for array in declared]
                     outcome = self._outcome(self.function(value, *rng), rows, writer, place)
-            except BaseException as error:  # SystemExit, too, is raised here, after the results before it
+            except (
+                BaseException
+            ) as error:  # even SystemExit is raised in the consumer, after the results before it
                 outcome = raised(error)
             receiving, fetching = receiving + got - began, fetching + fetched - got
             mapping += perf_counter() - fetched
@@ -280,7 +282,7 @@ class MapWork:
         clock[:] += receiving, fetching, mapping
 
     def _outcome(self, result: Any, rows: list[Any], writer: RowWriter, place: int) -> object:
-        """The outcome to yield for a result. The result is written to its row if its form is known."""
+        """Return the outcome for a result, after writing the result to its row if its form is known."""
         if result is None and not self.drop_none:
             raise UsageError("the function returned None; with drop_none=True such items are left out")
         if result is None:
@@ -291,9 +293,9 @@ class MapWork:
         return None if writer.write(result, place) else outcome_of(result)
 
 
-SLOT_ROWS = 64  # least capacity of a slot in items: about a millisecond of the cheapest work
-ITEMS_PER_WORKER = 2  # in the smallest group; as many groups as there are slots are in progress
-# bytes of address space for the inputs of a group and for its results; memory is used when they are written
+SLOT_ROWS = 64  # minimum items per slot: about a millisecond of the cheapest work
+ITEMS_PER_WORKER = 2  # in the smallest group; one group per slot is in progress
+# address space for a group's inputs and for its results, in bytes; memory is used only when written
 INPUT_BYTES = RESULT_BYTES = 4 << 30
 
 
@@ -329,14 +331,14 @@ class ProcessMap(Mapped):
         return self.ordered and not self.drop_none
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
-        """Yield new arrays of ``size`` rows in the form of the items; of the last one, at least ``least``."""
+        """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
         known = now.kept.kept(now.place(self))
         with ending(self._received(now, None, size, size, known)) as received:
             enough = filter(partial(self._is_enough, least), received)
             yield from map(partial(self._batch, known, partial(ErrorNote, now), size), enough)
 
     def _is_enough(self, least: int, batch: EngineBatch) -> bool:
-        """Whether the batch has ``least`` items. Raises an item's exception, also where it has fewer."""
+        """Whether the batch has ``least`` items. Raises an item's exception, even if there are fewer."""
         for row, payload in batch.payloads.items():
             restored(payload, partial(self._described, batch.items[row]))
         return len(batch.items) >= least
@@ -344,7 +346,7 @@ class ProcessMap(Mapped):
     def _batch(
         self, known: Kept, note: Callable[[int, str], ErrorNote], size: int, batch: EngineBatch
     ) -> Any:
-        """The batch that the workers have written, or the results stacked here, whose form is then known."""
+        """Return the batch that the workers wrote, or stack the results, whose form is known from then on."""
         if self.outputs is not None:
             return self._in_form(list(batch.arrays.values()))
         if batch.form and not batch.payloads:
@@ -365,7 +367,7 @@ class ProcessMap(Mapped):
         least: int,
         known: Kept | None = None,
     ) -> Iterator[EngineBatch]:
-        """Yield the results of groups of items. Of a source that can fetch, keys are sent for them."""
+        """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
         if self.source.can_fetch:
             asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
             items, places = self.source.keys(now.of(self), asked), asked.again
@@ -412,7 +414,7 @@ class ProcessMap(Mapped):
 
 
 def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec, ...] | None:
-    """Return the outputs as a tuple. Raises UsageError for values that are no valid specs."""
+    """Return the outputs as a tuple. Raises UsageError for invalid specs."""
     if outputs is None:
         return None
     specs = (outputs,) if isinstance(outputs, ArraySpec) else outputs
@@ -423,7 +425,7 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
 
 
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
-    """The layout of a slot for results of the declared outputs, or of any size."""
+    """Return the layout of a slot for the declared outputs, or for results of any size."""
     fields = tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
     spare = 0 if fields else RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
     return SlotLayout(rows, fields, spare=spare, inputs=INPUT_BYTES, sparse=True)
@@ -434,7 +436,7 @@ PASS_SLOTS = 4
 
 @dataclass(frozen=True)
 class PassFetch:
-    """Makes the items of passes of ``node``, at ``branch`` in its flow, from (pass, run of it, number)."""
+    """Makes items of ``node``, at ``branch`` in its flow, from (pass, run, number)."""
 
     node: Node
     branch: tuple[int, ...]
@@ -446,7 +448,7 @@ class PassFetch:
 
 
 class _RunningPass(Owned):
-    """The items of one pass, from the key ``_due`` on."""
+    """The items of one pass, starting at the key ``_due``."""
 
     def __init__(self, fetch: PassFetch, kept: PassResources) -> None:
         self._fetch = fetch
@@ -455,7 +457,7 @@ class _RunningPass(Owned):
         self._due = (-1, -1, -1)
 
     def item(self, key: tuple[int, int, int]) -> Any:
-        """Return the item, or ENDED. A generator ends with its first exception, so nothing runs twice."""
+        """Return the item, or ENDED. An exception ends the generator, so nothing runs twice."""
         pass_number, run, number = key
         if key != self._due:  # another pass, or this worker replaces a dead one
             self.close()
@@ -472,7 +474,7 @@ _runs = count()
 
 
 def _keys(pass_number: int, rows: int) -> Iterator[Items]:
-    """Yield the keys of items, which need no input: first of one, then of growing groups."""
+    """Yield the keys of items, which need no input, in groups that grow from one item."""
     run, first, size = next(_runs), 0, 1
     while True:
         items = np.zeros(size, ITEM)
@@ -493,7 +495,7 @@ class InProcess(Step):
     never_change = True  # items are copies from the other process
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        # one group more than slots: the consumer still draws from one while the others are made
+        # one group more than slots: the consumer draws from one while the others are made
         rows = max(1, (self.ahead + 1) // (PASS_SLOTS + 1))
         meter = EngineMeter(self.label, 1, {}, self.label)
         with (

@@ -1,4 +1,4 @@
-"""Sources of a flow: Python's sequences, iterables and functions, files, parts, and generated items."""
+"""Sources of a flow: sequences, iterables, functions, files, parts, and generated items."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _has_length(items: Any) -> bool:
 
 @dataclass(frozen=True)
 class FromSequence(Node):
-    """The elements ``items[0]`` to ``items[len(items) - 1]``; of an array, the rows."""
+    """The elements ``items[0]`` to ``items[len(items) - 1]``; for an array, its rows."""
 
     items: Any
 
@@ -134,7 +134,7 @@ def _returned(function: Function, items: object) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class FromCallable(Node):
-    """The items of ``function()``, which is called for each pass."""
+    """The items of ``function()``, which is called once per pass."""
 
     function: Function
 
@@ -143,7 +143,7 @@ class FromCallable(Node):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         items = _returned(self.function, self.function())
-        last = now.kept.kept(now.place(self))  # to find one that is returned again, exhausted
+        last = now.kept.kept(now.place(self))  # to detect one that is returned again, exhausted
         if items is last.value:
             raise UsageError(
                 f"{self.function.name} returned the same iterator as in the pass before, but an iterator has "
@@ -183,9 +183,9 @@ Labels = Mapping[str, int] | Sequence[int]
 
 @dataclass(frozen=True)
 class FromFiles(Fetched):
-    """The files in a folder at ``paths``, which are relative, sorted and with ``/``; ``labels`` are theirs.
+    """The files of a folder at ``paths`` (relative, sorted, with ``/``), and their ``labels``.
 
-    They are sorted by code points, as their bytes in UTF-8 are. ``digests`` tell one such flow from another.
+    Paths are sorted by code points, which is the order of their UTF-8 bytes. ``digests`` distinguish flows.
     """
 
     folder: Path
@@ -206,7 +206,7 @@ class FromFiles(Fetched):
         seed: int | None,
         labels: Labels | None = None,
     ) -> Self:
-        """List the folder; labels are those given, or the places of the class folders in sorted order."""
+        """List the folder; labels are the given ones, or the positions of the sorted class folders."""
         if isinstance(suffixes, str):
             raise UsageError(f"suffixes must be a list: give [{suffixes!r}]")
         endings = IMAGE_SUFFIXES if suffixes is None else tuple(suffix.lower() for suffix in suffixes)
@@ -250,7 +250,7 @@ class FromFiles(Fetched):
 
 
 def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, ...]:
-    """Return the given labels of files. Raises UsageError unless there is one for each."""
+    """Return the given labels of the files. Raises UsageError unless there is one for each."""
     if not isinstance(labels, Sized):
         raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
@@ -272,7 +272,7 @@ def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
 
 @dataclass(frozen=True)
 class PlainFetch:
-    """Makes items by a function of their keys, for which nothing has to be opened."""
+    """Makes items by a function of their keys, without opening anything."""
 
     item_of: Callable[[Any], Any]
 
@@ -286,12 +286,12 @@ class Part(Protocol):
     """A flow that can be a part of another one."""
 
     def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run the pass as the part with this number."""
+        """Run the pass as part ``number``."""
 
 
 @dataclass(frozen=True)
 class FromParts(Node):
-    """One item of ``function(0)``, ``function(1)``, ... in turn. See :meth:`.Flow.from_parts`."""
+    """One item from ``function(0)``, ``function(1)``, ... in turn. See :meth:`.Flow.from_parts`."""
 
     function: Function
     parts: int
@@ -311,7 +311,7 @@ class FromParts(Node):
                     yield held.pop()
 
     def part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run the part with this number. Closing or dropping the iterator releases its resources."""
+        """Run one part. Closing or dropping the iterator releases its resources."""
         return now.here.timed_draws(self.label, self._part(now, number))
 
     def _part(self, now: PassContext, number: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Counts and times of a flow's passes, what limits them, and the measurement of its rate."""
+"""Counts and times of a flow's passes, their bottleneck, and the measurement of its rate."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ COUNTS = ("passes", "items", "rows", "timed", "elapsed", "warming", "drawing")
 class FlowStats(ShownStats):
     """Counts and seconds of a flow's passes since it was made, or since other stats of it (:meth:`since`).
 
-    ``items`` were delivered in ``passes`` passes; ``rows`` are those of batches, where the flow makes batches
-    (``has_rows``), else items. ``timed`` of the rows were not in a pass's first item. ``elapsed`` is the
-    seconds of all passes, each from its first item on; ``drawing`` the part in which the consumer's thread
-    was within the flow, ``warming`` the seconds before first items. ``groups`` are the seconds of the stages,
-    by the thread, the threads or the processes that run them. ``cpus`` is the number of CPUs that this
-    process may use.
+    ``items`` were delivered in ``passes`` passes; ``rows`` counts the rows of batches if the flow makes
+    batches (``has_rows``), otherwise items. ``timed`` counts the rows after each pass's first item.
+    ``elapsed`` is the seconds of all passes, each since its first item; ``drawing`` is the part that the
+    consumer's thread spent in the flow, ``warming`` the seconds before first items. ``groups`` has the
+    seconds of the stages, by the thread, threads or processes that run them. ``cpus`` is the number of CPUs
+    that this process may use.
     """
 
     kind: ClassVar[str] = "flow"
@@ -81,7 +81,7 @@ class FlowStats(ShownStats):
         return cls(has_rows, passes=1, groups=groups, **counts)
 
     def plus(self, other: Self, sign: int = 1) -> Self:
-        """Return the sum of both, which are of different passes, or with -1 the difference."""
+        """Return the sum of the stats of different passes; with ``sign`` -1, the difference."""
         groups = dict(self.groups)
         for at, group in other.groups.items():
             groups[at] = groups[at].plus(group, sign) if at in groups else group
@@ -94,21 +94,21 @@ class FlowStats(ShownStats):
 
     @property
     def unit(self) -> str:
-        """The word for what rates count: "rows" or "items"."""
+        """The unit of rates: "rows" or "items"."""
         return "rows" if self.has_rows else "items"
 
     @property
     def loads(self) -> tuple[StageLoad, ...]:
         """Each stage's seconds per row or item, utilisation and waiting; the last is the consumer's own work.
 
-        Empty before a second item.
+        Empty before the second item.
         """
         own, beside = self._groups()
         return (*(load for _, loads in beside for load in loads), *own)
 
     @property
     def verdict(self) -> Verdict | None:
-        """The stage that limits; None before a second item."""
+        """The bottleneck; None before the second item."""
         main, beside = self._groups()
         if not main:
             return None
@@ -135,7 +135,7 @@ class FlowStats(ShownStats):
         return group.advice(slowest, rate, cpus=self.cpus, unit=self.unit)
 
     def _groups(self) -> tuple[Sequence[StageLoad], list[tuple[GroupTimes, tuple[StageLoad, ...]]]]:
-        """The loads in the consumer's thread, its own work last, and those beside it; of a second item on."""
+        """Return the loads in the consumer's thread, its own work last, and elsewhere; empty at first."""
         if self.timed <= 0 or self.elapsed <= 0:
             return (), []
         main = self.groups[MAIN]
@@ -167,7 +167,7 @@ class FlowStats(ShownStats):
 
 
 class RunningPass(Iterator[Any]):
-    """The ``items`` of a pass, counted by ``meter``; with ``has_rows``, by their rows. Not thread-safe."""
+    """The ``items`` of a pass, counted by ``meter``; ``has_rows`` counts their rows. Not thread-safe."""
 
     def __init__(self, items: Iterator[Any], meter: PassMeter, *, has_rows: bool) -> None:
         self._items = items
@@ -192,11 +192,11 @@ class RunningPass(Iterator[Any]):
 
 
 class FlowMeter:
-    """The sum of the counters of all passes. One thread at a time begins passes; any thread may read."""
+    """Sums the counters of all passes. One thread at a time begins passes; any thread may read."""
 
     def __init__(self, *, has_rows: bool) -> None:
         self._has_rows = has_rows
-        # the sum of the passes that are over, and the others; one tuple, so that a reader sees each pass once
+        # the sum of finished passes, and the others; one tuple, so that a reader sees each pass once
         self._passes = FlowStats(has_rows), list[tuple[weakref.ref[RunningPass], PassMeter]]()
 
     def count(self, items: Iterator[Any], meter: PassMeter) -> RunningPass:
@@ -218,12 +218,12 @@ class FlowMeter:
 
 @dataclass(frozen=True)
 class FlowSpeed:
-    """The speed of a flow: ``items`` items in ``seconds`` after the first item, over ``passes`` passes.
+    """The speed of a flow: ``items`` items in ``seconds`` seconds after the first item, in ``passes`` passes.
 
     ``items_per_second``, ``rows_per_second`` and ``megabytes_per_second`` are medians over windows of half a
-    second or more. A megabyte is a million bytes, of arrays and bytes in the items, at any depth. ``rows``
-    are those of batches; both row figures are None where the flow makes no batches. ``p50_milliseconds`` and
-    ``p99_milliseconds`` are the median and the 99th percentile of the time between two items.
+    second or more. A megabyte is a million bytes of arrays and bytes objects in the items, at any depth.
+    ``rows`` counts the rows of batches; both row figures are None if the flow makes no batches.
+    ``p50_milliseconds`` and ``p99_milliseconds`` are percentiles of the time between two items.
     ``first_item_seconds`` is the time until the first item, with the start of workers.
     ``cpu_seconds_per_item`` is the CPU time of this process with all its threads.
     """
@@ -241,7 +241,7 @@ class FlowSpeed:
     cpu_seconds_per_item: float
 
     def to_dict(self) -> dict[str, Any]:
-        """A value of JSON types."""
+        """Return the figures as JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -256,7 +256,7 @@ class FlowSpeed:
 
 
 def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed:
-    """Draw the flow's next passes, one after the other, for ``seconds`` after the first item.
+    """Draw the flow's next passes, one after the other, for ``seconds`` seconds after the first item.
 
     At least one item is measured after the first. Raises UsageError for a pass without items.
     """
@@ -300,7 +300,7 @@ def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed
 
 
 def makes_batches(node: Node) -> bool:
-    """Whether the last step that makes new items, and does not only pass them on, makes batches."""
+    """Whether the last step that makes new items, rather than passing them on, makes batches."""
     while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | PerItem):
         node = node.source
     return isinstance(node, Batch | BatchByShape)

@@ -1,4 +1,4 @@
-"""Steps that order, group, keep, limit, repeat or print the items of one flow."""
+"""Steps that reorder, batch, cache, limit, repeat or print the items of one flow."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class BatchByShape(Step):
 
 @dataclass(frozen=True)
 class Unbatch(Step):
-    """The rows of each batch: views of arrays, elements of lists. UsageError for a batch without rows."""
+    """The rows of each batch: views of arrays, elements of lists. Raises UsageError for one without rows."""
 
     source: Node
 
@@ -145,7 +145,7 @@ def _check(remainder: object, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cache(Step):
-    """The items of the first complete pass, in all later passes. See :meth:`.Flow.cache`.
+    """The items of the first complete pass, repeated in later passes. See :meth:`.Flow.cache`.
 
     Arrays are copied once, unless the source never changes them.
     """
@@ -199,7 +199,7 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Print(InPlace):
-    """Prints descriptions of the first ``items`` items of each pass to stderr; all items pass unchanged."""
+    """Describes the first ``items`` items of each pass on stderr; all items pass unchanged."""
 
     source: Node
     items: int = 1
@@ -220,7 +220,7 @@ class Print(InPlace):
 
 
 def describe(item: Any) -> str:
-    """Return one printable line for each part: type, shape, dtype and range. Never raises an Exception."""
+    """Return a printable line for each part: type, shape, dtype and range. Never raises an Exception."""
     try:
         return "\n".join(map(printable, _lines(item, 1)))
     except Exception as error:  # a user's class may raise anything, and printing must not end a pass
@@ -231,7 +231,7 @@ def _lines(part: Any, depth: int) -> Iterator[str]:
     kind = type(part).__name__
     if isinstance(part, np.ndarray):
         has_range = part.size and part.dtype.kind in "biuf"
-        bounds = f", {part.min()} to {part.max()}" if has_range else ""  # NaN where the array has one
+        bounds = f", {part.min()} to {part.max()}" if has_range else ""  # NaN if the array has one
         yield f"{kind} {part.dtype} {list(part.shape)}{bounds}"
     elif isinstance(part, str):
         yield f"{kind} of {len(part):,} characters"
@@ -253,9 +253,9 @@ def _lines(part: Any, depth: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Repeat(Step):
-    """``passes`` passes of the source in each pass. See :meth:`.Flow.repeat`.
+    """``passes`` passes of the source in each pass; None for endless. See :meth:`.Flow.repeat`.
 
-    Without end, pass p runs the passes p * 2**32, p * 2**32 + 1, ... of the source.
+    Endless, pass p runs the passes p * 2**32, p * 2**32 + 1, ... of the source.
     """
 
     source: Node
@@ -288,7 +288,7 @@ class Repeat(Step):
 
 @dataclass(frozen=True)
 class Take(Renumbered):
-    """The first ``count`` items of each pass; the pass ends with the last of them."""
+    """The first ``count`` items of each pass, which ends with the last of them."""
 
     source: Node
     count: int
@@ -307,7 +307,7 @@ class Take(Renumbered):
 
 @dataclass(frozen=True)
 class Skip(Renumbered):
-    """All items of each pass but the first ``count``, which are not made where the source can pick."""
+    """All but the first ``count`` items of each pass; these are not made if the source can pick."""
 
     source: Node
     count: int
@@ -331,7 +331,7 @@ class Skip(Renumbered):
 
 @dataclass(frozen=True)
 class LocallyShuffled(Renumbered):
-    """The items i, sorted by i + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`."""
+    """Items sorted by number + ``window`` * u with random u in [0, 1). See :meth:`.Flow.shuffle`."""
 
     source: Node
     window: int
@@ -354,7 +354,7 @@ class LocallyShuffled(Renumbered):
         return self._from_a_heap(now)
 
     def _from_a_heap(self, now: PassContext) -> Iterator[Any]:
-        """Yield each item as soon as no item that is not yet drawn can precede it."""
+        """Yield each item as soon as no later item can precede it."""
         heap: list[_Entry] = []
         with ending(self.drawn(now)) as items:
             for entry in map(self._entry, count(), words(now.bits(self, self.seed)), items):
@@ -370,4 +370,4 @@ class LocallyShuffled(Renumbered):
         return (number << 32) + self.window * (word >> 32), number, item
 
 
-_Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so that items are never compared
+_Entry = tuple[int, int, Any]  # key, number, item; numbers are unique, so items are never compared

@@ -1,4 +1,4 @@
-"""Steps in threads: functions of each item, and a source that is drawn from ahead of the consumer."""
+"""Steps in threads: functions of each item, and a source that runs ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from shardprep.loaders.flow.node import InPlace, Node, numbered
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.stats import GroupTimes
 
-PASS_END_TIMEOUT_S = 5.0  # the longest wait of a closed pass for its threads
+PASS_END_TIMEOUT_S = 5.0  # for a closed pass to wait for its threads
 
-WINDOW = 16  # most unfinished items for each thread, so that other items need not wait for a slow one
+WINDOW = 16  # unfinished items per thread, so that a slow item does not delay the others
 
 
 class Task:
-    """A call ``make(item)`` for a thread, which puts the task into ``finished`` after the call.
+    """A call ``make(item)`` for a thread, which then puts the task into ``finished``.
 
-    The task has the only reference to the item, and then to the outcome.
+    The task has the only reference to the item and, later, to the outcome.
     """
 
     def __init__(self, make: Callable[[Any], Any], item: Any, finished: Tasks) -> None:
@@ -51,7 +51,7 @@ class Task:
     def outcome(self) -> Any:
         """Return the call's result, or raise its exception. Callable once."""
         if self._failed:
-            raise self._failed.pop()  # no variable of this frame, to which the traceback refers, has it
+            raise self._failed.pop()  # popped, because the traceback refers to this frame's variables
         return self._held.pop()
 
 
@@ -65,11 +65,11 @@ def run_all(tasks: Ended) -> None:
 
 
 class Threads(Owned):
-    """``count`` threads of a pass that ``serve`` its ``tasks``, by default :func:`run_all`.
+    """``count`` threads of a pass that ``serve`` its ``tasks``, by default with :func:`run_all`.
 
-    ``close`` drops the tasks that have not begun, and waits at most PASS_END_TIMEOUT_S for the threads: a
-    garbage collection may call it while this thread holds a lock that one of them waits for. ``serve`` must
-    not refer to this object, so that a dropped pass is collected.
+    ``close`` drops pending tasks, and waits at most PASS_END_TIMEOUT_S for the threads: garbage collection
+    may call it while this thread holds a lock that one of them waits for. ``serve`` must not refer to this
+    object, so that a dropped pass can be collected.
     """
 
     def __init__(self, count: int, name: str, serve: Callable[[Ended], None] = run_all) -> None:
@@ -88,7 +88,7 @@ class Threads(Owned):
             raise
 
     def next_of(self, finished: Tasks) -> Task:
-        """Wait for the next task that is finished."""
+        """Wait for the next finished task."""
         if not self.made_here:
             raise UsageError(
                 "this pass belongs to the process that this one was forked from; begin a new one"
@@ -104,17 +104,17 @@ def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
         tasks.put(None)
     until = monotonic() + PASS_END_TIMEOUT_S
     for thread in threads:
-        # a garbage collection may call this in one of the threads
+        # garbage collection may call this in one of the threads
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(max(0.0, until - monotonic()))
 
 
 @dataclass(frozen=True)
 class ThreadMap(Mapped):
-    """As :class:`.Map`, in several threads. The consumer's thread draws from the source.
+    """Like :class:`.Map`, in several threads. The consumer's thread draws from the source.
 
-    It draws one item for each result, and more while no result is ready, up to WINDOW for each thread. An
-    exception of the source is raised after the results before it.
+    It draws one item per result, and more while no result is ready, up to WINDOW per thread. An exception in
+    the source is raised after the results before it.
     """
 
     _: KW_ONLY
@@ -145,7 +145,7 @@ class ThreadMap(Mapped):
 
 
 def _due(begun: Iterator[Tasks], window: int) -> Iterator[Tasks]:
-    """Yield the queue to wait for next. Tasks are begun ahead of it, until its own has finished."""
+    """Yield the queue to wait for next, beginning further tasks until its own has finished."""
     pending: deque[Tasks] = deque()
     failed: list[Exception] = []
     while True:
