@@ -38,7 +38,8 @@ TABLES_AT_ONCE = 4
 class ConvertedTo:
     """One split that was converted into object storage, at ``url``.
 
-    The other attributes are as in :class:`Converted`.
+    ``manifest``, ``already_complete``, ``skipped``, ``ignored``, ``notes`` and ``has_labels`` are as in
+    :class:`.Converted`.
     """
 
     url: str
