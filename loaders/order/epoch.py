@@ -1,4 +1,4 @@
-"""One epoch of a dataset: its batches, its receipt, its state, and resuming from a state. Pure."""
+"""One epoch of a dataset: its batches, receipt and state, and resuming from a state. Does no I/O."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class EpochPlan:
     """The parameters of one rank's batches in every epoch; equal plans give equal batches.
 
     ``dataset`` is the root of its manifest. ``omission`` has the records that no epoch delivers. ``passed``
-    are ranges of places, ascending, that one epoch leaves out: whole steps of all ranks. Raises UsageError
-    where an epoch of any rank would be without a batch, though there are records.
+    has ascending ranges of places that one epoch skips: whole steps of all ranks. Raises UsageError if there
+    are records, but some rank would get no batch.
     """
 
     dataset: str
@@ -80,7 +80,7 @@ class EpochPlan:
 
     @property
     def places(self) -> int:
-        """The number of places in the order of an epoch: one for each record that is not left out."""
+        """The number of places in an epoch's order, without closed gaps and passed steps."""
         passed = sum(stop - start for start, stop in self.passed)
         return sum(self.shard_counts) - passed - (len(self.omission or ()) if self._closes else 0)
 
@@ -89,7 +89,7 @@ class EpochPlan:
         return self.omission is not None and self.omission.closes
 
     def order(self, epoch: int) -> EpochOrder:
-        """Return all record numbers in the order of the epoch; omitted ones, too, if their gaps are kept."""
+        """Return all record numbers in the order of the epoch, including omitted ones whose gaps are kept."""
         found = epoch_order(self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch)
         if self.omission and self._closes:
             found = found.closed(self.omission, epoch)
@@ -97,11 +97,11 @@ class EpochPlan:
 
     @property
     def full_batches(self) -> EpochPlan:
-        """This plan with batches that are full where gaps are kept, with the omitted records in them."""
+        """This plan, with omitted records delivered if their gaps are kept, so that batches are full."""
         return self if self._closes else replace(self, omission=None)
 
     def delivered(self, numbers: Records, epoch: int) -> Records:
-        """Return the numbers of an order without those that are omitted from their batch."""
+        """Return the numbers at some places of an order, without the omitted ones among them."""
         return numbers if self.omission is None or self._closes else self.omission.kept(numbers, epoch)
 
     def omitted_places(self, epoch: int) -> Records:
@@ -114,16 +114,16 @@ class EpochPlan:
         return places[self.omission.has(places, epoch)]
 
     def omitted(self, epoch: int) -> Tally:
-        """Return the tally of the records that the epoch leaves out on purpose, over all ranks."""
+        """Return the tally of the records that the epoch omits on purpose, over all ranks."""
         found = Tally.of(self.omitted_places(epoch))
         whole = replace(self, passed=()).order(epoch) if self.passed else None
         parts = [self.delivered(whole[start:stop], epoch) for start, stop in self.passed] if whole else []
         return sum(map(Tally.of, parts), found)
 
     def passing(self, steps: Iterable[int], *, start: int) -> EpochPlan:
-        """Return the plan of an epoch that leaves out these steps, counted from its beginning.
+        """Return the plan of an epoch that skips these steps, counted from its beginning.
 
-        Raises UsageError for a step that the epoch does not have, or that begins before the place ``start``.
+        Raises UsageError for a step that does not exist, or that begins before the place ``start``.
         """
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
         each = self.world_size * self.batch_size
@@ -146,30 +146,30 @@ class EpochPlan:
         return replace(self, passed=_joined(ranges))
 
     def within(self, place: int) -> int:
-        """Return a place of the epoch as one of the order without the steps that are passed."""
+        """Convert a place of the epoch to one in the order without passed steps."""
         return place_within(self.passed, place)
 
     def outside(self, place: int) -> int:
-        """Return a place of the order without the steps that are passed as one of the epoch."""
+        """Convert a place in the order without passed steps to one of the epoch."""
         for start, stop in self.passed:
             place += stop - start if place > start else 0
         return place
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
-        """This rank's order of reading shards; None where it reads from all its own at any time."""
+        """Return the order in which this rank reads its shards; None if it may read any at any time."""
         mine = self.split(0).partitions
         return shard_order(
             self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=mine
         )
 
     def identity(self) -> dict[str, Any]:
-        """The values on which the order depends; a dataset's root covers its shards."""
+        """Return the values that determine the order; the dataset's root covers its shards."""
         shuffle = self.shuffle.to_json() if self.shuffle else None
         return {"dataset": self.dataset, "shuffle": shuffle, "seed": self.seed}
 
 
 class LoadedStep(NamedTuple):
-    """A step's batch, and its record numbers; the last step has those that the epoch leaves out, too."""
+    """A step's batch and record numbers; the last step also has those that the epoch leaves out."""
 
     step: int
     batch: Any
@@ -180,9 +180,9 @@ class LoadedStep(NamedTuple):
 
 
 class Epoch:
-    """One epoch of one rank, or the rest of one from the place ``start``, and its deliveries.
+    """One epoch of one rank, or the rest of it from the place ``start``, and what it has delivered.
 
-    The loader calls :meth:`delivered` for each batch, and :meth:`end` after the last one.
+    The loader calls :meth:`delivered` for each batch and :meth:`end` after the last.
     """
 
     def __init__(
@@ -198,9 +198,9 @@ class Epoch:
         self.plan = plan
         self.number = number
         self.start = start
-        """The place in the epoch's order where this part of it begins."""
+        """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin
-        """The place where the receipt began; 0 for one that a state had begun."""
+        """The place where the receipt began; 0 if it came with a state."""
         self._split = plan.split(plan.within(start))
         self._steps = 0
         self._ended = False
@@ -235,24 +235,24 @@ class Epoch:
         return self.plan.omitted(self.number)
 
     def delivered(self, numbers: Records, skipped: list[int]) -> None:
-        """Note the delivery of the next batch: record numbers ``numbers``, and those that were skipped."""
+        """Add the next batch to the receipt: its record numbers, and those skipped as bad."""
         self._steps += 1
         self._receipt = self._receipt.add(numbers)
         if skipped:
             self._receipt = self._receipt.skip(skipped)
 
     def end(self) -> None:
-        """Note that the consumer asked for a batch after the last one."""
+        """Record that the consumer asked for a batch after the last one."""
         self._ended = True
 
     @property
     def first(self) -> int:
-        """The place of the first batch in the order without the steps that are passed."""
+        """The place of the first batch in the order without passed steps."""
         return self._split.whole.start
 
     @property
     def place(self) -> int:
-        """The place in the epoch's order that all ranks reach with this step."""
+        """The place in the epoch's order that all ranks have reached after this step."""
         return self.plan.outside(self._reached) if self._steps else self.start
 
     @property
@@ -261,18 +261,18 @@ class Epoch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next batch is of the next epoch; true after the same step for all ranks."""
+        """Whether the next batch belongs to the next epoch; true after the same step on all ranks."""
         return self._ended or self._reached == self._split.whole.stop
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the records delivered so far; at the end, also of those left out."""
+        """The receipt of the records delivered so far and, at the end, of those left out."""
         if not self.is_over:
             return self._receipt
         return self._receipt.leave_out(self._left_out, omitted=self._omitted)
 
     def state(self) -> dict[str, Any]:
-        """Return the epoch's place and receipt as JSON values; :func:`resumed` continues from there."""
+        """Return the epoch's place and receipt as JSON values for :func:`resumed`."""
         return {
             "version": STATE_VERSION,
             **self.plan.identity(),
@@ -286,10 +286,10 @@ class Epoch:
 
 
 def resumed(plan: EpochPlan, state: object) -> Epoch:
-    """Return the epoch of a state, on a plan that may have another batch size, rank and world size.
+    """Continue the epoch of a state, on a plan that may differ in batch size, rank and world size.
 
-    With the same rank and world size the receipt continues, else a new one begins. Raises UsageError for a
-    value that is no state, or the state of another dataset, order or version.
+    The receipt continues if rank and world size are the same; otherwise a new one begins. Raises UsageError
+    if the value is not a state, or is the state of another dataset, order or version.
     """
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
@@ -316,12 +316,12 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
 
 
 def place_within(passed: Ranges, place: int) -> int:
-    """Return a place of an epoch as one of the order without these ranges."""
+    """Convert a place of an epoch to one in the order without these ranges."""
     return place - sum(max(0, min(place, stop) - start) for start, stop in passed)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Ranges:
-    """The ranges in order, adjacent ones as one."""
+    """Return the ranges in order, with adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if joined and start <= joined[-1][1]:
@@ -331,7 +331,7 @@ def _joined(ranges: list[tuple[int, int]]) -> Ranges:
 
 
 def checked_ranges(value: object, places: int) -> Ranges:
-    """Return the passed ranges of a state. Raises UsageError for others than were written."""
+    """Return the passed ranges of a state. Raises UsageError unless they are as a loader writes them."""
     match value:
         case list() if all(
             isinstance(both, list) and len(both) == 2 and all(type(end) is int for end in both)

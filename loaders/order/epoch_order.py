@@ -1,4 +1,4 @@
-"""The order of an epoch, and each rank's part of it: a pure function of the shards' sizes and the seed.
+"""The order of an epoch and each rank's share of it: a pure function of the shard sizes and the seed.
 
 A record number is a position in the dataset's index. Only a window of the order is computed at a time.
 """
@@ -24,9 +24,9 @@ from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 
 class Shuffle(ABC):
-    """A shuffle: how far a record may move from its stored place. Frozen, picklable, equal by value.
+    """How far a record may move from its stored place. Frozen, picklable, compared by value.
 
-    It works on each of ``partitions`` of the shards by itself.
+    Each of the ``partitions`` is shuffled separately.
     """
 
     partitions: int = 1
@@ -37,7 +37,7 @@ class Shuffle(ABC):
 
     @abstractmethod
     def window_of(self, records: int) -> int:
-        """The window over a dataset of so many records: ``records`` for a full permutation."""
+        """Return the window over a dataset of ``records``; all of them for a full permutation."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Shuffle(ABC):
 
     @staticmethod
     def from_json(value: object) -> Shuffle:
-        """Return the shuffle that ``to_json`` made the value of. Raises ValueError, or UsageError."""
+        """Return the shuffle that ``to_json`` described. Raises ValueError or UsageError."""
         match value:
             case {"kind": "global", **rest} if not rest:
                 return GlobalShuffle()
@@ -72,20 +72,20 @@ class GlobalShuffle(Shuffle):
 
 @dataclass(frozen=True)
 class LocalShuffle(Shuffle):
-    """Shards in random order, their records displaced by less than ``window`` places of that stream.
+    """Shards in random order, their records shuffled within a sliding window of ``window`` places.
 
     ``window`` is a number of records, or a size in bytes as text (``"2GiB"``, ``"512MB"``). At any moment the
     reads are at most ``window`` places apart. Away from both ends a record moves by up to half the window in
-    either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n spreads
-    as far as tensorpack's buffer of n. There is no delay to fill the window. A window of the dataset's size
-    or more is the same as a :class:`GlobalShuffle`, of each partition where there are several.
+    either direction, a quarter on average, with a standard deviation of 0.29 windows: a window of 3 n mixes
+    as widely as tensorpack's buffer of n. There is no delay to fill the window. A window of at least the
+    dataset's size equals a :class:`GlobalShuffle`, within each partition if there are several.
 
-    With ``partitions`` a rank reads only shards of its own, the same in every epoch and for every seed. The
-    shards are dealt to so many partitions of equally many records (a shard at a cut is in two). Each is
-    shuffled by itself, in its share of the window, and each gives the same share of every global step. So the
-    global steps are the same for any number of ranks that divides the number of partitions, or is a multiple
-    of it; other numbers of ranks, and batch sizes that give partitions unequal shares, are errors of the
-    Loader. By default every rank reads every shard.
+    With ``partitions``, each rank reads only its own shards, the same in every epoch and for every seed. The
+    shards are divided into this many partitions with equal numbers of records (a shard at a boundary belongs
+    to both). Each is shuffled separately, in its share of the window, and supplies an equal share of every
+    global step. So the global steps are the same for any number of ranks that divides the number of
+    partitions or is a multiple of it; the Loader rejects other numbers of ranks, and batch sizes that would
+    give partitions unequal shares. By default every rank reads every shard.
 
     Raises UsageError for a window or partitions below 1.
     """
@@ -102,7 +102,7 @@ class LocalShuffle(Shuffle):
             raise UsageError(f"a shuffle's partitions must be at least 1, not {self.partitions!r}")
         object.__setattr__(self, "partitions", operator.index(self.partitions))
 
-    def __repr__(self) -> str:  # the states of flows have it
+    def __repr__(self) -> str:  # stored in the states of flows
         partitions = f", partitions={self.partitions}" if self.partitions > 1 else ""
         return f"LocalShuffle(window={self.window!r}{partitions})"
 
@@ -121,14 +121,14 @@ class LocalShuffle(Shuffle):
         return values if self.partitions == 1 else values | {"partitions": self.partitions}
 
     def _amount(self) -> float:
-        """The number of records, or of bytes, of the window. Raises UsageError."""
+        """The window's number of records or bytes. Raises UsageError."""
         if isinstance(self.window, int):
             return self.window
         return byte_count(self.window, of="a shuffle window")
 
 
 class EpochOrder:
-    """All record numbers in the order of an epoch, over all ranks: one of each partition in turn."""
+    """All record numbers in the order of an epoch, over all ranks, round-robin over the partitions."""
 
     def __init__(self, parts: Sequence[OrderedPart]) -> None:
         self._parts = parts
@@ -145,7 +145,7 @@ class EpochOrder:
         return numbers
 
     def batch(self, places: Mapping[int, range]) -> Records:
-        """Return the record numbers at these places of partitions, one partition after the other."""
+        """Return the record numbers at these places of each partition, concatenated."""
         found = [self._parts[number][part.start : part.stop] for number, part in places.items()]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
@@ -158,12 +158,12 @@ class EpochOrder:
             yield from self._parts[number].each((row,))
 
     def closed(self, omission: Omission, epoch: int) -> EpochOrder:
-        """Return this order, of one partition, without the omitted records: later ones move up."""
+        """Return this single-partition order without the omitted records; later ones move up."""
         (part,) = self._parts
         return EpochOrder([ClosedOrder(part, len(omission), lambda: omission.gaps(part, epoch))])
 
     def passing(self, ranges: Ranges) -> EpochOrder:
-        """Return this order without ranges of places that are whole steps, ascending."""
+        """Return this order without these ascending ranges of places, which are whole steps."""
         partitions = len(self._parts)
 
         def gaps(number: int) -> Records:
@@ -176,9 +176,9 @@ class EpochOrder:
 
 
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:
-    """Return the order of this epoch, over all ranks: every record number of the dataset once.
+    """Return the epoch's order over all ranks, each record number once; stored order without a ``shuffle``.
 
-    A ``shuffle`` of None gives stored order. Raises UsageError above MAX_RECORDS.
+    Raises UsageError above MAX_RECORDS.
     """
     records = sum(shard_counts)
     if records > MAX_RECORDS:
@@ -194,7 +194,7 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
 def shard_order(
     shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int, partitions: range
 ) -> npt.NDArray[np.int64] | None:
-    """The order of reading the shards of these partitions; None where any of them is read at any time."""
+    """Return the order in which these partitions' shards are read; None if any may be read at any time."""
     if shuffle is None:
         return np.arange(len(shard_counts), dtype=np.int64)
     window = partition_window(shuffle, sum(shard_counts))
@@ -210,7 +210,7 @@ def shard_order(
 
 
 def partition_window(shuffle: Shuffle, records: int) -> int:
-    """The window in places of one partition: smaller by the number of partitions."""
+    """Return the window within one partition, in places."""
     return math.ceil(shuffle.window_of(records) / shuffle.partitions)
 
 
@@ -219,8 +219,8 @@ class RankSplit:
     """The batches of one rank, as ranges of places in the epoch's order.
 
     A global step takes ``world_size * batch_size`` places; rank r has the r-th ``batch_size`` of them.
-    Without ``drop_last`` the places after the last full step are split as evenly as possible. ``start``
-    continues an epoch at the end of a global step of any world size.
+    Without ``drop_last``, the places after the last full step are split as evenly as possible. An epoch can
+    continue from ``start``, the end of a global step of any world size.
     """
 
     records: int
@@ -244,38 +244,36 @@ class RankSplit:
 
     @property
     def stop(self) -> int:
-        """The place where the epoch ends for all ranks: ``records``, or less with ``drop_last``."""
+        """The place where the epoch ends for all ranks; with ``drop_last`` it may be before ``records``."""
         return self._remainder_start if self.drop_last else self.records
 
     def __len__(self) -> int:
         return self.full_steps + (not self.drop_last and len(self._remainder) > 0)
 
     def batch(self, step: int) -> range:
-        """The places of this rank's batch of this step, counted from ``start``. Raises IndexError."""
-        if not 0 <= step < len(self):
-            raise IndexError(f"there is no step {step} among {len(self)} steps, counted from 0")
+        """Return the places of this rank's batch of a step of 0 .. len - 1, counted from ``start``."""
         if step == self.full_steps:
             return self._remainder
         first = self.start + step * self.step_records + self.rank * self.batch_size
         return range(first, first + self.batch_size)
 
     def end(self, step: int) -> int:
-        """The place that all ranks have reached after this step; a state keeps it as ``start``."""
+        """Return the place that all ranks have reached after this step; a state stores it as ``start``."""
         return min(self.start + (step + 1) * self.step_records, self.stop)
 
     def steps_of(self, places: Records) -> Records:
-        """Return the step of each place, -1 for those of other ranks and of no step."""
+        """Return the step of each place; -1 for places of other ranks or outside all steps."""
         steps, within = np.divmod(places - self.start, self.step_records)
         first = self.rank * self.batch_size
         is_own = (within >= first) & (within < first + self.batch_size)
         steps[~is_own | (steps < 0) | (steps >= self.full_steps)] = -1
-        rest = self._remainder
         if not self.drop_last:
+            rest = self._remainder
             steps[(places >= rest.start) & (places < rest.stop)] = self.full_steps
         return steps
 
     def steps_reached(self, places: Records) -> Records:
-        """Return the step of all ranks together that reaches each place; the nearest for those outside."""
+        """Return the global step that contains each place, clipped to the epoch's steps."""
         return np.clip((places - self.start) // self.step_records, 0, max(0, len(self) - 1))
 
     @property
@@ -292,8 +290,8 @@ class RankSplit:
 class EpochSplit:
     """The batches of one rank, as places in the partitions of an epoch's order.
 
-    Every partition gives the same share of each global step. A rank has the shares of adjacent partitions, or
-    one of several equal parts of a partition's share: the batches of a step are the same records for any
+    Every partition supplies an equal share of each global step. A rank takes the shares of adjacent
+    partitions, or an equal part of one partition's share, so a global step has the same records for any
     number of ranks. ``whole`` splits the epoch's places. Raises UsageError for unequal shares.
     """
 
@@ -333,7 +331,7 @@ class EpochSplit:
         return self._steps
 
     def places(self, step: int) -> dict[int, range]:
-        """Return the places of this rank's batch of this step, by partition. Raises IndexError."""
+        """Return the places of this rank's batch of a step, by partition. Raises IndexError."""
         if not 0 <= step < self._steps:
             raise IndexError(f"there is no step {step} among {self._steps} steps, counted from 0")
         return {number: part.batch(step) for number, part in self.parts.items() if step < len(part)}

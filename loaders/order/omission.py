@@ -1,4 +1,4 @@
-"""Records that an epoch leaves out on purpose, while all others keep their order and random values."""
+"""Records that epochs omit on purpose, while all others keep their order and random values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.order.parts import Records, WeightedParts
 
-SCANNED = 1 << 18  # places of an order at a time
+SCANNED = 1 << 18  # places computed at a time
 Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Omission:
-    """Records that no epoch delivers, by their ``positions`` in stored order: int64, ascending and unique.
+    """Records that no epoch delivers, as ``positions`` in stored order: int64, ascending and unique.
 
-    If it ``closes`` the gaps, later records move up. With ``weights`` their places differ in each epoch.
+    If it ``closes`` the gaps, later records move up. With ``weights``, their places differ between epochs.
     """
 
     positions: Records
@@ -31,7 +31,7 @@ class Omission:
         return len(self.positions)
 
     def has(self, places: Records, epoch: int) -> npt.NDArray[np.bool_]:
-        """Return which of the places of an epoch have such a record."""
+        """Return a mask of the places of an epoch that have an omitted record."""
         found = self.weights.positions(places, epoch) if self.weights else places
         inside = found < 8 * len(self._bits)
         bits = self._bits[np.where(inside, found >> 3, 0)] >> (found & 7).astype(np.uint8)
@@ -39,7 +39,7 @@ class Omission:
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint8]:
-        """One bit for each position up to the last: an eighth of a byte a record, and no search."""
+        """A bit set up to the last position, so that a look-up needs no search."""
         bits = np.zeros(int(self.positions[-1]) // 8 + 1, np.uint8)
         np.bitwise_or.at(bits, self.positions >> 3, np.left_shift(1, self.positions & 7).astype(np.uint8))
         return bits
@@ -48,7 +48,7 @@ class Omission:
         return places[~self.has(places, epoch)]
 
     def gaps(self, order: OrderedPart, epoch: int) -> Records:
-        """Return where these records are in an order of all, which is computed whole: 0.1 µs a record."""
+        """Return the places of these records in an order of all, computed whole at 0.1 µs per record."""
         found = [
             start + np.flatnonzero(self.has(order[start : start + SCANNED], epoch))
             for start in range(0, len(order), SCANNED)
@@ -57,7 +57,7 @@ class Omission:
 
 
 class OrderedPart(Protocol):
-    """Numbers in an order that is computed one window at a time; see :class:`.DisplacedOrder`."""
+    """An order computed one window at a time; see :class:`.DisplacedOrder`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, places: slice) -> Records: ...
@@ -65,7 +65,7 @@ class OrderedPart(Protocol):
 
 
 class ClosedOrder:
-    """An order without the numbers at ``count`` places, which ``gaps`` finds, ascending. Not thread-safe."""
+    """An order without the numbers at ``count`` ascending places, found by ``gaps``. Not thread-safe."""
 
     def __init__(self, order: OrderedPart, count: int, gaps: Callable[[], Records]) -> None:
         self._order, self._count, self._find = order, count, gaps
@@ -76,14 +76,14 @@ class ClosedOrder:
 
     @cached_property
     def _places_before(self) -> Records:
-        """How many places of this order come before each gap."""
+        """The number of places of this order before each gap."""
         return self._gaps - np.arange(len(self._gaps))
 
     def __len__(self) -> int:
         return len(self._order) - self._count
 
     def _place(self, place: int) -> int:
-        """The place in the order with the gaps."""
+        """Return the place in the order with gaps."""
         return place + int(np.searchsorted(self._places_before, place, side="right"))
 
     def __getitem__(self, places: slice) -> Records:

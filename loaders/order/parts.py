@@ -1,8 +1,8 @@
-"""Orders within parts: numbers displaced within a window, partitions, and parts by weight.
+"""Building blocks of an epoch's order: window shuffles, partitions, and weighted parts.
 
-An order sorts the numbers i by i + window * u, with u random in [0, 1). Any block of it is computed by
-itself, from a block and a window of random numbers. All randomness is raw 64-bit Philox output, and all
-sorting is of unique integers: the order is the same on every platform and with every numpy.
+A window shuffle sorts the numbers i by i + window * u, with u random in [0, 1). Any block can be computed
+alone, from a block and a window of random numbers. All randomness is raw 64-bit Philox output, and only
+unique integers are sorted, so the order is the same on every platform and with every numpy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ Records = npt.NDArray[np.int64]
 Stream = Callable[[int, int], Records]
 
 MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
-BLOCK = 1 << 16  # places: few enough to be sorted in the cache, in 1 ms
-KEPT = 3  # blocks that adjacent places are in, where they are asked for in any order
-DRAWN = 4  # words of each step of Philox's counter
+BLOCK = 1 << 16  # places, sorted within the CPU cache in 1 ms
+KEPT = 3  # blocks that nearby places fall into, in whatever order they are requested
+DRAWN = 4  # words per step of Philox's counter
 
 
 class OrderBlock(NamedTuple):
-    """The numbers at the places from ``start`` to ``stop``."""
-
     start: int
     stop: int
     numbers: Records
@@ -40,8 +38,8 @@ class OrderBlock(NamedTuple):
 class DisplacedOrder:
     """0 .. ``count`` - 1 ordered by i + ``window`` * u, with u uniform in [0, 1) for each i.
 
-    ``bits`` gives each i its u, from its state at this time on. The results are the numbers of a ``stream``,
-    a function of (start, stop), or i. Blocks are computed when they are asked for. Not thread-safe.
+    ``bits`` supplies the u, from its current state on. With a ``stream``, a function of (start, stop), the
+    numbers are its values at each i. Blocks are computed on demand. Not thread-safe.
     """
 
     def __init__(
@@ -76,9 +74,9 @@ class DisplacedOrder:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def each(self, places: Iterable[int]) -> Iterator[int]:
-        """Yield the number at each of these places, which may be in any order.
+        """Yield the number at each of these places, in any order.
 
-        Where more blocks are computed than there are, all become one: 8 bytes for each number.
+        After computing twice as many blocks as the order has, it is held whole: 8 bytes per number.
         """
         start = stop = 0
         for place in places:
@@ -90,7 +88,7 @@ class DisplacedOrder:
             yield item(place - start)
 
     def _block_of(self, place: int) -> OrderBlock:
-        """The block of a place. A threshold T has T - window to T places before it, and a block a window."""
+        """The block of a place: T - window to T places precede a threshold T, and a block spans a window."""
         number = place // self._size
         block = self._block(number)
         return block if place < block.stop else self._block(number + 1)
@@ -99,11 +97,11 @@ class DisplacedOrder:
         block = self._kept.pop(number, None) or self._compute(number)
         self._kept[number] = block
         if len(self._kept) > KEPT:
-            del self._kept[next(iter(self._kept))]  # the one that was not asked for the longest
+            del self._kept[next(iter(self._kept))]  # the least recently used
         return block
 
     def _compute(self, number: int) -> OrderBlock:
-        """Sort 64-bit keys: i + window * u, a fixed-point number, in the high bits, and i in the low bits."""
+        """Sort 64-bit keys: i + window * u as a fixed-point number in the high bits, i in the low bits."""
         self._computed += 1
         first, end = number * self._size, min((number + 1) * self._size, self._count + self._window)
         lowest, beyond = max(0, first - self._window + 1), min(self._count, end)
@@ -144,7 +142,7 @@ def permutation(count: int, bits: np.random.Philox) -> Records:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Partition ``number`` of ``of``: runs of adjacent records, one of each of ``shards``, as stored."""
+    """Partition ``number`` of ``of``: a run of adjacent records from each of ``shards``, in stored order."""
 
     number: int
     of: int
@@ -157,18 +155,18 @@ class Partition:
         return int(self.counts.sum())
 
     def order(self, window: int, *, seed: int, epoch: int) -> DisplacedOrder:
-        """Return its record numbers in the order of the epoch, displaced by less than ``window`` places."""
+        """Return the partition's record numbers in the epoch's order, shuffled within ``window`` places."""
         runs, is_all = self.runs(window, seed=seed, epoch=epoch), self.of == 1 and window >= self.records
         return DisplacedOrder(
             self.records,
             window=min(window, self.records),
             bits=keyed_bits(Purpose.RECORD_ORDER, seed=seed, epoch=epoch, item=self.number),
             stream=None if is_all else _stream_of(self.firsts[runs], self.counts[runs]),
-            block=math.ceil(BLOCK / self.of),  # a rank may have a block of each
+            block=math.ceil(BLOCK / self.of),  # a rank may hold a block of each partition
         )
 
     def runs(self, window: int, *, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the order of the runs before records are displaced: random, unless the window has all."""
+        """Return the order of the runs before the shuffle: random, unless the window covers all records."""
         if window >= self.records:
             return np.arange(len(self.shards))
         bits = keyed_bits(Purpose.SHARD_ORDER, seed=seed, epoch=epoch, item=self.number)
@@ -176,10 +174,10 @@ class Partition:
 
 
 def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
-    """Return the partitions of shards that have these record counts, in stored order.
+    """Return the partitions of shards with these record counts, in stored order.
 
-    The shards are laid side by side in an order that depends on their number only, and this row is cut: the
-    records of partition p are as many as the places p, p + partitions, ... of an epoch.
+    The shards are laid out in an order that depends only on how many there are, and this row is cut:
+    partition p gets one record for each of the places p, p + partitions, ... of an epoch.
     """
     counts = np.asarray(shard_counts, np.int64)
     firsts = np.cumsum(counts) - counts
@@ -201,12 +199,12 @@ def dealt(shard_counts: Sequence[int], partitions: int) -> list[Partition]:
 
 
 def places_in(places: int, partition: int, partitions: int) -> int:
-    """Return how many of the first ``places`` of an epoch's order are of this partition: each in turn."""
+    """Return how many of the first ``places`` of an epoch's order belong to this partition, round-robin."""
     return len(range(partition, places, partitions))
 
 
 def _stream_of(firsts: Records, counts: Records) -> Stream:
-    """The record numbers of runs, one after the other: ``counts`` adjacent ones from ``firsts`` on."""
+    """The record numbers of consecutive runs, each of ``counts`` records starting at ``firsts``."""
     ends = np.cumsum(counts)
     offsets = firsts - (ends - counts)
 
@@ -222,10 +220,10 @@ def _stream_of(firsts: Records, counts: Records) -> Stream:
 
 @dataclass(frozen=True)
 class WeightedParts:
-    """An epoch of as many places as there are records; each part has its share by weight.
+    """An epoch with one place per record, shared among the parts by weight.
 
-    A part's places of all epochs, one epoch after the other, go round its ``records``, so that every record
-    comes equally often, but for one time.
+    From epoch to epoch a part's places cycle through its ``records``, so the times that any two of its
+    records come differ by at most one.
     """
 
     records: tuple[int, ...]
@@ -233,7 +231,7 @@ class WeightedParts:
 
     @classmethod
     def of(cls, weights: object, names: Sequence[str], records: Sequence[int]) -> Self:
-        """Return the parts by their weights, by largest remainder. Raises UsageError for other weights."""
+        """Share out the places by largest remainder. Raises UsageError for invalid weights."""
         if not isinstance(weights, Mapping) or set(weights) != set(names):
             raise UsageError(f"weights must be a dict with one number for each of {', '.join(names)}")
         shares = [_share(name, weights[name]) for name in names]
@@ -246,7 +244,7 @@ class WeightedParts:
         return cls(tuple(records), places)
 
     def positions(self, places: Records, epoch: int) -> Records:
-        """Return which of all records, in stored order, are at these places of the epoch."""
+        """Return the stored positions, among all records, of the records at these places of the epoch."""
         ends = np.cumsum(np.array(self.places, np.int64))
         parts = np.searchsorted(ends, places, side="right")
         own = np.array(self.records, np.int64)
@@ -258,7 +256,7 @@ class WeightedParts:
         return inside
 
     def blocks(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Return how many places an epoch reads together, from the records of each part's shards."""
+        """Return the sizes of the blocks an epoch reads together, given the records of each part's shards."""
         blocks = list[int]()
         for own, places in zip(counts, self.places, strict=True):
             left, turns = places, cycle(count for count in own if count)
@@ -269,7 +267,7 @@ class WeightedParts:
 
 
 def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return whole numbers that add up to ``total``, by largest remainder; of equals, the first has more."""
+    """Return whole numbers that add up to ``total``, by largest remainder; ties favor the first."""
     quotas = [total * share / sum(shares) for share in shares]
     counts = [int(quota) for quota in quotas]
     by_rest = sorted(range(len(quotas)), key=lambda at: counts[at] - quotas[at])

@@ -1,4 +1,4 @@
-"""How well an epoch's batches mix the records and the classes, and warnings where they do not."""
+"""Measures of how well an epoch's batches mix the records and classes, and warnings if they do not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.parts import Records
 
 ENOUGH = 0.9  # of the classes that a batch has with a GlobalShuffle
-EDGE_PLACES = (np.arange(32) + 0.5) / 32  # of an edge of the epoch, as parts of its length
-MOST_PARTS = 200  # of a class: from there on, more make no difference
+EDGE_PLACES = (np.arange(32) + 0.5) / 32  # sampled places of an edge of the epoch, as fractions of it
+MOST_PARTS = 200  # of a class; more make no difference
 
 Labels = npt.NDArray[np.integer[Any]]
 
@@ -30,7 +30,7 @@ class SortedByClass(UserWarning):
 
 @dataclass(frozen=True)
 class Beside:
-    """A mean that was ``found``, and the one ``expected`` of a full shuffle."""
+    """A measured mean, and the one ``expected`` of a full shuffle."""
 
     found: float
     expected: float
@@ -38,16 +38,16 @@ class Beside:
 
 @dataclass(frozen=True)
 class ClassMixing:
-    """How many classes a batch has on average, in an epoch over ``records`` stored class after class.
+    """A model of the mean number of classes per batch, for ``records`` stored class by class.
 
-    ``classes`` is the number of classes, ``shard_records`` a shard's records, ``batch_size`` a batch's. All
-    are taken for equally large. A batch is drawn from a window's and its own length of records, a share f of
-    all. A class consists of c = records / classes / shard_records shards, or of a part of one (c = 1), and
-    the shards are in random order. So k of a class's c parts are in the window with a binomial probability,
-    and a batch of B has the class with the probability 1 - (1 - k / (f * classes * c))**B. At both ends of
-    the epoch the window is not full: over half its length from the end, its share grows with the root of the
-    place. Measured over orders of 2 to 1,000 classes, the average is right within 0.04 from 100 classes up,
-    and too low for fewer.
+    ``classes`` is the number of classes, ``shard_records`` the records of a shard, ``batch_size`` those of a
+    batch; classes, and shards, are taken as equally large. A batch is drawn from a window plus a batch of
+    records, a fraction f of all. A class consists of c = records / classes / shard_records shards, or of part
+    of one (c = 1), and the shards are in random order. So k of a class's c parts are in the window with a
+    binomial probability, and a batch of B has the class with probability 1 - (1 - k / (f * classes * c))**B.
+    At both ends of the epoch the window is not full: within half a window of the end, its fraction grows with
+    the square root of the place. In orders of 2 to 1,000 classes, the mean was right within 0.04 from 100
+    classes up, and too low for fewer.
     """
 
     records: int
@@ -56,7 +56,7 @@ class ClassMixing:
     batch_size: int
 
     def per_batch(self, window: int) -> float:
-        """The mean number of classes in a batch, over the epoch; with a window of all records, at most."""
+        """Return the mean number of classes in a batch over the epoch; exact for a window of all records."""
         if window >= self.records:
             return float(self.classes * (1 - (1 - 1 / self.classes) ** self.batch_size))
         share = min(1.0, (window + self.batch_size) / self.records)
@@ -64,18 +64,18 @@ class ClassMixing:
         return float((1 - share) * self._drawn(np.array([share])).mean() + share * edges)
 
     def least_window(self) -> int | None:
-        """The smallest window with which a batch has ENOUGH of the classes that it has with a GlobalShuffle.
+        """Return the smallest window whose batches have ENOUGH of the classes of a GlobalShuffle.
 
-        None if it is over half the records, and spares few reads.
+        None if it exceeds half the records, and so saves little.
         """
         enough, most = ENOUGH * self.per_batch(self.records), self.records // 2
         window = 1 + bisect_left(range(1, most + 1), enough, key=self.per_batch)
         return window if window <= most else None
 
     def _drawn(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The mean number of classes in a batch that is drawn from each of these shares of the records."""
+        """Return the mean number of classes in a batch drawn from each of these fractions of the records."""
         parts = min(MOST_PARTS, max(1, round(self.records / self.classes / self.shard_records)))
-        inside = np.arange(parts + 1)  # of a class's parts
+        inside = np.arange(parts + 1)  # parts of a class in the window
         ways = np.array([math.comb(parts, number) for number in range(parts + 1)], float)
         share = shares[:, None]
         likely = ways * share**inside * (1 - share) ** (parts - inside)
@@ -87,9 +87,9 @@ class ClassMixing:
 def warn_of_few_classes(
     classes: Beside, plan: EpochPlan, window: int, place: str, lie: str, use: str
 ) -> None:
-    """Warn, once for each dataset, that batches have few ``classes``.
+    """Warn, once per dataset, that batches have few ``classes``.
 
-    ``lie`` says how the records at ``place`` are stored, and ``use`` what else to do than a GlobalShuffle.
+    ``lie`` says how the records at ``place`` are stored, and ``use`` the alternatives to a GlobalShuffle.
     """
     if plan.dataset not in _warned:
         _warned.add(plan.dataset)
@@ -101,9 +101,9 @@ def warn_of_few_classes(
         )
 
 
-OFTEN = 3.0  # times as often as by chance; below it, records are taken to meet again by chance
-CHANCE = 5.0  # standard deviations of a count that is due to chance
-SAMPLED = 1000  # batches of a full shuffle, to measure the standard deviation of
+OFTEN = 3.0  # times as often as by chance: records that meet again less often do so by chance
+CHANCE = 5.0  # standard deviations that a count may differ by chance
+SAMPLED = 1000  # batches of a full shuffle, whose standard deviation is measured
 
 
 @dataclass(frozen=True)
@@ -117,24 +117,24 @@ class Displacement:
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """The mixing of a rank's full batches in one epoch, beside batches of a full shuffle.
+    """How well a rank's full batches in one epoch are mixed, compared with a full shuffle.
 
     Attributes:
         records: Number of all records.
-        batch_size: Records of a batch.
-        batches: Number of the measured batches.
+        batch_size: Records per batch.
+        batches: Number of batches measured.
         classes: Mean number of classes in a batch.
         fewest: Number of classes in the worst batch.
-        distance: How far the mean is from the expected one, in standard deviations of one batch (0 where
-            these have none).
+        distance: Distance of the mean from the expected one, in standard deviations of one batch (0 if these
+            do not vary).
         displacement: How far records move, in places.
-        stored_neighbours: Mean distance in the epoch of records that are stored side by side, in places; None
-            for several ranks.
-        meet_again: Share of neighbours in a batch that are in one batch in the next epoch, too.
-        kept: Share of the rank's records that it has in the next epoch, too.
-        least_window: Number of records of a :class:`LocalShuffle` that would do, None where it is not needed
-            or only a :class:`GlobalShuffle` does.
-        partitions: Those of the shuffle: their records are in the same rank's batches in every epoch.
+        stored_neighbours: Mean distance in the epoch, in places, of records stored side by side; None for
+            several ranks.
+        meet_again: Fraction of neighbours in a batch that share a batch again in the next epoch.
+        kept: Fraction of the rank's records that it has again in the next epoch.
+        least_window: Number of records of a :class:`LocalShuffle` that would do; None if none is needed or
+            only a :class:`GlobalShuffle` does.
+        partitions: Number of the shuffle's partitions, whose records stay with the same ranks in every epoch.
     """
 
     records: int
@@ -152,12 +152,12 @@ class ShuffleQuality:
 
     @property
     def is_full(self) -> bool:
-        """Whether the batches are as good as those of a full shuffle, by classes and neighbours."""
+        """Whether classes and neighbours are mixed as well as in a full shuffle."""
         return self._has_classes and not self._meet_often
 
     @property
     def sentence(self) -> str:
-        """Verdict as a sentence: the finding, and what to do."""
+        """The verdict: the finding, and advice."""
         classes = (
             f"batches hold {self.classes.found:,.1f} classes where {self.classes.expected:,.1f} are expected"
         )
@@ -193,10 +193,10 @@ class ShuffleQuality:
 
 
 def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuality:
-    """Measure the batches of ``epoch``, and of the next one, of the plan's rank. Pure.
+    """Measure the batches of the plan's rank in ``epoch`` and the next one. Reads no record.
 
-    ``labels`` has the class of each record of the plan, in stored order. Takes about 60 bytes per record.
-    Where gaps are kept, the omitted records count as delivered. Raises UsageError for an epoch without a full
+    ``labels`` has the class of each record of the plan, in stored order. Uses about 60 bytes per record. If
+    gaps are kept, the omitted records count as delivered. Raises UsageError for an epoch without a full
     batch.
     """
     epochs, plan = [], plan.full_batches
@@ -207,7 +207,7 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
                 f"an epoch has no full batch of {plan.batch_size} records; use a smaller batch_size"
             )
         epochs.append(np.stack(full))
-    if plan.omission:  # what is left is a dataset of its own here
+    if plan.omission:  # renumber the remaining records, as a dataset of their own
         is_left = ~plan.omission.has(np.arange(len(labels)), epoch)
         places = np.cumsum(is_left) - 1
         labels, epochs = labels[is_left], [places[each] for each in epochs]
@@ -228,11 +228,10 @@ def quality_of_batches(
     world_size: int = 1,
     shard_records: float = 1,
 ) -> ShuffleQuality:
-    """Measure the batches ``first`` of an epoch and ``second`` of the next one, of any loader.
+    """Measure any loader's batches in an epoch (``first``) and the next one (``second``).
 
-    Both are record numbers of shape (batches, batch_size), in the order of delivery to ``rank`` of
-    ``world_size``. ``labels`` has the class of each record in stored order, and a shard holds
-    ``shard_records`` of them on average.
+    Both are record numbers of shape (batches, batch_size), as delivered to ``rank`` of ``world_size``.
+    ``labels`` has the class of each record in stored order. A shard holds ``shard_records`` on average.
     """
     records, (batches, batch_size) = len(labels), first.shape
     counts = _class_counts(labels[first])
@@ -264,10 +263,10 @@ def quality_of_batches(
 
 
 def expected_classes(labels: Labels, batch_size: int) -> float:
-    """Return the mean number of classes in a batch that is drawn from all records without replacement.
+    """Return the mean number of classes in a batch drawn from all records without replacement.
 
-    A class of n of N records is absent with the probability (1 - n / N) (1 - n / (N - 1)) ..., a factor for
-    each record of the batch.
+    A class of n of N records is absent with probability (1 - n / N) (1 - n / (N - 1)) ..., one factor per
+    record of the batch.
     """
     _, counts = np.unique(labels, return_counts=True)
     sizes, classes = np.unique(counts, return_counts=True)
@@ -278,13 +277,12 @@ def expected_classes(labels: Labels, batch_size: int) -> float:
 
 
 def _class_counts(labels: Labels) -> npt.NDArray[np.int64]:
-    """The number of classes in each row."""
     ordered = np.sort(labels, axis=1)
     return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
 
 def _distance(classes: Beside, labels: Labels, batch_size: int) -> float:
-    """The distance in standard deviations, which come from batches of one random permutation."""
+    """Return the distance in standard deviations, measured on batches of a random permutation."""
     shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
     whole = len(shuffled) // batch_size * batch_size
     deviation = float(_class_counts(shuffled[:whole].reshape(-1, batch_size)).std())
@@ -292,7 +290,7 @@ def _distance(classes: Beside, labels: Labels, batch_size: int) -> float:
 
 
 def _neighbours(first: Records, records: int) -> Beside | None:
-    """The mean distance of records stored side by side, beside that of two random places, a third."""
+    """Return the mean distance of records stored side by side; between random places it is a third."""
     places = np.full(records, -1)
     places[first.reshape(-1)] = np.arange(first.size)
     both = (places[1:] >= 0) & (places[:-1] >= 0)
@@ -300,19 +298,18 @@ def _neighbours(first: Records, records: int) -> Beside | None:
     return Beside(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
 
 
-PAIRS = 4096  # of records stored side by side, whose labels are compared
-LABELS = 1 << 16  # from which the number of classes in a fully shuffled batch is computed
-PLACES, BATCHES = 3, 8  # in the epoch, and steps at each; each place takes the time of a window
+PAIRS = 4096  # of records stored side by side whose labels are compared
+LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
+PLACES, BATCHES = 3, 8  # sampled in the epoch, and steps at each; each place costs a window
 MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
-SIDE_BY_SIDE = 2.0  # times as often as by chance, above which equal neighbours are due to the stored order
+SIDE_BY_SIDE = 2.0  # times as often as by chance: equal neighbours above it come from the stored order
 
 
 def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | None:
-    """Return the mean number of classes in a batch, where it is too small; None where it is not.
+    """Return the mean number of classes in a batch if it is too small, else None. Reads no record.
 
-    ``labels`` has the class of each record of the plan, in stored order. It takes under a millisecond where
-    records of a class do not lie side by side; otherwise the batches of some steps are computed, unless the
-    window is too large for that. No record is read.
+    ``labels`` has the class of each record of the plan, in stored order. Takes under a millisecond unless
+    records of a class lie side by side. Then some batches are computed, unless the window is too large.
     """
     if not 1 < plan.batch_size < len(labels) or window > MOST_WINDOW or not _lie_side_by_side(labels):
         return None
@@ -324,7 +321,7 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | Non
 
 
 def _lie_side_by_side(labels: Labels) -> bool:
-    """Whether neighbours are of one class much more often than two records of anywhere."""
+    """Whether neighbours share a class much more often than two random records."""
     count = min(PAIRS, len(labels) - 1)
     places = np.arange(count) * (len(labels) - 1) // count
     beside, apart = labels[places], labels[(places + len(labels) // 2) % len(labels)]
@@ -335,7 +332,7 @@ def _lie_side_by_side(labels: Labels) -> bool:
 
 
 def _classes_in_batches(plan: EpochPlan, labels: Labels) -> float:
-    """The mean over full batches at some places of the first epoch; 0 where there are none."""
+    """Return the mean over full batches at some places of the first epoch; 0 if there are none."""
     plan = plan.full_batches
     steps = len(plan.split(0)) - (0 if plan.drop_last else 1)
     chosen = list(range(steps))

@@ -1,6 +1,6 @@
-"""The rank of this process in a training of several, by a launcher or an initialised framework.
+"""This process's rank in distributed training, from a launcher or an initialised framework.
 
-A framework is asked only where the program has imported it; nothing is imported here.
+Only frameworks that the program has already imported are asked; nothing is imported here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRAINERS = ("chief", "master", "worker")  # the task types that train, in rank o
 
 
 class ProcessRank(NamedTuple):
-    """A rank and a world size, and the name of what says so."""
+    """A rank, a world size, and the name of their source."""
 
     rank: int
     world_size: int
@@ -34,10 +34,10 @@ def rank_and_world_size(
     world_size: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[int, int]:
-    """Return rank and world size as given, else as an initialised framework or a launcher says, else (0, 1).
+    """Return rank and world size as given, or from an initialised framework, or from a launcher, or (0, 1).
 
-    Raises UsageError where a value is missing or invalid, and where two of them contradict each other. A
-    launcher's process may start several ranks: then the framework's world size, a multiple, counts.
+    Raises UsageError for missing, invalid or contradictory values. A process of the launcher may start
+    several ranks; then the framework's world size, a multiple of the launcher's, counts.
     """
     if rank is not None or world_size is not None:
         return checked_rank("rank", rank, "world_size", world_size)[:2]
@@ -45,7 +45,6 @@ def rank_and_world_size(
         first, *others = groups
         with suppress(UsageError):  # a framework does not need a complete environment
             launched = launched_rank(environ)
-            # a process of the launcher may have started several ranks
             if launched and (
                 first.world_size % launched.world_size or first.world_size == launched.world_size
             ):
@@ -59,7 +58,7 @@ def rank_and_world_size(
 
 
 def refuse_other_rank(rank: int, world_size: int) -> None:
-    """Raise UsageError where a framework that was initialised in the meantime says another rank."""
+    """Raise UsageError if a framework that was initialised in the meantime reports another rank."""
     made_for = ProcessRank(rank, world_size, "the Loader, which was made before that,")
     for group in process_groups():
         if group[:2] != made_for[:2]:
@@ -70,7 +69,7 @@ def refuse_other_rank(rank: int, world_size: int) -> None:
 
 
 def process_groups() -> list[ProcessRank]:
-    """Return the rank of this process in each framework that is initialised: PyTorch, JAX, TensorFlow."""
+    """Return the rank of this process in each initialised framework: PyTorch, JAX, TensorFlow."""
     found = []
     torch: Any = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available() and torch.is_initialized():
@@ -81,7 +80,7 @@ def process_groups() -> list[ProcessRank]:
         found.append(ProcessRank(jax.process_index(), jax.process_count(), "jax.distributed"))
     distribute: Any = getattr(sys.modules.get("tensorflow"), "distribute", None)
     strategy = distribute.get_strategy() if distribute is not None and distribute.has_strategy() else None
-    # In strategies other than a MultiWorkerMirroredStrategy, one process reads for all.
+    # in all other strategies, one process reads for all
     if strategy is not None and isinstance(strategy, distribute.MultiWorkerMirroredStrategy):
         resolver = strategy.cluster_resolver
         cluster = resolver.cluster_spec()
@@ -96,16 +95,15 @@ SLURM_STEPS = 0xFFFFFFF0  # step ids from here on are not srun's: the batch scri
 
 
 def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
-    """Return the launcher's setting, None without one. Raises UsageError for a missing or invalid value.
+    """Return the launcher's rank, None without one. Raises UsageError for a missing or invalid value.
 
-    Slurm counts only within a step: a batch script or the shell of salloc has SLURM_NTASKS, but is one
-    process.
+    Slurm counts only within a step: a batch script or salloc's shell has SLURM_NTASKS, but is one process.
     """
     if "RANK" not in environ and "LOCAL_RANK" in environ and "WORLD_SIZE" in environ:
         return _lightning(environ)
     names, step = list(LAUNCHERS), environ.get("SLURM_STEP_ID", "")
     if step.isdecimal() and int(step) < SLURM_STEPS:
-        # A step may have fewer tasks than the job; older Slurm has only SLURM_NTASKS.
+        # a step may have fewer tasks than the job; older Slurm sets only SLURM_NTASKS
         size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
         names.append(("SLURM_PROCID", size))
     for rank_name, size_name in names:
@@ -117,7 +115,7 @@ def launched_rank(environ: Mapping[str, str]) -> ProcessRank | None:
 
 
 def _lightning(environ: Mapping[str, str]) -> ProcessRank:
-    """The rank of a process that Lightning's own launcher started: node by node."""
+    """Return the rank of a process started by Lightning's own launcher, which counts node by node."""
     node = environ.get("NODE_RANK", environ.get("GROUP_RANK", "0"))
     local, world_size = environ["LOCAL_RANK"], environ["WORLD_SIZE"]
     if node == "0":
@@ -134,7 +132,6 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
 
 
 def _tf_config(text: str) -> ProcessRank | None:
-    """None for an evaluator, and where there is no cluster."""
     try:
         config = json.loads(text)
         cluster = config.get("cluster") or {}
@@ -149,9 +146,9 @@ def _tf_config(text: str) -> ProcessRank | None:
 def rank_of_task(
     sizes: Mapping[str, int], kind: str | None, index: int | None, *, said_by: str
 ) -> ProcessRank | None:
-    """Return the rank of a task of a TensorFlow cluster, the chief's first, then the workers'.
+    """Return the rank of a task of a TensorFlow cluster: the chief first, then the workers.
 
-    None for an evaluator, and where there is no cluster. Raises UsageError for a task that does not train.
+    None for an evaluator or without a cluster. Raises UsageError for a task that does not train.
     """
     if not sizes or kind == "evaluator":
         return None
@@ -167,7 +164,7 @@ def rank_of_task(
 def checked_rank(
     rank_name: str, rank: int | str | None, size_name: str, size: int | str | None
 ) -> ProcessRank:
-    """Return the rank of two values and their names. Raises UsageError for a missing or invalid value."""
+    """Return the rank of two named values. Raises UsageError for a missing or invalid value."""
     for name, value, other in ((rank_name, rank, size_name), (size_name, size, rank_name)):
         if value is None:
             raise UsageError(f"{other} is set but {name} is not: set both or neither")

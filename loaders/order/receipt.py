@@ -1,9 +1,9 @@
-"""Receipts: the proof that an epoch delivered each record exactly once.
+"""Receipts: proof that an epoch delivered each record exactly once.
 
 A digest is the sum, modulo 2**64 in each of two lanes, of a hash of every record number. It does not depend
-on order, ranks or batch sizes, and the digests of parts add up to that of the whole. An accidental loss,
-repetition or mix-up is missed with a chance of about 2**-128. It does not protect against an attacker, which
-can construct other records with the same sum.
+on order, ranks or batch sizes, and the digests of parts add up to the digest of the whole. It misses an
+accidental loss, repetition or mix-up with a probability of about 2**-128. It does not protect against an
+attacker, who can construct other records with the same sum.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardprep.formats.runtime.json_record import built_fields, natural, plain
 
 VERSION = 1
 T = TypeVar("T")
-CHUNK_RECORDS = 1 << 16  # records hashed at a time: 1 MB of lanes, which stays in the cache
+CHUNK_RECORDS = 1 << 16  # hashed at a time: 1 MB of lanes, which fits the CPU cache
 MASK = (1 << 64) - 1
 
-# SplitMix64 (Steele, Lea, Flood 2014) with the finaliser "variant 13"; each lane starts at a different
-# place of its sequence: the first 128 bits of pi's fraction.
+# SplitMix64 (Steele, Lea, Flood 2014) with the finaliser "variant 13". The lanes start at different places
+# of its sequence: the first 128 fraction bits of pi.
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 LANES = np.array([[0x243F6A8885A308D3], [0x13198A2E03707344]], np.uint64)
@@ -33,14 +33,14 @@ LANES = np.array([[0x243F6A8885A308D3], [0x13198A2E03707344]], np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The count of records, and the digest of their numbers. Tallies of parts add up."""
+    """A count of records and a digest of their numbers. Tallies of parts add up."""
 
     count: int = 0
     digest: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, records: npt.ArrayLike | range) -> Tally:
-        """Return the tally of these record numbers; a number given twice counts twice."""
+        """Return the tally of these record numbers; duplicates count."""
         numbers = np.asarray(records, np.int64).ravel()
         a = b = 0
         for start in range(0, len(numbers), CHUNK_RECORDS):
@@ -49,7 +49,7 @@ class Tally:
         return cls(len(numbers), (a, b))
 
     @classmethod
-    @lru_cache(maxsize=4)  # the epochs of a run are checked one after the other
+    @lru_cache(maxsize=4)  # the same for every epoch of a run
     def of_dataset(cls, records: int) -> Tally:
         """Return the tally of 0 .. records - 1, each once."""
         parts = (np.arange(i, min(i + CHUNK_RECORDS, records)) for i in range(0, records, CHUNK_RECORDS))
@@ -79,10 +79,10 @@ class Receipt:
         epoch: Number of the epoch.
         delivered: Tally of the records that were delivered.
         skipped: Numbers of the bad records that were skipped.
-        left_out: Tally of the records that ``drop_last`` cut off, over all ranks; empty where the end of the
-            epoch was not reached.
-        omitted: Tally of the records that the epoch left out on purpose, over all ranks: those of
-            ``without=``, and of steps that were skipped. Empty like ``left_out``.
+        left_out: Tally of the records that ``drop_last`` left out, over all ranks; empty until the epoch
+            ends.
+        omitted: Tally of the records omitted on purpose, over all ranks, by ``without=`` or in skipped
+            steps; empty until the epoch ends.
     """
 
     dataset: str
@@ -106,7 +106,7 @@ class Receipt:
 
     @property
     def count(self) -> int:
-        """The number of records delivered, repeated ones included."""
+        """The number of records delivered, including repeated ones."""
         return self.delivered.count
 
     @property
@@ -115,25 +115,25 @@ class Receipt:
         return not self.skipped and self.left_out.count == self.omitted.count == 0
 
     def add(self, records: npt.ArrayLike | range) -> Receipt:
-        """Return this receipt with one more batch."""
+        """Return this receipt with a delivered batch added."""
         return replace(self, delivered=self.delivered + Tally.of(records))
 
     def skip(self, records: Iterable[int]) -> Receipt:
-        """Return this receipt with bad records that were skipped."""
+        """Return this receipt with skipped bad records added."""
         return replace(self, skipped=tuple(sorted((*self.skipped, *map(int, records)))))
 
     def leave_out(self, records: npt.ArrayLike | range, *, omitted: Tally | None = None) -> Receipt:
-        """Return this receipt at the end of an epoch that cuts off these records, for all ranks.
+        """Return this receipt for the end of an epoch that drops these records, over all ranks.
 
-        ``omitted`` is the tally of those that it leaves out on purpose.
+        ``omitted`` is the tally of the records omitted on purpose.
         """
         return replace(self, left_out=Tally.of(records), omitted=omitted or Tally())
 
     @classmethod
     def merge(cls, receipts: Iterable[Receipt]) -> Receipt:
-        """Return the receipt of all ranks, or of all parts of a resumed epoch.
+        """Return the combined receipt of all ranks, or of all parts of a resumed epoch.
 
-        Raises UsageError where they are of several datasets or epochs, or left out different records.
+        Raises UsageError if they differ in dataset, epoch or the records left out.
         """
         parts = list(receipts)
         ends = {name: {getattr(part, name) for part in parts} - {Tally()} for name in ("left_out", "omitted")}
@@ -148,15 +148,11 @@ class Receipt:
     def check(self, records: int, *, left_out: int = 0, skipped: int = 0, omitted: int = 0) -> None:
         """Raise DataError unless records 0 .. records - 1 were each delivered exactly once.
 
-        ``left_out`` is the number of records that ``drop_last`` cuts off, ``skipped`` that of bad records,
-        ``omitted`` that of those left out on purpose; 0 by default. The error names them where they differ:
-        ``check(n)`` passes only if n were delivered.
+        The other arguments are the numbers of records that ``drop_last`` left out, that were skipped as bad,
+        and that were omitted on purpose. They must match, so ``check(n)`` passes only if n records were
+        delivered; the error names the actual numbers.
         """
-        kept = {
-            "left_out": self.left_out.count,
-            "skipped": len(self.skipped),
-            "omitted": self.omitted.count,
-        }
+        kept = {"left_out": self.left_out.count, "skipped": len(self.skipped), "omitted": self.omitted.count}
         counts = [f"{name}={count}" for name, count in kept.items() if count]
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
         missing = records - accounted.count

@@ -1,4 +1,4 @@
-"""When an epoch of one rank uses which shards: from its order, without reading a record."""
+"""The steps at which one rank uses each shard in an epoch, computed from the order alone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shardprep.loaders.order.parts import Partition, Records, dealt
 Shards = npt.NDArray[np.int64]
 Steps = npt.NDArray[np.int64]
 
-EXACT_RECORDS = 1 << 22  # above it, an epoch's order takes seconds, and the bounds are near
-DEVIATIONS = 7  # a sum of random numbers is farther from its mean once in 10^11 cases
-PLACES = 1 << 18  # of an order at a time
+EXACT_RECORDS = 1 << 22  # for more, computing the order takes seconds, and the bounds are close
+DEVIATIONS = 7  # a sum of random numbers exceeds this distance from its mean once in 10^11 cases
+PLACES = 1 << 18  # computed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ShardUses:
-    """The ``shards`` that an epoch uses, in the order of their first use.
+    """The ``shards`` that an epoch uses, in order of first use, and the steps of their first and last uses.
 
-    A shard is in use from the step of ``firsts`` to that of ``lasts``, counted from where the epoch starts.
+    Steps are counted from where the epoch starts.
     """
 
     shards: Shards
@@ -32,19 +32,19 @@ class ShardUses:
     lasts: Steps
 
     def at(self, step: int) -> Shards:
-        """Return the shards that are in use at a step."""
+        """Return the shards in use at a step."""
         begun = int(np.searchsorted(self.firsts, step, side="right"))
         found: Shards = self.shards[:begun][self.lasts[:begun] >= step]
         return found
 
     def turns(self) -> tuple[Steps, Shards]:
-        """Return the first and the last use of each shard in the order of their steps: steps and shards."""
+        """Return the steps, ascending, of every shard's first and last use, and the shards."""
         steps = np.concatenate([self.firsts, self.lasts])
         order = np.argsort(steps, kind="stable")
         return steps[order], np.concatenate([self.shards, self.shards])[order]
 
     def peak(self, sizes: npt.NDArray[np.int64]) -> int:
-        """Return the largest sum of the ``sizes`` of the shards that are in use at one step."""
+        """Return the largest total size of the shards in use at one step."""
         if not len(self.shards):
             return 0
         changes = np.zeros(int(self.lasts.max()) + 2, np.int64)
@@ -54,10 +54,9 @@ class ShardUses:
 
 
 def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
-    """Return when an epoch that continues at the place ``start`` uses shards.
+    """Return the shard uses of an epoch that continues at the place ``start``.
 
-    Of more than EXACT_RECORDS records, and where a window has all records of a partition, the steps are
-    bounds.
+    The steps are bounds above EXACT_RECORDS records, and if the window covers a whole partition.
     """
     shards = len(plan.shard_counts)
     firsts, lasts = np.full(shards, np.iinfo(np.int64).max), np.full(shards, -1)
@@ -72,7 +71,7 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
 
 
 def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Steps, Steps]]:
-    """Yield shards, and steps that use them first and last, of parts of each partition of this rank."""
+    """Yield shards with their first and last steps, one or more times per partition of this rank."""
     split, records = plan.split(start), sum(plan.shard_counts)
     window = partition_window(plan.shuffle, records) if plan.shuffle else 1
     partitions = dealt(plan.shard_counts, plan.shuffle.partitions if plan.shuffle else 1)
@@ -98,7 +97,7 @@ def _exact(
         records = order.batch({number: range(begin, begin + len(places))})[used]
         touched, steps = np.searchsorted(ends, records, side="right"), steps[used]
         firsts, lasts = np.full(len(ends), -1), np.full(len(ends), -1)
-        lasts[touched] = steps  # the last of several values stays
+        lasts[touched] = steps  # of repeated indices, numpy keeps the last value
         firsts[touched[::-1]] = steps[::-1]
         found = np.flatnonzero(lasts >= 0)
         yield found, firsts[found], lasts[found]
@@ -107,13 +106,11 @@ def _exact(
 def _bounds(
     plan: EpochPlan, epoch: int, partition: Partition, window: int, part: RankSplit
 ) -> tuple[Shards, Steps, Steps]:
-    """Estimate the first and last steps: a record at place i of the stream has a key in i .. i + window.
+    """Bound the first and last steps: the record at place i of the stream has a key in i .. i + window.
 
-    The rank of a key is a sum of random numbers: its mean is known, its deviation below sqrt(window / 6).
+    A key's rank is a sum of random numbers with a known mean and a deviation below sqrt(window / 6).
     """
-    runs = np.arange(len(partition.shards))
-    if plan.shuffle:
-        runs = partition.runs(window, seed=plan.seed, epoch=epoch)
+    runs = partition.runs(window, seed=plan.seed, epoch=epoch) if plan.shuffle else slice(None)
     counts = partition.counts[runs]
     stops = np.cumsum(counts)
     margin = DEVIATIONS * (window / 6) ** 0.5 + 1 if window > 1 else 0
@@ -125,11 +122,11 @@ def _bounds(
 
 
 def _mean_rank(keys: Records, window: int, count: int) -> npt.NDArray[np.float64]:
-    """The mean number of keys below each of ``keys``: those of place i are uniform in i .. i + ``window``."""
+    """The mean number of keys below each of ``keys``, where key i is uniform in i .. i + ``window``."""
     return _area(keys, window) - _area(keys - count, window)
 
 
 def _area(lengths: Records, window: int) -> npt.NDArray[np.float64]:
-    """The area below a line that rises from 0 to 1 over ``window``, and stays there."""
+    """The area under a ramp from 0 to 1 over ``window``, then constant."""
     rising = np.clip(lengths, 0, window)
     return rising**2 / (2 * window) + np.maximum(lengths - window, 0)
