@@ -1,4 +1,4 @@
-"""The log of a run: the receipt of each rank and epoch; and the proof, made from it, of what a model saw."""
+"""Run logs, with a receipt for each rank and epoch, and the proof from them of what a model saw."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 FORMAT = "shardprep run log"
 VERSION = 1
-SIGNATURE_BYTES = 1024  # more than the line of a signature has
+SIGNATURE_BYTES = 1024  # more than a signature's line
 LARGEST = 1 << 30  # bytes of a log: a line for each rank and epoch
-MOST_KEYS = 20  # of a statement
+MOST_KEYS = 20  # in a statement
 ADVICE = "loader.log_epoch(path) writes a log, and a state is loader.state_dict() as JSON"
-_SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of the line of a signature
+_SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of a signature's line
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """What one rank got of one epoch, or of a part of it.
+    """One rank's deliveries of one epoch, or of a part of it.
 
     Attributes:
-        card: The run's card; of this rank.
-        receipt: The rank's receipt, from where it began.
-        start: The place of the epoch's order from which its last part went on.
+        card: The rank's run card.
+        receipt: The rank's receipt.
+        start: The place in the epoch's order from which its last part continued.
         place: The place that all ranks had reached.
         origin: The place where the receipt began.
         passed: Ranges of places that were skipped.
@@ -59,12 +59,11 @@ class LogEntry:
 
     @classmethod
     def of(cls, card: RunCard, epoch: Epoch) -> Self:
-        """Return the entry for the deliveries of the epoch so far."""
         return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
 
     @property
     def last_step(self) -> int | None:
-        """The step that was delivered last, counted from ``start``; None if there was none since then."""
+        """The last step delivered, counted from ``start``; None if there was none since."""
         taken = place_within(self.passed, self.place) - place_within(self.passed, self.start)
         return -(-taken // (self.card.batch_size * self.card.world_size)) - 1 if taken > 0 else None
 
@@ -74,14 +73,14 @@ class LogEntry:
         return self.receipt.epoch, self.card.world_size, self.card.rank, self.origin
 
     def line(self) -> bytes:
-        """Return the line of a log: JSON with a SHA-256 of the rest of it."""
+        """Return the entry as a line of a log: JSON with a SHA-256 of its rest."""
         return json.dumps(self._value() | {"sha256": self._digest()}).encode() + b"\n"
 
     def append_to(self, path: str | os.PathLike[str]) -> None:
-        """Append the line to a file, which is made if it is not there, and flush it. Raises OSError.
+        """Append the line to a file, creating it if needed, and flush it.
 
-        Ranks that share a file append one after the other. Nothing is left of a line that does not fit.
-        Raises UsageError for a file that is signed: nothing may follow its signature.
+        Ranks that share a file append in turn. A line that does not fit leaves nothing behind. Raises
+        OSError, and UsageError for a signed file: nothing may follow its signature.
         """
         file, line = Path(user_path(path)), self.line()
         with naming(file):
@@ -111,7 +110,7 @@ class LogEntry:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the part of a line, or of a loader's state. Raises DataError, UnknownVersion."""
+        """Return the entry in a line or in a loader's state. Raises DataError, UnknownVersion."""
         is_line = isinstance(value, dict) and value.get("format") == FORMAT
         if is_line and value.get("version") != VERSION:
             raise UnknownVersion(f"run log version {value.get('version')!r}; this release knows {VERSION}")
@@ -138,8 +137,8 @@ class RunLog:
 
     Attributes:
         card: The run's card.
-        entries: Those of its log or state; a card alone has none.
-        signer: The 32 bytes of the public key that a log is signed with; None without one.
+        entries: The entries of its log or state; a card alone has none.
+        signer: The 32 bytes of the public key that checks the log's signature; None without one.
     """
 
     card: RunCard
@@ -148,7 +147,7 @@ class RunLog:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a log, the state of a loader as JSON, or a card, and check the signature of a log with one.
+        """Read a log, a loader's state as JSON, or a card, and check the signature of a signed log.
 
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
@@ -183,23 +182,21 @@ class RunLog:
 
     @classmethod
     def merge(cls, paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog]) -> Self:
-        """Return one log of the entries that count, given logs and their paths.
+        """Merge logs, given with their paths, into one with the entries that count.
 
-        In a file a later line replaces earlier ones of the same epoch, rank and origin, as a run that goes
-        back does. Of several files the one that got furthest counts. Raises DataError where two files say
-        different things about the same place: they are not of one run.
+        Within a file, a later line replaces earlier ones of the same epoch, rank and origin, as when a run
+        goes back. Among files, the entry that got furthest counts. Raises DataError if two files contradict
+        each other about the same place, since they are not from one run.
         """
         found: dict[tuple[int, ...], LogEntry] = {}
         for path, log in zip(paths, logs, strict=True):
             own = {entry.slot: entry for entry in log.entries}
             for slot, entry in own.items():
-                other = found.get(slot)
-                if other is None or other.place < entry.place:
+                other = found.setdefault(slot, entry)
+                if other.place < entry.place:
                     found[slot] = entry
-                elif other.place == entry.place and (other.receipt, other.passed) != (
-                    entry.receipt,
-                    entry.passed,
-                ):
+                both = (other.receipt, other.passed), (entry.receipt, entry.passed)
+                if other.place == entry.place and both[0] != both[1]:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
                         "the logs of one run, and of one that went back only those that it went on with",
@@ -209,9 +206,9 @@ class RunLog:
         return cls(entries[-1].card, entries)
 
     def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
-        """Write the entries to a file, replacing an existing one; signed, with the file of a secret ``key``.
+        """Write the entries to a file, replacing an existing one; sign it if ``key`` names a secret key file.
 
-        Raises MissingExtra, UsageError for a key that cannot be used, OperationError, OSError.
+        Raises MissingExtra, UsageError for an unusable key, OperationError, OSError.
         """
         data = b"".join(entry.line() for entry in self.entries)
         if key is not None:
@@ -231,7 +228,7 @@ class RunLog:
         return max((1 + entry.receipt.epoch for entry in self.entries), default=0)
 
     def has_reached(self, epoch: int, step: int) -> bool:
-        """Whether a step, counted from the epoch's beginning, was delivered; True where nothing says so."""
+        """Whether a step, counted from the epoch's beginning, was delivered; True without an entry for it."""
         steps = [
             -(-place_within(entry.passed, entry.place) // (entry.card.batch_size * entry.card.world_size))
             for entry in self.entries
@@ -247,7 +244,7 @@ class RunLog:
 
 @dataclass(frozen=True)
 class EpochProof:
-    """What all ranks got of an epoch: counts of records, and the keys of the bad ones that were skipped.
+    """All ranks' deliveries of an epoch: counts of records, and the keys of skipped bad ones.
 
     ``skipped_places`` are ranges of the epoch's order, [start, stop), that were left out.
     """
@@ -262,16 +259,16 @@ class EpochProof:
 
 @dataclass(frozen=True)
 class RunProof:
-    """A proof that a run delivered what its order says.
+    """A proof that a run's deliveries followed its order.
 
     Attributes:
         root: Root of the dataset.
-        records: The number of records in an epoch's order: those of the dataset, or of the subset.
+        records: The number of records in an epoch's order, of the dataset or the subset.
         epochs: The epochs, in order.
-        without: Keys of the records that ``without=`` left out.
+        without: Keys of the records that ``without=`` omitted.
         transforms: The names of all different transforms.
         statement: What is proven, in words.
-        signers: Fingerprints of the keys that signed the logs, where all are signed.
+        signers: Fingerprints of the keys that signed the logs, if all are signed.
     """
 
     root: str
@@ -295,27 +292,27 @@ def prove(
     save: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> RunProof:
-    """Prove from logs of all ranks, and a dataset, what a run delivered.
+    """Prove what a run delivered, from the logs of all ranks and the dataset.
 
-    The order of each epoch is computed again from the dataset and the cards. It is proven that the ranks
-    together got each record of it exactly once, but for those that ``drop_last`` cut off, that were left out
-    on purpose, or that were skipped as bad; and that these are the ones that the run's options say.
+    Recomputes the order of each epoch from the dataset and the cards, and proves that the ranks together got
+    each of its records exactly once, except records dropped by ``drop_last``, omitted on purpose or skipped
+    as bad, and that the records left out match the run's options.
 
     Args:
         dataset: The dataset's folder.
-        logs: Files that :meth:`.Loader.log_epoch` wrote, of all ranks and restarts; and states as JSON, for
-            what earlier ranks got before another number of ranks went on. A signature in a log is checked.
+        logs: Files written by :meth:`.Loader.log_epoch`, of all ranks and restarts. States as JSON cover the
+            deliveries before the number of ranks changed. Signatures in logs are checked.
         signed_by: The file of a public key; each log must be signed by it.
-        save: A file to which all that was proven is written, as one log.
+        save: A file to which the proven entries are written, as one log.
         key: The file of a secret key that signs the saved log.
 
     Raises:
         DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
             not signed by that key.
-        UsageError: The run used a subset, or did without records, that its card does not list; or a key
-            cannot be used.
+        UsageError: The run used a subset, or omitted records, that its card does not list; or a key is
+            unusable.
         MissingExtra: A log is signed or to be signed, and ``cryptography`` is not installed.
-        ShardprepError, OSError: The dataset cannot be opened, or the log not be saved.
+        ShardprepError, OSError: The dataset cannot be opened, or the log cannot be saved.
     """
     from shardprep.loaders.loader.loader import Loader
 
@@ -364,11 +361,9 @@ def prove(
 
 
 def _signers(
-    paths: Sequence[str | os.PathLike[str]],
-    logs: Sequence[RunLog],
-    signed_by: str | os.PathLike[str] | None,
+    paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog], signed_by: str | os.PathLike[str] | None
 ) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that signed the logs; none if one is not signed.
+    """Return the fingerprints of the keys that signed the logs; none if a log is not signed.
 
     Raises DataError for a log that is not signed by the public key in the file ``signed_by``.
     """
@@ -392,7 +387,7 @@ SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", 
 
 
 def _common_card(parts: Sequence[LogEntry]) -> RunCard:
-    """Return a card of the run, one that lists the chosen records if there is any."""
+    """Return a card of the run, if possible one that lists the chosen records."""
     cards = [part.card for part in parts]
     chosen = ((card, (card.records, card.without)) for card in cards)
     listing = (card for card, both in chosen if all(one is None or one.numbers is not None for one in both))
@@ -408,8 +403,8 @@ def _common_card(parts: Sequence[LogEntry]) -> RunCard:
 def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     """Check the receipts of an epoch against its order. Raises DataError.
 
-    A receipt goes on over restarts of the same ranks, so the largest of a rank counts; but one that began
-    later, after another number of ranks, adds to it. The sums say which it was.
+    A receipt continues over restarts of the same ranks, so a rank's largest one counts. One that began later,
+    after a change in the number of ranks, adds to it. The sums tell which applies.
     """
     furthest: dict[tuple[int, ...], LogEntry] = {}
     each: dict[tuple[int, ...], LogEntry] = {}
@@ -435,8 +430,8 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
         drop_last=last.card.drop_last,
     )
     merged = Receipt.merge(part.receipt for part in parts)
-    split = plan.split(plan.within(last.start)).whole
-    left_out = Tally.of(plan.delivered(plan.order(number)[split.stop :], number))
+    stop = plan.split(place_within(passed, last.start)).whole.stop
+    left_out = Tally.of(plan.delivered(plan.order(number)[stop:], number))
     omitted = plan.omitted(number)
     merged.check(
         sum(plan.shard_counts), left_out=left_out.count, omitted=omitted.count, skipped=len(merged.skipped)
@@ -484,7 +479,7 @@ def _some(keys: Sequence[str]) -> str:
 
 
 def _spans(numbers: Iterable[int]) -> str:
-    """Whole numbers as text: 0 to 4, 7."""
+    """Return whole numbers as text: 0 to 4, 7."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

@@ -145,10 +145,6 @@ class EpochPlan:
             ranges.append((begin, end))
         return replace(self, passed=_joined(ranges))
 
-    def within(self, place: int) -> int:
-        """Convert a place of the epoch to one in the order without passed steps."""
-        return place_within(self.passed, place)
-
     def outside(self, place: int) -> int:
         """Convert a place in the order without passed steps to one of the epoch."""
         for start, stop in self.passed:
@@ -186,13 +182,7 @@ class Epoch:
     """
 
     def __init__(
-        self,
-        plan: EpochPlan,
-        number: int,
-        *,
-        start: int = 0,
-        receipt: Receipt | None = None,
-        origin: int = 0,
+        self, plan: EpochPlan, number: int, *, start: int = 0, receipt: Receipt | None = None, origin: int = 0
     ) -> None:
         keyed_bits(Purpose.RECORD_ORDER, seed=plan.seed, epoch=number)  # checks the seed and the number
         self.plan = plan
@@ -201,7 +191,7 @@ class Epoch:
         """The place in the epoch's order where this part begins."""
         self.origin = start if receipt is None else origin
         """The place where the receipt began; 0 if it came with a state."""
-        self._split = plan.split(plan.within(start))
+        self._split = plan.split(place_within(plan.passed, start))
         self._steps = 0
         self._ended = False
         self._receipt = receipt or Receipt(plan.dataset, number)

@@ -30,9 +30,7 @@ class ProcessRank(NamedTuple):
 
 
 def rank_and_world_size(
-    rank: int | None = None,
-    world_size: int | None = None,
-    environ: Mapping[str, str] = os.environ,
+    rank: int | None = None, world_size: int | None = None, environ: Mapping[str, str] = os.environ
 ) -> tuple[int, int]:
     """Return rank and world size as given, or from an initialised framework, or from a launcher, or (0, 1).
 
