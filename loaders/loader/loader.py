@@ -63,7 +63,7 @@ from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
 from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of, takes
 
-DEFAULT_SLOTS = 9  # two in a queue, one staged, two in the step, one in transit to each, and RESERVE
+DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
 
 Loaded = tuple[Any, ...]
@@ -75,58 +75,58 @@ class Loader(Owned, EpochLoader):
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
     int64 [B], and, with ``with_numbers``, record numbers int64 [B]. Without a transform the images are a list
     of memoryviews of the encoded files, and a dataset with columns adds a dict in front: arrays of numbers
-    and labels (int64), lists of text, JSON and bytes; arrays of free sizes are stacked where their shapes
+    and labels (int64), and lists of text, JSON and bytes. Arrays of variable size are stacked if their shapes
     agree.
 
-    Batches never change, and are equal, bit for bit, for any number of workers. Each record comes once per
-    epoch over all ranks, as :meth:`receipt` proves, except, with ``drop_last``, those after the last full
-    batch of all ranks.
+    Batches never change, and are bit for bit the same for any number of workers. Over all ranks, each record
+    comes once per epoch, as :meth:`receipt` proves; ``drop_last`` leaves out those after the last full batch
+    of all ranks.
 
-    Not copyable or picklable. One thread and one iterator at a time: a new one ends the last. Close or drop
-    it.
+    Cannot be copied or pickled. Use one thread and one iterator at a time: a new iterator ends the previous
+    one. Close or drop the loader after use.
 
     Args:
         path: Folder of a dataset or of a collection, or the URL of a dataset, as :func:`.fetch` takes it.
         batch_size: Records per batch of one rank.
-        transform: Makes the arrays of a record; :class:`.Transform` says what they are where it declares
-            none. None delivers the encoded images.
+        transform: Makes the arrays of a record; see :class:`.Transform` for transforms without declared
+            outputs. None delivers the encoded images.
         shuffle: :class:`.LocalShuffle`, :class:`.GlobalShuffle`, or None for stored order.
         seed: Seed of the order and of the transform's random values, 0 to 2**64 - 1.
         workers: Number of processes; "auto" is one per usable CPU, 0 works in the calling thread.
-        rank: Number of this process among ``world_size``. None is what an initialised framework or the
-            launcher says.
+        rank: Rank of this process among ``world_size``; None takes it from an initialised framework or the
+            launcher.
         world_size: Number of ranks that share an epoch; None as for ``rank``.
         drop_last: Whether to leave out records after the last full batch of all ranks.
         labels: Label space: "sorted_wnid0", "ilsvrc2012_id" or "sorted_wnid1_bg", as for
             :func:`.open_dataset`.
-        records: A subset: a boolean mask over the dataset, or record numbers. Order, steps, receipts and
-            states are then of the subset alone; stored order and labels stay the dataset's.
-        classes: A subset: class names or labels. Together with ``records``, those in both.
-        without: Records to leave out: a boolean mask over the dataset, record numbers, or keys. All other
-            records keep their order and their random values; the receipt counts these as ``omitted``.
-        gaps: "close" lets later records move up, so that batches stay full; "keep" makes batches shorter by
-            the records left out, and all others equal, bit for bit, to those of a run with them.
+        records: A subset, as a boolean mask over the dataset or as record numbers. Order, steps, receipts and
+            states then count the subset alone; stored order and labels remain the dataset's.
+        classes: A subset, as class names or labels. With ``records``, the intersection.
+        without: Records to omit: a boolean mask over the dataset, record numbers, or keys. All others keep
+            their order and random values; the receipt counts the omitted ones as ``omitted``.
+        gaps: "close" moves later records up, so that batches stay full; "keep" only drops the omitted records
+            from their batches, which are otherwise bit for bit those of a run with them.
         weights: A number for each part of a collection, by name. They divide an epoch exactly among the
             parts: a part may repeat records, with new random values, or continue in the next epoch where it
             stopped. Receipts and states count places; nothing is read ahead.
-        columns: Names of columns, and "image", in the order of a batch; others are not read, also not for a
-            transform. None is all of them, except "boxes" and "box_labels", which a transform has and a
-            batch has only if named.
+        columns: Names of columns, and "image", in the order of a batch; others are not read, even for a
+            transform. None reads all, including "boxes" and "box_labels", which a transform gets, but a batch
+            has only if named.
         on_bad_record: "raise", or "skip" to leave out records that are damaged, do not decode, or crash three
-            workers (by SIGSEGV, for example; with ``workers=0`` that ends this process).
-        with_numbers: Whether a batch ends with the record numbers.
-        slots: Number of batches that fit the shared memory.
-        deadline: Seconds a record may take before its worker is killed; None is unlimited. A worker may take
-            as long to start, but at least 30 s, and 120 s without a deadline.
-        read_ahead: Bytes to read early, in the order of storage; 0 for none.
-        cache: For a URL: folder on a local disk that all processes of this machine share. Shards are
-            downloaded into it ahead of their use, and the shard needed latest in this epoch and the next is
-            evicted first.
+            workers (with SIGSEGV, for example; with ``workers=0`` that ends this process).
+        with_numbers: Whether to append the record numbers to each batch.
+        slots: Number of batches that fit into the shared memory.
+        deadline: Seconds that a record may take before its worker is killed; None is unlimited. A worker may
+            take as long to start, but at least 30 s, and 120 s without a deadline.
+        read_ahead: Bytes to read ahead, in storage order; 0 for none.
+        cache: For a URL: a folder on a local disk, shared by all processes of this machine. Shards are
+            downloaded ahead of their use; the one whose next use is furthest away, within this epoch and the
+            next, is evicted first.
         cache_limit: Largest size of the cache, in bytes or as "200GiB"; None is the free space of the disk.
 
     Raises:
-        UsageError: An argument is not valid, or an epoch has no batch.
-        CacheTooSmall: The cache cannot hold the shards needed at once; it names the least limit.
+        UsageError: An argument is invalid, or an epoch has no batch.
+        CacheTooSmall: The cache cannot hold the shards needed at once; the error states the least limit.
         ShardprepError: A record is damaged or does not decode; see :mod:`shardprep.formats.errors`. Errors of
             a transform are raised unchanged, with the key.
     """
@@ -235,27 +235,27 @@ class Loader(Owned, EpochLoader):
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         if not self._workers:
-            self._kept_transform  # noqa: B018 - before calls in this process change it
+            self._kept_transform  # noqa: B018 - cached before calls in this process change the transform
         return self._run(self._begin())
 
     def _run(self, epoch: Epoch) -> Iterator[Loaded]:
         wanted = zip(epoch.batches(), count(), strict=False)
         with self._batches(wanted, epoch.number, epoch.plan, epoch.first) as batches:
-            yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold one longer
+            yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold a batch
         epoch.end()
 
     @contextmanager
     def _batches(
         self, wanted: Iterator[tuple[Records, int]], epoch: int, plan: EpochPlan, start: int = 0
     ) -> Iterator[Iterator[EngineBatch]]:
-        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order.
+        """Open the batches of an epoch that continues at ``start``, a place of the plan's order.
 
-        ``wanted`` has the places of each batch's records in the subset, and its step from ``start``. Raises
-        UsageError for a closed loader.
+        ``wanted`` yields the places of each batch's records in the subset, and its step from ``start``.
+        Raises UsageError for a closed loader.
         """
         self.engine.refuse_closed()
         subset, blocks = self._subset, blocks_read(self.dataset, self._work)
-        order = None if subset.weights else self._plan.shards(epoch)  # by weight, they come in other turns
+        order = None if subset.weights else self._plan.shards(epoch)  # weights change the order
         budget, folder = self._read_ahead, self.dataset.path
         with (
             self._shards.epoch(plan, epoch, start) as feed,
@@ -265,7 +265,7 @@ class Loader(Owned, EpochLoader):
             def plans() -> Iterator[Plan]:
                 for places, step in wanted:
                     items = subset.items_at(places, epoch)
-                    for each in ahead if len(items) else ():  # a batch may have all its records left out
+                    for each in ahead if len(items) else ():  # a batch may be empty, with all records omitted
                         each.expect(items["number"])
                     yield from feed.plans(self._results.request(items), step)
 
@@ -280,7 +280,7 @@ class Loader(Owned, EpochLoader):
         """Yield the batches of these steps of an epoch, counted from its beginning, in the order given.
 
         ``steps`` are drawn at most twice ``slots`` ahead. The loader's place and receipt do not change, but a
-        current iteration ends. Raises IndexError for a step that the epoch does not have.
+        running iteration ends. Raises IndexError for a step that does not exist.
         """
         if self._stepped is None or self._stepped.number != epoch:
             self._stepped = Epoch(self._plan, operator.index(epoch))
@@ -307,7 +307,7 @@ class Loader(Owned, EpochLoader):
         return tuple(columns)
 
     def _without_bad(self, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the parts without the rows that were skipped, which are noted, and the places of both."""
+        """Return the parts without skipped rows, and the places of both; record the skipped."""
         bad = batch.skipped.items()
         self._skipped.update((self.key(batch.items["number"][row]), reason) for row, reason in bad)
         return self._parts(self._results, batch)
@@ -316,7 +316,7 @@ class Loader(Owned, EpochLoader):
     def records(self) -> Records:
         """The record numbers of the next epoch's places, over all ranks, in stored order: int64.
 
-        With ``without`` it has those that are left out, too, so that a receipt's numbers are places in it.
+        Includes records omitted by ``without``, so that the numbers in a receipt index it.
         """
         return self._subset.numbers(self.epoch)
 
@@ -332,9 +332,9 @@ class Loader(Owned, EpochLoader):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The values that determine the batches, by name: equal identities mean equal batches, bit for bit.
+        """The values that determine the batches, by name; equal identities mean bit-for-bit equal batches.
 
-        Raises UsageError for a transform that cannot be compared with others.
+        Raises UsageError for a transform that cannot be compared.
         """
         return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
 
@@ -356,14 +356,14 @@ class Loader(Owned, EpochLoader):
     def replay(
         self, epoch: int, step: int, *, start: int = 0, passed: Sequence[Sequence[int]] = ()
     ) -> Replayed:
-        """Return what this rank gets at a step of an epoch: records, keys, labels, crops and the batch.
+        """Reproduce a step of an epoch on this rank: its records, keys, labels, crops and batch.
 
-        The batch is bit for bit that of an iteration. It is made in this process, of these records alone. The
-        loader's place, receipt and iteration stay as they are; a closed loader has its steps, too. They are
-        counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state) where a rest
-        of it began, with another batch size or world size than before. Steps that :meth:`skip` left out have
-        numbers, too, unless ``passed`` (``"passed"`` of a state) says which they are. Raises IndexError for a
-        step that the epoch does not have, and the errors of an iteration over these records.
+        The batch is bit for bit that of an iteration, but is made in this process, from these records alone.
+        The loader's place, receipt and iteration do not change; it also works once the loader is closed.
+        Steps are counted from the epoch's beginning, or from the place ``start`` (``"start"`` of a state)
+        from which a run continued with another batch size or world size. Steps left out by :meth:`skip`
+        count, too, unless ``passed`` (``"passed"`` of a state) lists them. Raises IndexError for a step that
+        does not exist, and the errors of an iteration over these records.
         """
         ranges = checked_ranges([list(both) for both in passed], sum(self._plan.shard_counts))
         plan = replace(self._plan, passed=ranges)
@@ -389,7 +389,7 @@ class Loader(Owned, EpochLoader):
         return self.dataset.classes[label] if label >= 0 else ""
 
     def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
-        """Return the parts without the rows that were skipped, and the places of both."""
+        """Return the parts without skipped rows, and the places of both."""
         bad = list(batch.skipped)
         numbers: npt.NDArray[np.int64] = np.ascontiguousarray(batch.items["number"])
         labels = self._labels[batch.items["label"]]  # the workers have checked them against the records
@@ -443,7 +443,7 @@ class Loader(Owned, EpochLoader):
         return None if self.transform is None else kept_transform(self.transform)
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
-        """Return how well the batches of an epoch are mixed, beside a full shuffle. Reads no record."""
+        """Measure how well the batches of an epoch are mixed, against a full shuffle. Reads no record."""
         labels = self.dataset.index["label"][self._subset.numbers(epoch)]
         return shuffle_quality(self._plan, labels, epoch)
 

@@ -1,4 +1,4 @@
-"""The options of a loader, checked: which records and which parts of them, and the plan that follows."""
+"""Checks of a loader's options: the records, their columns, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Classes = Iterable[str | int]
 
 
 class Subset:
-    """The chosen records of a dataset, in stored order. The place of a record is its number among them.
+    """The chosen records of a dataset, in stored order. A record's place is its number among them.
 
-    Orders, receipts and states are of places, as if the subset were a dataset of its own. ``records`` and
-    ``classes`` choose as for a Loader. ``chosen`` are the record numbers, int64, ascending and unique; None
-    for all records of the dataset. With ``weights``, the dataset's parts have other shares of the places than
-    they have of the records. ``omission`` has those that are left out of the order. Raises UsageError.
+    Orders, receipts and states refer to places, as if the subset were a separate dataset. The arguments are
+    those of a Loader. ``chosen`` has the record numbers, int64, ascending and unique; None for all records of
+    the dataset. With ``weights``, the parts' shares of the places differ from their shares of the records.
+    ``omission`` has the records omitted from the order. Raises UsageError.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Subset:
 
     @property
     def omitted(self) -> Records | None:
-        """The record numbers that are left out; None for none."""
+        """The omitted record numbers; None for none."""
         if self.omission is None:
             return None
         positions = self.omission.positions
@@ -105,7 +105,7 @@ class Subset:
 
     @cached_property
     def identity(self) -> str:
-        """The root of the dataset; for a part of it, also a digest of the numbers, and of the weights."""
+        """The root of the dataset, with digests of chosen records, weights and omitted records."""
         chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
         weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
         how = "closed" if self.omission and self.omission.closes else "kept"
@@ -114,7 +114,7 @@ class Subset:
 
     @property
     def shard_counts(self) -> tuple[int, ...]:
-        """The number of these records in each block of the dataset, in stored order; by weight, of places."""
+        """The number of these records, or with weights of places, in each block of the dataset, as stored."""
         if self.weights and len(self.dataset.parts) > 1:
             return self.weights.blocks(self._counts)
         return tuple(count for counts in self._counts for count in counts)
@@ -149,30 +149,30 @@ class Subset:
         return labels if self.chosen is None else labels[self.chosen]
 
     def numbers(self, epoch: int) -> Records:
-        """Return the record numbers, by place."""
+        """Return the record numbers of all places."""
         return self.numbers_at(np.arange(len(self)), epoch)
 
     def numbers_at(self, places: Records, epoch: int) -> Records:
-        """Return the record numbers at these places of an epoch, which only weights make depend on it."""
+        """Return the record numbers at these places; only weights make them depend on the epoch."""
         found = self.weights.positions(places, epoch) if self.weights else places
         return found if self.chosen is None else np.asarray(self.chosen[found])
 
     def places_of(self, items: Items) -> Records:
-        """Return the places of items: with weights these are the numbers of their random values."""
+        """Return the places of items; with weights, these number their random values."""
         places: Records = np.ascontiguousarray(items["draw" if self.weights else "number"])
         return places if self.chosen is None or self.weights else np.searchsorted(self.chosen, places)
 
     def items_at(self, places: Records, epoch: int) -> Items:
         """Return the work items of the records at these places.
 
-        A record has the random values of its number; with weights, by which it may come again, of its place.
+        Random values are numbered by record or, with weights, which may repeat records, by place.
         """
         numbers = self.numbers_at(places, epoch)
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
 
 
 def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records") -> Mask:
-    """Return which of ``count`` records a mask or an array of record numbers chooses."""
+    """Return a mask of ``count`` records from a mask or an array of record numbers."""
     if is_masked(records):
         raise UsageError(f"{option}= is a masked array; fill it, with mask.filled(False) for one of booleans")
     if records.ndim == 1 and records.dtype == np.bool_:
@@ -199,7 +199,7 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records")
 
 
 def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
-    """Return which records have these keys. Raises UsageError for a key that no record has."""
+    """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
     wanted = np.array([key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys])
     mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
     for start in range(0, len(dataset), KEYS_AT_ONCE):
@@ -212,7 +212,7 @@ def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
 
 
 def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
-    """Yield the labels in the index of class names, or of labels in the dataset's label space."""
+    """Yield the index labels of classes given by name or by label in the dataset's label space."""
     space = dataset.space
     if isinstance(classes, str | int) or not isinstance(classes, Iterable):
         raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
@@ -231,11 +231,11 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
         yield found
 
 
-ROOM_FOR_ROWS = 4 << 30  # bytes of addresses in each slot; memory is used where rows are written
+ROOM_FOR_ROWS = 4 << 30  # bytes of address space in each slot; only written rows use memory
 
 
 def place_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the place of a dataset: its URL, or its absolute path."""
+    """Return the URL of a dataset, or its absolute path."""
     place = path_or_place(path)
     return place.url if isinstance(place, Location) else place.absolute()
 
@@ -276,7 +276,7 @@ def _integer(name: str, value: object) -> int:
 
 
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
-    """Warn where batches have few of the classes: by a formula, or where that does not hold by a sample."""
+    """Warn if batches have few of the classes, by a model for class-sorted datasets, else by a sample."""
     records, window = len(subset), shuffle.window_of(len(subset))
     in_place, place = subset.dataset.in_place, subset.dataset.location
     if window >= records:
@@ -293,7 +293,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
             use = f"{local}or {'convert it to shards' if in_place else 'convert without --order key'}"
             warn_of_few_classes(found, plan, window, place, "is sorted by class", use)
     elif not isinstance(subset.dataset.index, np.ndarray) or subset.weights is not None:
-        return  # the labels of a large collection, or those of the places, are not in memory
+        return  # labels of large collections, and by weighted places, are not in memory
     elif few := sampled_mixing(plan, subset.labels, window):
         use = f"a larger window, or {'convert it to shards' if in_place else 'write it in a shuffled order'}"
         use += "; print(loader.shuffle_quality()) says more"
@@ -301,10 +301,10 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
 
 
 def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, workers: int) -> SlotLayout:
-    """Return rows of the declared outputs, and spare bytes for others: twice what is read of a record.
+    """Return a layout with rows for declared outputs, and spare bytes for others: twice a record's bytes.
 
-    For a transform without outputs, workers have room for rows of a form that is found in results, except
-    where the system limits addresses: there each result is sent.
+    For a transform without declared outputs, workers get room for rows of the form found in its results,
+    unless the system limits address space; then each result is sent.
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
@@ -339,10 +339,10 @@ def located(item: Any) -> str:
 
 
 class WantedColumns(NamedTuple):
-    """The columns that are read, in order; ``names`` also has "image" where that is read.
+    """The ``names`` of the columns to read, in order, including "image".
 
-    ``fields`` are those that are stored as columns. ``boxes`` are those of the table of boxes, for a
-    transform; ``names`` has them only if chosen. ``are_chosen`` is False where there is nothing but images.
+    ``fields`` has those stored as columns, and ``boxes`` those from the table of boxes, for a transform;
+    ``names`` has these only if chosen. ``are_chosen`` is False if there are only images.
     """
 
     names: tuple[str, ...]
@@ -356,7 +356,7 @@ class WantedColumns(NamedTuple):
 
     @property
     def as_columns(self) -> AsColumns:
-        """The transform that delivers these columns as they are."""
+        """A transform that delivers these columns as they are."""
         rows = tuple(spec for field in self.fields if (spec := _row_of(field)))
         return AsColumns(self.names, rows, tuple(field.name for field in self.fields if field.kind == "json"))
 
@@ -366,7 +366,7 @@ class WantedColumns(NamedTuple):
 
     @classmethod
     def of(cls, dataset: RecordSet, names: Sequence[str] | None) -> Self:
-        """Return the columns of these names, None for all. Raises UsageError for others, and for none."""
+        """Return the columns with these names, None for all. Raises UsageError for unknown names, or none."""
         first = dataset.parts[0].manifest
         stored = ((IMAGE,) if first.has_images else ()) + dataset.schema.names
         of_parts = [box_columns(part.manifest) for part in dataset.parts]
@@ -387,13 +387,13 @@ class WantedColumns(NamedTuple):
 
 
 def mean_bytes(parts: Iterable[PartFiles]) -> float:
-    """The mean bytes of a record's values that have different sizes, without the image."""
+    """Return the mean bytes of a record's variable-size values, without the image."""
     counts = [(sum(s.size for c in part.columns for s in c.shards), part.records) for part in parts]
     return sum(size for size, _ in counts) / max(1, sum(records for _, records in counts))
 
 
 def _row_of(field: Field) -> ArraySpec | None:
-    """Return the row of a value of a fixed size: labels are int64, as the dataset's are; None for others."""
+    """Return the row of a fixed-size value, None for others; labels are int64, as the dataset's."""
     dtype = field.codec.dtype
     if dtype is None:
         return None

@@ -37,21 +37,21 @@ from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms.contract import AsColumns, Transform, fill_rows, outputs_of
 from shardprep.loaders.transforms.decode import decoding_seconds
 
-TIMED_OF = 8  # of so many reads of encoded images, one is timed
+TIMED_OF = 8  # one of this many reads of encoded images is timed
 ADDRESS = ("key", "label", "crc32c", "offset", "length")  # columns of the index and of an Item
 STAGES = ("read", "decode", "augment")  # decode is a transform's time in decode_rgb, augment the rest
 
 
 @cache
 def item_dtype(key_bytes: int) -> np.dtype[np.void]:
-    """The dtype of an :class:`Item`, with a key of at most ``key_bytes`` bytes."""
+    """Return the dtype of an :class:`Item` with a key of at most ``key_bytes`` bytes."""
     place = [("number", "<i8"), ("draw", "<i8"), ("shard", "<u4"), ("ordinal", "<u4"), ("crop_ready", "?")]
     address = zip(ADDRESS, (f"S{key_bytes}", "<i4", "<u4", "<u8", "<u4"), strict=True)
     return np.dtype([("epoch", "<u8"), *place, *ROW_COLUMNS, *address])
 
 
 class Item(NamedTuple):
-    """One record to deliver; ``draw`` is the number of its random values, and ROW_COLUMNS are its row's."""
+    """One record to deliver; ``draw`` numbers its random values, and ROW_COLUMNS describe its row."""
 
     epoch: int
     number: int
@@ -75,7 +75,7 @@ class Item(NamedTuple):
 
 
 def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records | None = None) -> Items:
-    """Return the work items of these records, with the random values of ``draws``, or of their numbers."""
+    """Return the work items of these records, with random values numbered by ``draws``, or else by record."""
     items = np.zeros(len(numbers), item_dtype(index.dtype["key"].itemsize))
     items["epoch"], items["number"] = epoch, numbers
     items["draw"] = numbers if draws is None else draws
@@ -87,10 +87,10 @@ def items_of(index: IndexRows, numbers: Records, epoch: int, *, draws: Records |
 
 
 def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
-    """Return the blocks of the images and of each column that has shards, as far as ``work`` reads them."""
+    """Return the blocks that ``work`` reads: those of the images and of each column with shards."""
     found = [dataset.blocks] if work.with_image else []
     for at, column in enumerate(work.columns):
-        if column.shards and not dataset.in_place:  # its blocks are not those of columns
+        if column.shards and not dataset.in_place:  # in place, blocks belong to archives
             pairs = zip(dataset.parts, work.parts, strict=True)
             placed = (dataset.placed(part, blocks_of(files.columns[at].shards)) for part, files in pairs)
             found.append(tuple(block for blocks in placed for block in blocks))
@@ -99,12 +99,12 @@ def blocks_read(dataset: RecordSet, work: ShardWork) -> list[tuple[Block, ...]]:
 
 @dataclass(frozen=True)
 class ShardWork:
-    """A loader's work: the place of its shards and what to do with each record. Picklable.
+    """A loader's work: where its shards are and how to process each record. Picklable.
 
     Keys have at most ``key_bytes`` bytes. ``transform=None`` delivers each record's encoded image.
-    ``label_map[label]`` is the label that a transform is given. With ``skip_bad`` a damaged record is left
-    out; a shard that cannot be opened is still an error. ``one_thread`` limits OpenCV and PyTorch to one.
-    ``files`` is where damaged copies are fetched again from.
+    ``label_map[label]`` is the label passed to a transform. ``skip_bad`` leaves out damaged records, but a
+    shard that cannot be opened is still an error. ``one_thread`` limits OpenCV and PyTorch to one thread.
+    Damaged copies are fetched again from ``files``.
     """
 
     parts: tuple[PartFiles, ...]
@@ -138,13 +138,12 @@ class ShardWork:
 
 
 class _ShardWorkspace:
-    """The open files of a worker; fills rows in one thread."""
+    """The open files of a worker, which fills rows in one thread."""
 
     def __init__(self, work: ShardWork, records: OpenRecords, clock: Clock) -> None:
         self._work = work
         self._records = records
         self._clock = clock
-        self._took = [0.0] * len(STAGES)
         self._random = RecordRandom(work.seed)
         self._transform = work.transform or AsColumns(())
         self._outputs = outputs_of(self._transform)
@@ -157,19 +156,18 @@ class _ShardWorkspace:
             else:
                 yield from self._outcomes(items, arrays)
         finally:
-            # once for all rows: adding to an array takes longer than reading a clock
+            # once for all rows, since adding to an array takes longer than reading a clock
             self._clock += self._took
 
     def _images(self, items: Items, room: Room | None) -> Iterator[object]:
-        """Yield the encoded images. No object is made per record: columns become lists at once.
+        """Yield the encoded images, from whole columns as lists instead of an object per record.
 
-        One read of TIMED_OF is timed for all, because two clock readings take 1 % of one.
+        One of TIMED_OF reads is timed for all, because two clock readings take 1 % of a read.
         """
         places, addresses = items[["shard", "ordinal"]].tolist(), items[[*ADDRESS]].tolist()
         rows = len(items)
         for row, ((number, ordinal), address) in enumerate(zip(places, addresses, strict=True)):
-            # one that cannot be opened is an error, also where records are skipped
-            shard = self._records[number]
+            shard = self._records[number]  # if it cannot be opened, skip_bad does not apply
             began = 0.0 if row % TIMED_OF else perf_counter()
             try:
                 if room is None:
@@ -183,7 +181,7 @@ class _ShardWorkspace:
             yield image
 
     def _image_again(self, number: int, ordinal: int, address: Address, error: Exception) -> object:
-        """Return the image from a file that is right, or Skipped for a damaged one that may be left out."""
+        """Return the image from an intact copy, or a SkippedRow if it is damaged and may be skipped."""
         try:
             return self._records.again(number, error, lambda shard: shard.image(ordinal, address))
         except (CorruptRecord, ShardDamaged) as damage:
@@ -195,7 +193,7 @@ class _ShardWorkspace:
         self._written = RowWriter(items, arrays.pop(INPUTS, None))
         for row, item in enumerate(map(Item._make, items.tolist())):
             if self._work.with_image:
-                self._records[item.shard]  # one that cannot be opened is an error, and no bad record
+                self._records[item.shard]  # if it cannot be opened, skip_bad does not apply
             try:
                 outcome = self._outcome(item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
@@ -207,7 +205,7 @@ class _ShardWorkspace:
     def _outcome(self, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
         record = self._read(item)
-        if isinstance(self._transform, AsColumns):  # which reads
+        if isinstance(self._transform, AsColumns):  # counts as reading
             values = self._transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
             return values
@@ -220,7 +218,7 @@ class _ShardWorkspace:
         return outcome
 
     def _read(self, item: Item) -> Record:
-        """Return the record with its columns; with no image if none is wanted."""
+        """Return the record with its columns, and with its image if wanted."""
         name, label = item.key.decode(), self._work.label_map[item.label]
         if self._work.with_image:
             image = self._records.image(item.shard, item.ordinal, item.address)
@@ -251,7 +249,7 @@ class DeclaredResults:
         return BatchRequest(items)
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
-        """Return a batch's parts, without the rows that were skipped."""
+        """Return a batch's parts, without skipped rows."""
         return without(skipped, batch.arrays.values())
 
 
@@ -265,8 +263,8 @@ class EncodedImages(DeclaredResults):
 class FoundResults(DeclaredResults):
     """The results of a transform that declares no outputs.
 
-    Once the results of a batch all have one form, the workers write results of that form to rows of the
-    slot's input area, of ``room`` bytes. The parts of a batch do not depend on when the form was found.
+    Once all results of a batch have the same form, the workers write results of that form to rows of the
+    slot's input area of ``room`` bytes. The parts of a batch do not depend on when that happens.
     """
 
     def __init__(self, room: int) -> None:
@@ -291,7 +289,7 @@ class FoundResults(DeclaredResults):
 
 
 class ColumnResults(DeclaredResults):
-    """A dict of the columns of a batch: arrays where the values agree in dtype and shape, else lists."""
+    """A dict of the columns of a batch: arrays if the values agree in dtype and shape, else lists."""
 
     def __init__(self, columns: AsColumns) -> None:
         self._columns = columns
@@ -313,7 +311,7 @@ class ColumnResults(DeclaredResults):
 
 
 def results_of(transform: Transform | None, *, room: int) -> DeclaredResults:
-    """Return the maker of the parts; workers have ``room`` bytes for rows of a form that is found."""
+    """Return the maker of a batch's parts; workers have ``room`` bytes for rows of an undeclared form."""
     if transform is None:
         return EncodedImages()
     if isinstance(transform, AsColumns):
