@@ -1,4 +1,4 @@
-"""The shards of a loader before they are read: on this machine, or downloaded in the order of their use."""
+"""Providing a loader's shards before they are read: on this machine, or downloaded in order of use."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Result = TypeVar("Result")
 AT_ONCE = 4
 MOST_AHEAD = 8
 JOIN_TIMEOUT_S = 5.0
-GRACE_S = 0.02  # enough to hold shards that are there
+GRACE_S = 0.02  # enough to hold shards that are already there
 
 
 @dataclass(frozen=True)
 class ShardLevels:
-    """Position of an epoch: of its ``total`` shards ``begun`` are or were used, ``ahead`` more are there."""
+    """Of an epoch's ``total`` shards, ``begun`` are or were in use, and ``ahead`` more are downloaded."""
 
     total: int = 0
     begun: int = 0
@@ -44,16 +44,16 @@ class ShardLevels:
 
     @property
     def missing(self) -> int:
-        """The shards of the epoch that are still to come."""
+        """The number of the epoch's shards still to be downloaded."""
         return self.total - self.begun - self.ahead
 
 
 @dataclass(frozen=True)
 class StorageCounts(CacheCounts):
-    """Counts of a remote dataset's files since the loader was made; all 0 for a dataset on this machine.
+    """Counts of a remote dataset's files since the loader was made; all 0 for a local dataset.
 
-    In ``waited`` seconds no batch could be begun because its shards were missing; ``waited_first`` are those
-    before the first batches of epochs.
+    Batches waited for missing shards for ``waited`` seconds; ``waited_first`` of these were before the first
+    batches of epochs.
     """
 
     waited: float = 0.0
@@ -62,7 +62,7 @@ class StorageCounts(CacheCounts):
 
     @property
     def limiting(self) -> float:
-        """The seconds that batches waited while an epoch ran."""
+        """The seconds that batches waited within epochs."""
         return self.waited - self.waited_first
 
     def since(self, before: StorageCounts) -> StorageCounts:
@@ -73,17 +73,17 @@ class StorageCounts(CacheCounts):
 
 
 class LocalShards:
-    """Shards that are there: every batch begins at once."""
+    """Shards on this machine: every batch begins at once."""
 
     def epoch(self, plan: EpochPlan, number: int, start: int) -> AbstractContextManager[BatchFeed]:
-        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order."""
+        """Open the feed of an epoch's batches, from ``start`` on, a place of the plan's order."""
         return nullcontext(self)
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
         yield request
 
     def held(self, shards: Iterable[int]) -> AbstractContextManager[object]:
-        """The context in which the files of these shards are there, for whatever reads besides batches."""
+        """Keep the files of these shards available in a context, for reads other than batches."""
         return nullcontext()
 
     @property
@@ -91,15 +91,15 @@ class LocalShards:
         return StorageCounts()
 
     def close(self) -> None:
-        """End what downloads. Idempotent."""
+        """Stop all downloads. Idempotent."""
 
 
 class Prefetcher(Owned):
-    """Daemon threads that bring files to ``cache``, in the order of their use, as far as there is room.
+    """Daemon threads that download files to ``cache`` in order of use, as long as there is room.
 
-    Others are evicted for the next ``ahead`` files only: for more, files would go that the next epoch needs.
-    A file that has no room or cannot be downloaded is tried again when more of the files were used; what
-    needs it raises the error.
+    Only the next ``ahead`` files may evict others; more would evict files that the next epoch needs. A file
+    that has no room or cannot be downloaded is tried again after more files were used; the error is raised
+    when the file is needed.
     """
 
     def __init__(self, cache: FileCache, *, ahead: int) -> None:
@@ -118,7 +118,7 @@ class Prefetcher(Owned):
             raise
 
     def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
-        """Call in a thread of that name; the result has its exception."""
+        """Call in a thread of this name; the future carries a result or an exception."""
         found: Future[Result] = Future()
 
         def run() -> None:
@@ -135,7 +135,7 @@ class Prefetcher(Owned):
         return found
 
     def follow(self, files: Sequence[FileEntry]) -> None:
-        """Download these files, in place of the planned ones."""
+        """Download these files instead of the planned ones."""
         with self._changed:
             self._files, self._left = files, [*range(len(files))]
             self._failed, self._there = list[int](), set[int]()
@@ -143,7 +143,7 @@ class Prefetcher(Owned):
             self._progressed()
 
     def skip_to(self, begun: int, over: int) -> None:
-        """Note that the first ``begun`` files are in use, or were, and that ``over`` uses have ended."""
+        """Record that the first ``begun`` files are or were in use, and that ``over`` uses have ended."""
         with self._changed:
             if (begun, over) == (self._begun, self._over):
                 return
@@ -157,7 +157,7 @@ class Prefetcher(Owned):
 
     @property
     def ahead(self) -> int:
-        """The number of files that were brought, and are not in use yet."""
+        """The number of downloaded files that are not in use yet."""
         return len(self._there)
 
     def _progressed(self) -> None:
@@ -180,13 +180,13 @@ class Prefetcher(Owned):
                 elif not is_there:
                     heapq.heappush(self._left, number)
                     self._has_room = False
-                    while self._progress == progress:  # until others were used
+                    while self._progress == progress:
                         self._changed.wait()
                 elif number >= self._begun:
                     self._there.add(number)
 
     def _take(self) -> tuple[Sequence[FileEntry], int, int, bool] | None:
-        """Wait for a file: all files, its number, the progress, and whether it is near. None at the end."""
+        """Wait for a file; return all files, its number, the progress, and if it is near; None at the end."""
         with self._changed:
             while not self._is_closed:
                 near = self._begun + self._ahead
@@ -197,23 +197,23 @@ class Prefetcher(Owned):
             return None
 
     def close(self) -> None:
-        """Let the threads end. Idempotent."""
-        if self.made_here:  # else the lock can be held by a thread that was not copied
+        """Tell the threads to stop. Idempotent."""
+        if self.made_here:  # in a forked process, a thread that does not exist may hold the lock
             with self._changed:
                 self._is_closed = True
                 self._progressed()
 
     def join(self) -> None:
-        """Wait for the end of the threads, for at most JOIN_TIMEOUT_S each."""
+        """Wait for the threads to stop, for at most JOIN_TIMEOUT_S each."""
         for thread in self._running:
             if thread is not threading.current_thread():
                 thread.join(JOIN_TIMEOUT_S)
 
 
 class EpochFeed(Owned):
-    """The shards of an epoch's batches, held from before their items are drawn until the workers have ended.
+    """The shards of an epoch's batches, held until the workers have filled the batch.
 
-    Adjacent batches that need no other shards share what is held.
+    A batch that needs no further shards shares the previous one's hold.
     """
 
     def __init__(self, shards: ShardFeed, uses: ShardUses) -> None:
@@ -225,10 +225,10 @@ class EpochFeed(Owned):
         self._lock = threading.RLock()
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
-        """Yield the request of a step's batch once its shards are held, and NotReady before that."""
+        """Yield the request of a step's batch once its shards are held, and NotReady until then."""
         self._refuse_copied()
         shards = frozenset(self._uses.at(step).tolist())
-        with self._lock:  # a batch has what the one before it has, if that is enough and still held
+        with self._lock:
             last = self._in_flight[-1] if self._in_flight and shards <= self._in_flight[-1][0] else None
             if last:
                 self._in_flight.append(last)
@@ -249,15 +249,15 @@ class EpochFeed(Owned):
         self._shards.waited(perf_counter() - began, is_first=not self._has_begun)
 
     def _filled(self, step: int) -> None:
-        """Release the shards of a batch; batches end in the order of their requests."""
+        """Release the shards of a batch; batches are filled in the order of their requests."""
         self._refuse_copied()
-        if self._release_first():  # else closed in another thread
+        if self._release_first():  # otherwise another thread has closed the feed
             steps = self._uses.firsts, self._turns
             begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
             self._shards.used(begun, over)
 
     def _release_first(self) -> bool:
-        """Release what no later batch has of the first one; False if there is none."""
+        """Release the oldest batch's shards, unless the next one shares them; False if there is none."""
         with self._lock:
             if not self._in_flight:
                 return False
@@ -271,7 +271,7 @@ class EpochFeed(Owned):
             raise UsageError("this Loader belongs to the process that forked this one; make another")
 
     def close(self) -> None:
-        """Release the shards of batches that will not come."""
+        """Release the shards of all pending batches."""
         if self._pending is not None:
             self._pending.add_done_callback(_release)
         while self._release_first():
@@ -287,29 +287,28 @@ BatchFeed = LocalShards | EpochFeed
 
 
 class ShardFiles:
-    """The files of each shard that are read, of one dataset: its images, and each column that has its own."""
+    """The files that are read of each shard of a dataset: images, and each column stored separately."""
 
     def __init__(self, parts: Sequence[PartFiles], *, with_image: bool) -> None:
         (part,) = parts
         of_images = [part.shards] if with_image else []
         self._kinds = of_images + [column.shards for column in part.columns if column.shards]
         self.per_shard = len(self._kinds)
-        self.sizes = np.zeros(1, np.int64)
-        for files in self._kinds:
-            self.sizes = self.sizes + np.array([file.size for file in files], np.int64)
+        sizes = [[file.size for file in files] for files in self._kinds] or [[0]]
+        self.sizes = np.array(sizes, np.int64).sum(axis=0)
         self.total = int(self.sizes.sum())
 
     def of(self, shards: Iterable[int]) -> list[FileEntry]:
         return [files[shard] for shard in shards for files in self._kinds]
 
 
-ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for those that are used next
+ROOM_AHEAD = 10  # a tenth of the room, at least one shard, is for shards downloaded ahead
 
 
 class ShardFeed(LocalShards, Owned):
     """The ``files`` of a cached dataset's shards, downloaded ahead of a loader's batches, within its limit.
 
-    Raises CacheTooSmall if the limit is less than an epoch of the ``plan`` needs at once.
+    Raises CacheTooSmall if an epoch of the ``plan`` needs more than the limit at once.
     """
 
     def __init__(self, dataset: CachedDataset, files: ShardFiles, plan: EpochPlan) -> None:
@@ -333,7 +332,7 @@ class ShardFeed(LocalShards, Owned):
             return
         sizes = self._files.sizes
         peak = max(self._uses(epoch).peak(sizes) for epoch in (0, 1)) if self._files.per_shard else 0
-        least = kept + min(self._files.total, peak + int(sizes.max(initial=0)))  # one more is on its way
+        least = kept + min(self._files.total, peak + int(sizes.max(initial=0)))  # one more is downloading
         if least > room:
             is_full = room < self._cache.limit_bytes
             has = f"the disk has room for {room:,} bytes" if is_full else f"cache_limit is {room:,} bytes"
@@ -364,7 +363,6 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def epoch(self, plan: EpochPlan, number: int, start: int) -> Iterator[EpochFeed]:
-        """The context of the batches of an epoch that continues at ``start``, a place of the plan's order."""
         is_whole = not start and not plan.passed
         uses = self._uses(number) if is_whole else shard_uses(plan, number, start=start)
         epochs = uses, self._uses(number + 1)
@@ -379,7 +377,7 @@ class ShardFeed(LocalShards, Owned):
 
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
-        """Download the missing ones of these shards, and hold all; also after :meth:`close`."""
+        """Download missing shards, and hold all of these; works after :meth:`close`, too."""
         with self._counting:
             self._holders += 1
         try:
@@ -395,12 +393,12 @@ class ShardFeed(LocalShards, Owned):
         return self._prefetcher.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
 
     def waited(self, seconds: float, *, is_first: bool) -> None:
-        """Note that no batch could be begun for so long, and whether none had been in its epoch."""
+        """Count the seconds that a batch waited, and whether it was the first of its epoch."""
         self._waited_s += seconds
         self._waited_first_s += seconds if is_first else 0.0
 
     def used(self, begun: int, over: int) -> None:
-        """Note that the epoch's first shards are or were in use, and that so many turns are over."""
+        """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""
         self._begun = begun
         self._cache.used(over * self._files.per_shard)
         self._prefetcher.skip_to(begun * self._files.per_shard, over)
@@ -422,8 +420,8 @@ class ShardFeed(LocalShards, Owned):
 def end_downloads(
     cache: CachedDataset | FileCache, prefetcher: Prefetcher, feeds: Iterable[EpochFeed] = ()
 ) -> None:
-    """End the downloads, and then the threads that wait for them. Epochs left open hold nothing then."""
-    prefetcher.close()  # first: a thread whose download is cancelled would begin the next one
+    """Stop the downloads and then the threads that wait for them, and release what open epochs hold."""
+    prefetcher.close()  # first: a thread whose download is cancelled would start the next one
     try:
         cache.close()
     finally:

@@ -1,4 +1,4 @@
-"""Batches without a dataset, in a loader's place, to measure the steps after it."""
+"""A stand-in for a loader that needs no dataset, to measure the steps after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 
 
 class FakeDataset(AbstractContextManager["FakeDataset"]):
-    """The records of a FakeData by number, in the place of a Dataset: ``len``, iteration and ``classes``.
+    """The records of a FakeData, as a stand-in for a Dataset: by number, ``len``, iteration and ``classes``.
 
     ``made_by(number)`` returns a record's image and label. Pixels become PNG files, which decode to them.
     """
@@ -64,7 +64,7 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; label *i* is that of ``classes[i]``."""
+        """The names of the classes; label *i* stands for ``classes[i]``."""
         digits = len(str(self._classes - 1))
         return tuple(f"class{number:0{digits}}" for number in range(self._classes))
 
@@ -76,7 +76,7 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
         return f"<FakeDataset: {len(self):,} records of {self._classes:,} classes>"
 
     def close(self) -> None:
-        """Does nothing: no file is open."""
+        """Do nothing: no file is open."""
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -85,7 +85,7 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
 PER_PHOTOGRAPH = 2
 MEAN_BYTES = 110_000
 SPREAD = 0.55  # standard deviation of the logarithm of a file's size
-BYTES_PER_PIXEL = 0.57  # of these crops with this grain at this quality
+BYTES_PER_PIXEL = 0.57  # measured with this grain and quality
 GRAIN, QUALITY = 7, 96
 ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 
@@ -126,7 +126,7 @@ def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
 
 @dataclass(frozen=True, repr=False)
 class FakeStats(LoaderStats):
-    """Stats of a FakeData, in the form of a Loader's. There are no workers; the stage is the ``delay``."""
+    """Stats of a FakeData in the form of a Loader's, without workers; the only stage is the ``delay``."""
 
     alone: ClassVar[str] = "FakeData itself takes this time, with seconds= for each record"
 
@@ -137,23 +137,23 @@ NONE_LEFT: Records = np.empty(0, np.int64)
 
 
 class FakeData(EpochLoader):
-    """Iterable over made-up batches of images and labels that takes a :class:`Loader`'s place.
+    """Iterable over made-up batches of images and labels, as a stand-in for a :class:`Loader`.
 
-    Images are uint8 [B, H, W, 3] of noise, at a multiple of 64 bytes, and labels int64 [B], 0 to ``classes``
-    - 1. All are read-only. The batches are views of few records that are made beforehand from ``seed``, two
-    batches of pixels or 50 files, which repeat. Equal arguments make equal batches in every epoch. An epoch
-    has B * ``batches`` records, which :meth:`receipt` counts and :attr:`dataset` has by number.
+    Images are uint8 [B, H, W, 3] of noise, aligned to 64 bytes, and labels int64 [B], 0 to ``classes`` - 1.
+    All are read-only. The batches are views of a few records made in advance from ``seed``, two batches of
+    pixels or 50 files, which repeat. Equal arguments make equal batches in every epoch. An epoch has
+    B * ``batches`` records, which :meth:`receipt` counts and :attr:`dataset` has by number.
 
-    Each process has all of the batches: there are no ranks. Several iterators may run at once, in any
-    threads; state and receipt are of the one that was begun last. Picklable, in few bytes, without the state.
+    There are no ranks: each process gets all batches. Several iterators may run at once, in any threads;
+    state and receipt belong to the latest one. A pickle is small and does not include the state.
 
     Args:
         batches: Number of batches per epoch.
         batch_size: Records per batch, B.
         size: (H, W) of the images.
-        encoded: Whether images are a list of B memoryviews of JPEG files instead: crops of photographs, 110
-            KB on average, of 45 KB to 205 KB (5 to 95 %), about 480x400, regardless of ``size``.
-        seconds: Delay of each batch per record, in a sleep, which uses no CPU and takes as long on a busy
+        encoded: Whether images are instead a list of B memoryviews of JPEG files: crops of photographs, 110
+            KB on average, 45 KB to 205 KB (5th to 95th percentile), about 480x400, regardless of ``size``.
+        seconds: Delay of each batch per record, as a sleep, which uses no CPU and takes as long on a busy
             machine.
         seed: Seed of the records, 0 to 2**64 - 1.
         classes: Number of classes.
@@ -216,7 +216,7 @@ class FakeData(EpochLoader):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[Any, Labels]]:
-        """Begin the next epoch; one that was left early is not continued. Raises UsageError once closed."""
+        """Begin the next epoch; an abandoned one is not continued. Raises UsageError once closed."""
         self._check_open()
         return self._run(self._begin())
 
@@ -238,9 +238,9 @@ class FakeData(EpochLoader):
             raise UsageError("this FakeData is closed; make a new one")
 
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
-        """Yield the batches of these steps, in the order given; every epoch has the same.
+        """Yield the batches of these steps, in the order given, the same in every epoch.
 
-        Place and receipt do not change. Raises IndexError for a step that the epoch does not have.
+        Place and receipt do not change. Raises IndexError for a step that does not exist.
         """
         whole = Epoch(self._plan, epoch)
         for step in steps:
@@ -248,7 +248,7 @@ class FakeData(EpochLoader):
             yield LoadedStep(step, self.batch(step), numbers)
 
     def batch(self, number: int) -> tuple[Any, Labels]:
-        """Return the batch of this number, after the same delay."""
+        """Return the batch with this number, after the delay."""
         if self._seconds:  # a sleep of 0 would still hand the CPU to other processes
             time.sleep(self._seconds * self._rows)
         return self._images(number), self._labels_of(number)
@@ -257,7 +257,7 @@ class FakeData(EpochLoader):
         return partial(FakeData, self._batches, **self._options), ()
 
     def _record(self, number: int) -> tuple[Any, int]:
-        """The image and label of a record, without the delay."""
+        """Return the image and label of a record, without the delay."""
         batch, row = divmod(number, self._rows)
         return self._images(batch)[row], int(self._labels_of(batch)[row])
 
@@ -276,13 +276,13 @@ class FakeData(EpochLoader):
         return labels
 
     def _start(self, number: int) -> int:
-        """A batch's first record, different for successive batches; its pixels are aligned."""
+        """Return a batch's first record, different for successive batches, with aligned pixels."""
         step = ALIGNMENT // math.gcd(ALIGNMENT, math.prod(self._shape))
         return number % (self._rows // step + 1) * step
 
     @property
     def dataset(self) -> FakeDataset:
-        """The records of an epoch by number, without a delay, and the names of the classes."""
+        """The records of an epoch by number, without the delay, and the names of the classes."""
         records = self._batches * self._rows
         return FakeDataset(self._record, records=records, classes=self._classes)
 
@@ -294,7 +294,7 @@ class FakeData(EpochLoader):
 
     @property
     def identity(self) -> dict[str, str]:
-        """The values that determine the batches, by name; ``seconds`` does not."""
+        """The values that determine the batches, by name, without ``seconds``."""
         names = ("batch_size", "size", "encoded", "seed", "classes")
         return {
             "dataset": self._plan.dataset,
@@ -303,7 +303,7 @@ class FakeData(EpochLoader):
         }
 
     def replay(self, epoch: int, step: int, *, start: int = 0) -> Replayed:
-        """Return the batch of a step of an epoch, without the delay, as a Loader does."""
+        """Reproduce the batch of a step of an epoch, without the delay."""
         numbers = Epoch(self._plan, epoch, start=start).batch(step)
         number = int(numbers[0]) // self._rows
         batch = self._images(number), self._labels_of(number)
@@ -316,7 +316,7 @@ class FakeData(EpochLoader):
         return dataset.classes[dataset[number].label]
 
     def card(self) -> RunCard:
-        """Return what decides the batches; a Loader cannot be made of it."""
+        """Return all that determines the batches; it cannot make a Loader."""
         return RunCard.of(
             self._plan,
             dataset=self._plan.dataset,
@@ -337,7 +337,7 @@ class FakeData(EpochLoader):
         return self.dataset.key(number)
 
     def stats(self) -> FakeStats:
-        """Return the counts and times since this was made, to be printed. Thread-safe."""
+        """Return printable counts and times since this was made. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         with self._lock:
             counts, making = self._meter.counts, self._meter.waiting
@@ -358,12 +358,12 @@ class FakeData(EpochLoader):
         )
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
-        """Return how well the batches of an epoch are mixed: every epoch has the same."""
+        """Measure how well the batches of an epoch are mixed; every epoch has the same."""
         return shuffle_quality(self._plan, self._all_labels(), epoch)
 
     def __repr__(self) -> str:
         return f"<FakeData: {self._batches:,} batches of {self._rows:,} records, epoch {self.epoch} next>"
 
     def close(self) -> None:
-        """End the iterations; delivered batches stay valid. Idempotent."""
+        """Stop all iterations; delivered batches stay valid. Idempotent."""
         self._closed = True

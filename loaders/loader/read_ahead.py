@@ -1,8 +1,8 @@
-"""Reading ahead: one thread that requests the data that the workers will need next, in disk order.
+"""Read-ahead: a thread that requests the data that the workers will need next, in disk order.
 
-The workers read single records, which is very slow on a cold disk. Ahead of them, ranges of whole megabytes
-are requested, in the epoch's order of shards. Few requests are pending at a time: a worker's own reads would
-wait behind them. The end of a shard is requested first: HDF5's columns are there.
+The workers read single records, which is very slow on a cold disk. Ahead of them, the thread requests ranges
+of whole megabytes, in the epoch's order of shards. It keeps few requests pending, since the workers' own
+reads would wait behind them. It requests the end of a shard first, because HDF5's columns are there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SHARD_END_BYTES = 1 << 20
 
 
 class ShardStream:
-    """The shards of an epoch as one stream of bytes, in the order of reading.
+    """The shards of an epoch as one stream of bytes, in reading order.
 
-    ``order`` has the numbers of the ``shards`` that are read. ``ends`` are those of the shards in the stream;
-    the rest is in the order of storage. A record's position in the stream is estimated as base + number *
-    slope, as if all records of a shard had the same size. Of the records, ``chosen`` are read; None for all.
+    ``order`` has the numbers of the ``shards`` that are read, and ``ends`` their ends in the stream; other
+    attributes are in storage order. A record's position in the stream is estimated as base + number * slope,
+    as if all records of a shard had the same size. Only ``chosen`` records are read; None for all.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ShardStream:
         self.bases = starts - (self.record_ends - records) * self.slopes
 
     def span(self, numbers: Records) -> tuple[int, int]:
-        """Estimate where in the stream the first of these records begins and the last one ends."""
+        """Estimate where in the stream the first of these records begins and the last ends."""
         shards = self.record_ends.searchsorted(numbers, side="right")
         begins = self.bases[shards] + numbers * self.slopes[shards]
         return int(begins.min()), math.ceil((begins + self.slopes[shards]).max())
@@ -73,7 +73,7 @@ class ShardStream:
             start += length
 
     def is_wanted(self, start: int, length: int) -> bool:
-        """Whether at least half of the records of a piece are chosen, so that it is worth reading whole."""
+        """Whether a piece is worth reading whole: at least half of its records are chosen."""
         if self.chosen is None:
             return True
         shard = self.order[np.searchsorted(self.ends, start, side="right")]
@@ -86,8 +86,8 @@ class ShardStream:
 class ReadAhead(Owned):
     """A daemon thread that requests up to ``budget`` bytes of a stream ahead of the workers' reads.
 
-    A piece of which most records are not chosen is left to the workers. Errors are ignored: the worker that
-    reads the record raises them, with the record's key.
+    Pieces with few chosen records are left to the workers. Errors are ignored: the worker that reads the
+    record raises them, with the record's key.
     """
 
     def __init__(self, stream: ShardStream, *, budget: int) -> None:
@@ -106,10 +106,10 @@ class ReadAhead(Owned):
         self._spans.put(self._stream.span(numbers))
 
     def close(self) -> None:
-        """End the thread. Idempotent; may be called when the interpreter ends."""
+        """Stop the thread. Idempotent; may be called at interpreter exit."""
         self._closed = True
         self._spans.put(None)
-        if not sys.is_finalizing():  # daemons do not run then, and a join would wait for its whole time-out
+        if not sys.is_finalizing():  # daemon threads no longer run then, and the join would time out
             self._thread.join(5)
 
     def _follow(self) -> None:
@@ -126,7 +126,7 @@ class ReadAhead(Owned):
         self._file.close()
 
     def _request(self, path: Path, offset: int, length: int) -> None:
-        """Request a chunk; where MAX_PENDING_CHUNKS are pending, wait first for the oldest of this file."""
+        """Request a chunk; if MAX_PENDING_CHUNKS are pending, first wait for the oldest."""
         if path != self._path:
             self._path = None
             self._pending.clear()
@@ -156,7 +156,7 @@ def reading_ahead(
     budget: int,
     chosen: Records | None = None,
 ) -> Iterator[list[ReadAhead]]:
-    """Read the blocks of the images, and of each column, ahead in this ``order``, if there is one."""
+    """Read the blocks of the images and of each column ahead in this ``order``, if there is one."""
     if order is None or not budget:
         yield []
         return
@@ -166,6 +166,5 @@ def reading_ahead(
     with ExitStack() as opened:
         for blocks, size in zip(files, sizes, strict=True):
             stream = ShardStream(folder, blocks, order, chosen)
-            share = ReadAhead(stream, budget=budget * size // total)
-            ahead.append(opened.enter_context(closing(share)))
+            ahead.append(opened.enter_context(closing(ReadAhead(stream, budget=budget * size // total))))
         yield ahead

@@ -1,4 +1,4 @@
-"""Counts and times of a loader, and the stage that limits it."""
+"""A loader's counts and times, and the stage that limits it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.engine.engine import CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
 
-# A consumer that waits for less than this share of the time limits: with batches ready, such waiting is
-# noise.
-MAX_WAITING_SHARE = 0.1
-# If workers wait for a CPU for more than this share of their computing time, other processes use the CPUs.
-MAX_QUEUED_SHARE = 0.25
-MOST_CROP_READY = 0.5  # above this share of crop-ready images, more of them are not advised
+MAX_WAITING_SHARE = 0.1  # a consumer that waits less than this limits: the waiting is noise
+MAX_QUEUED_SHARE = 0.25  # of computing time: if workers wait longer for a CPU, other processes use them
+MOST_CROP_READY = 0.5  # advise crop-ready images only up to this share
 
 STEP = "training step"
 STORAGE = "storage"
@@ -31,7 +28,7 @@ STORAGE = "storage"
 Place = Literal["worker", "main", "thread"]
 T = TypeVar("T")
 
-OR_PREFETCH = ", or add prefetch() if your step draws them itself"  # an input's thread draws for it
+OR_PREFETCH = ", or add prefetch() if your step draws them itself"
 STEP_ADVICE = "your step is slower than the data; a faster loader would gain nothing"
 HAND_OVER_ADVICE = "the main process is busy passing batches on; make batches larger"
 
@@ -46,8 +43,8 @@ class StageLoad:
             input.
         seconds: Its service time per image.
         utilisation: Share of the time that its threads or processes work.
-        starved: Share that they wait for the stage before.
-        blocked: Share that they wait for the stage after.
+        starved: Share that they wait for the previous stage.
+        blocked: Share that they wait for the next stage.
         limit: Its rate alone, in images/s (inf if it takes no time).
     """
 
@@ -65,11 +62,11 @@ SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, b
 
 @dataclass
 class GroupTimes:
-    """The seconds of the stages that share the thread, the threads or the processes of one step.
+    """The seconds of the stages that share the threads or processes of one step.
 
-    ``stages`` are those of all ``width`` threads or processes together. ``starved`` is how long they waited
-    for items, ``blocked`` how long for the consumer. For processes only: the seconds ``filling``, with work,
-    and the parts of these on a ``cpu`` and ``queued`` for one. One thread counts; any may :meth:`read`.
+    ``stages`` has totals over all ``width`` threads or processes. They waited for items for ``starved``
+    seconds, and for the consumer for ``blocked``. For processes only: ``filling``, the seconds with work, and
+    its parts on a ``cpu`` and ``queued`` for one. One thread counts; any may :meth:`read`.
     """
 
     name: str
@@ -86,7 +83,7 @@ class GroupTimes:
     def of_engine(
         cls, stats: EngineStats, name: str, width: int, stages: Mapping[str, str], rest: str, starved: float
     ) -> Self:
-        """Return those of an engine's workers. ``stages`` maps its stages to names, ``rest`` is all else."""
+        """Return the times of an engine's workers; ``stages`` names its stages, ``rest`` the remainder."""
         filling = sum(stats.filling)
         seconds = {own: stats.stages[stage] for stage, own in stages.items()}
         seconds[rest] = max(0.0, filling - sum(seconds.values()))
@@ -97,19 +94,19 @@ class GroupTimes:
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def timed(self, stage: str, call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted for the stage."""
+        """Wrap ``call`` to count its seconds for the stage."""
         return _timed(self.stages, stage, call)
 
     def waiting(self, kind: Literal["starved", "blocked"], call: Callable[..., T]) -> Callable[..., T]:
-        """Return ``call``, with its seconds counted as waiting for items, or for the consumer."""
+        """Wrap ``call`` to count its seconds as waiting for items or for the consumer."""
         return _timed(vars(self), kind, call)
 
     def timed_draws(self, stage: str, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items, with the seconds of drawing each counted for the stage."""
+        """Yield the items, counting the seconds of drawing them for the stage."""
         draw = self.timed(stage, items.__next__)
         with ending(items), suppress(StopIteration):
             while True:
-                yield draw()  # in no variable: a batch that is held keeps its slot
+                yield draw()  # not in a variable, which would hold the batch and its slot
 
     def restart(self) -> None:
         self.stages.update(dict.fromkeys(self.stages, 0.0))
@@ -119,7 +116,7 @@ class GroupTimes:
         return replace(self, stages=dict(self.stages))
 
     def plus(self, other: Self, sign: int = 1) -> Self:
-        """Return the sum of both, which are of one group, or with -1 the times since the other ones."""
+        """Add another group's times, or subtract them with a ``sign`` of -1."""
         stages = {
             name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)
             for name in self.stages | other.stages
@@ -128,7 +125,7 @@ class GroupTimes:
         return replace(self, stages=stages, **seconds)
 
     def loads(self, rows: int, elapsed: float) -> tuple[StageLoad, ...]:
-        """Return the stages' loads over a time in which so many rows passed them."""
+        """Return the stages' loads over ``elapsed`` seconds in which ``rows`` passed them."""
         waits = {name: min(1.0, getattr(self, name) / elapsed) for name in ("starved", "blocked")}
         return tuple(
             StageLoad(
@@ -152,7 +149,7 @@ class GroupTimes:
         image_bytes: float = 0.0,
         crop_ready: float = 1.0,
     ) -> str:
-        """Return what helps where the slowest stage of these processes limits, at that rate."""
+        """Return advice for when the slowest stage of these processes limits, at this rate."""
         asleep, busy = self.filling - self.cpu - self.queued, self.cpu + self.queued
         if asleep > max(self.cpu, self.queued):
             if slowest == "read":
@@ -166,7 +163,7 @@ class GroupTimes:
                 f"the workers wait for a CPU {self.queued / busy:.0%} of the time, because other "
                 "processes use the CPUs; more workers do not help"
             )
-        # more workers than CPUs use all of them where a worker computes only part of the time
+        # if workers compute only part of the time, it takes more of them than CPUs to use all CPUs
         enough = max(cpus, int(cpus * self.filling / busy)) if busy > 0 else cpus
         if self.width >= enough:
             smaller = (
@@ -197,13 +194,13 @@ def _timed(counters: dict[str, float], name: str, call: Callable[..., T]) -> Cal
 
 @dataclass(frozen=True)
 class Verdict:
-    """The stage that limits a pipeline, as a sentence by ``str``.
+    """The stage that limits a pipeline; ``str`` gives a sentence.
 
     Attributes:
         limit: Name of that stage.
         rate: The pipeline's rate, in ``unit`` per second.
-        next_limit: Name of the stage that would limit without it; empty where that is unknown.
-        next_rate: The rate then, inf where nothing else would limit.
+        next_limit: Name of the stage that would limit next; empty if unknown.
+        next_rate: The rate then; inf if nothing else would limit.
         advice: What helps.
         unit: "images" or "batches".
     """
@@ -224,7 +221,7 @@ class Verdict:
         return f"{self.limit} limits, at {self.rate:,.0f} {self.unit}/s: {self.advice}{after}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values and the sentence; a ``next_rate`` that is inf is None."""
+        """Return plain JSON values and the sentence; an infinite ``next_rate`` becomes None."""
         values = asdict(self)
         if not math.isfinite(self.next_rate):
             values["next_rate"] = None
@@ -232,48 +229,48 @@ class Verdict:
 
 
 def loads_to_list(loads: Sequence[StageLoad]) -> list[dict[str, Any]]:
-    """Return the stages as plain JSON values; the limit of a stage that takes no time is None."""
+    """Return the stages as plain JSON values; an infinite limit becomes None."""
     return [{**asdict(load), "limit": load.limit if math.isfinite(load.limit) else None} for load in loads]
 
 
 def rate_of(seconds: float) -> float:
-    """The rate per second of an operation that takes ``seconds``; inf for 0."""
+    """Return the rate per second of an operation that takes ``seconds``; inf for 0."""
     return 1 / seconds if seconds > 0 else math.inf
 
 
 def seconds_of(*loads: StageLoad) -> float:
-    """The seconds that these stages of one group take for a row."""
+    """Return the seconds per row of these stages of one group."""
     return sum(1 / load.limit for load in loads if math.isfinite(load.limit))
 
 
 def limited_by(
     limit: StageLoad, rate: float, advice: str, others: Iterable[Sequence[StageLoad]], unit: str = "images"
 ) -> Verdict:
-    """Return the verdict on a pipeline; without the limit, the slowest of the other groups would limit."""
+    """Return the verdict on a pipeline; the slowest of the other groups would limit next."""
     slowest = max(filter(None, others), key=lambda loads: seconds_of(*loads), default=())
     after = max(slowest, key=seconds_of).name if slowest else STEP
     return Verdict(limit.name, rate, after, max(rate_of(seconds_of(*slowest)), rate), advice, unit)
 
 
 class ShownStats(ABC):
-    """Stats of a loader or another input of a training, with their JSON values. ``kind`` names it."""
+    """Stats of a loader or another training input, whose name is ``kind``, with their JSON values."""
 
     kind: ClassVar[str]
 
     @property
     @abstractmethod
     def verdict(self) -> Verdict | None:
-        """The stage that limits; None where nothing is known yet."""
+        """The stage that limits; None as long as nothing is known."""
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
 
     def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> str:
-        """Return a page that shows the stages, what limits, and the course; also write it to ``path``.
+        """Return a page with the stages, the limit, and the course, and write it to ``path`` if given.
 
-        The page is one file without a script. ``name`` is in its title, by default the kind.
-        Raises OSError.
+        The page is one file without a script. ``name``, by default the kind, goes into its title. Raises
+        OSError.
         """
         from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
@@ -290,15 +287,15 @@ class ShownStats(ABC):
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats(EngineStats, ShownStats):
-    """Stats of a loader: those of its engine, and the conditions.
+    """Stats of a loader: its engine's, and the conditions.
 
     Attributes:
         workers: Number of worker processes.
         cpus: Number of CPUs that this process may use.
         image_bytes: Mean size of an encoded image.
-        crop_ready: Share of the images that are crop-ready, 0..1.
-        course: Rows and queue over time, in at most 240 parts of equal length since the loader's first batch;
-            also in the stats of a part of the time.
+        crop_ready: Share of crop-ready images, 0..1.
+        course: Rows and queue over time, always since the loader's first batch, in at most 240 parts of equal
+            length.
         storage: The downloads of a remote dataset.
     """
 
@@ -323,7 +320,7 @@ class LoaderStats(EngineStats, ShownStats):
         return (*storage, *workers, *main)
 
     def _groups(self) -> tuple[tuple[StageLoad, ...], ...]:
-        """The loads of the storage, of the workers and of the main process; empty before a second batch."""
+        """Return the loads of storage, workers and main process; empty before the second batch."""
         if not self.timed or self.elapsed <= 0:
             return (), (), ()
         storage = self.storage.limiting
@@ -362,7 +359,7 @@ class LoaderStats(EngineStats, ShownStats):
         return limited_by(slowest, rate, self._advice(slowest.name, rate), [main])
 
     def of_workers(self) -> Verdict | None:
-        """Return what limits the workers, also where the consumer is slower."""
+        """Return the stage that limits the workers, even if the consumer is slower."""
         _, workers, _ = self._groups()
         if not workers:
             return None
@@ -392,11 +389,11 @@ class LoaderStats(EngineStats, ShownStats):
         return str(self.verdict or "nothing is known before the second batch")
 
 
-WINDOW_S = 0.5  # of one rate, so that the median ignores short delays
+WINDOW_S = 0.5  # per rate, so that the median ignores short delays
 
 
 class Arrivals:
-    """Arrival times and amounts of ``items``, which are drawn and dropped at once, after the first one."""
+    """Arrival times and amounts of ``items``, drawn and dropped; the amounts exclude the first item."""
 
     def __init__(self, items: Iterator[Any], amount: Callable[[Any], int]) -> None:
         self._items = items
@@ -405,12 +402,12 @@ class Arrivals:
         self._amounts = array("q")
 
     def draw(self) -> None:
-        """Draw one item. Raises StopIteration where there is none."""
+        """Draw one item. Raises StopIteration at the end."""
         self._amounts.append(self._amount_of(next(self._items)))
         self._times.append(time.perf_counter())
 
     def draw_for(self, seconds: float) -> None:
-        """Draw items until ``seconds`` after the first one's arrival; at least one."""
+        """Draw at least one item, and more until ``seconds`` after the first one's arrival."""
         until = self.first + seconds
         while len(self._times) < 2 or self._times[-1] <= until:
             self.draw()
@@ -434,7 +431,7 @@ class Arrivals:
 
     @property
     def rate(self) -> float:
-        """Amount per second: the median over windows, each from one arrival to another, without the rest."""
+        """Amount per second: the median over whole windows, each from one arrival to another."""
         width, since, amount, rates = min(WINDOW_S, self.seconds), self.first, 0, []
         for at, count in zip(self._times[1:], self._amounts[1:], strict=True):
             amount += count
@@ -445,6 +442,6 @@ class Arrivals:
 
     @property
     def gaps(self) -> tuple[float, float]:
-        """Seconds between two arrivals: the median and the 99th percentile."""
+        """Seconds between arrivals: the median and the 99th percentile."""
         p50, p99 = np.percentile(np.diff(self._times), (50, 99)).tolist()
         return p50, p99
