@@ -1,4 +1,4 @@
-"""Steps made again, their pictures, and where two runs diverge."""
+"""Replayed steps, their pictures, and the point where two runs diverge."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ ShownParts = tuple[ShownPart | None, ...]
 
 
 class ObservedTransform:
-    """A ``transform`` with the same results; ``shown`` maps keys to the shown parts, where it can tell.
+    """A wrapper of a ``transform`` with the same results, whose ``shown`` maps keys to the parts shown.
 
-    It can if it has a method ``shown(record, rng)`` that returns a ShownPart, or one for each view.
+    The transform reports them by a method ``shown(record, rng)``, which returns a ShownPart or one per view.
     """
 
     def __init__(self, transform: Transform) -> None:
@@ -51,12 +51,11 @@ class ObservedTransform:
         return self._transform(record, rng)
 
     def fill(self, record: TransformInput, rng: np.random.Generator, *arrays: Array) -> None:
-        """Write the outputs."""
         self._note(record, rng)
         fill_rows(self._transform, record, rng, arrays)
 
     def _note(self, record: TransformInput, rng: np.random.Generator) -> None:
-        """Ask for the shown parts, and put the random numbers back to where they were."""
+        """Record the parts shown, and restore the state of the random numbers."""
         tell = getattr(self._transform, "shown", None)
         if tell is None:
             return
@@ -77,10 +76,10 @@ NONE = np.empty(0, np.int64)
 
 
 class RunOrder(NamedTuple):
-    """Deliveries of a run: its ``card`` and ``plan``, and the records of the plan's places.
+    """The deliveries of a run, described by its ``card`` and ``plan``.
 
-    ``numbers_at`` maps places of an epoch to record numbers; ``labels`` are the run's, by record number.
-    ``passed`` has the ranges of places that were skipped, by epoch.
+    ``numbers_at`` maps places of an epoch to record numbers. ``labels`` has the run's labels by record
+    number, and ``passed`` the ranges of skipped places by epoch.
     """
 
     card: RunCard
@@ -96,7 +95,7 @@ class RunOrder(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """A delivery of record ``number``: at the ``step`` of an ``epoch``, to a ``rank``."""
+    """A delivery of record ``number`` to a ``rank``."""
 
     number: int
     epoch: int
@@ -105,9 +104,9 @@ class Sighting(NamedTuple):
 
 
 def sightings(order: RunOrder, numbers: Iterable[int], epochs: Iterable[int]) -> Iterator[Sighting]:
-    """Yield when a run delivers these records, to any of its ranks; bad records count as delivered.
+    """Yield the deliveries of these records to any rank of a run; bad records count as delivered.
 
-    The order of each epoch is computed whole: 0.1 s for each rank and a million records.
+    Computes the whole order of each epoch, in 0.1 s per rank and million records.
     """
     wanted = np.array(sorted(set(numbers)), np.int64)
     for epoch in epochs:
@@ -124,16 +123,16 @@ def sightings(order: RunOrder, numbers: Iterable[int], epochs: Iterable[int]) ->
 
 @dataclass(frozen=True)
 class Parting:
-    """The first place at which two runs differ.
+    """The first difference between two runs.
 
     Attributes:
         epoch: Number of the epoch.
         step: Step of the epoch.
         row: Row of the step.
-        kind: What differs there: the dataset, the order of records, their labels, the columns of a batch, the
+        kind: What differs: the dataset, the order of records, their labels, the columns of a batch, the
             augmentation, or the pixels.
-        numbers: The two record numbers, None where a run has no such row, or where the datasets differ.
-        because: The settings that decide it: name to both values.
+        numbers: The two record numbers; None if a run has no such row, or the datasets differ.
+        because: The settings that cause it: name to both values.
     """
 
     epoch: int
@@ -150,7 +149,7 @@ class Parting:
 
 
 def parting_of_datasets(one: RunCard, other: RunCard) -> Parting | None:
-    """Return where runs of two datasets part, which is at once; None for runs of one dataset."""
+    """Return the parting of runs on different datasets, which is immediate; None if it is the same."""
     if one.dataset == other.dataset:
         return None
     return Parting(0, 0, 0, "dataset", (None, None), {"dataset": (one.dataset, other.dataset)})
@@ -164,10 +163,10 @@ def first_parting(
     pixels: Compared | None = None,
     step_done: Callable[[], object] = lambda: None,
 ) -> Parting | None:
-    """Return where two runs of one dataset part in these epochs, and None where they do not.
+    """Return the first difference between two runs in these epochs; None if there is none.
 
-    Settings that decide the augmentation of every record count from the first one. With ``pixels`` they do
-    not: it is asked for the first row of a step that differs, while records and labels are the same.
+    Different augmentation settings count as a difference from the first record on. With ``pixels`` they do
+    not: while records and labels are the same, it is called for the first differing row of each step.
     ``step_done`` is called after each step.
     """
     if parted := parting_of_datasets(one.card, other.card):
@@ -184,7 +183,7 @@ def first_parting(
             if not rows and pixels and (row := pixels(epoch, step)) is not None:
                 rows = {"pixels": row}
             if rows:
-                kind = min(rows, key=lambda kind: rows[kind])  # the record before what is made of it
+                kind = min(rows, key=lambda kind: rows[kind])  # of equal rows, the order first
                 row = rows[kind]
                 first, second = (int(own[row]) if row < len(own) else None for own in both)
                 return Parting(epoch, step, row, kind, (first, second), found[kind])
@@ -193,10 +192,10 @@ def first_parting(
 
 
 class OrderDifference(NamedTuple):
-    """How the orders of two runs differ, for one rank of each.
+    """The differences between the orders of two runs, for one rank of each.
 
-    ``differing`` of ``steps`` steps have other records, or the same in another order; ``only_first`` and
-    ``only_second`` are the numbers of the records that only one of the runs delivers, ascending.
+    ``differing`` of ``steps`` steps have other records, or the same in another order. ``only_first`` and
+    ``only_second`` are the ascending numbers of records that only one run delivers.
     """
 
     steps: int
@@ -206,7 +205,7 @@ class OrderDifference(NamedTuple):
 
 
 def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> OrderDifference:
-    """Compare the orders of all steps of these epochs. A byte of memory for each record of the dataset."""
+    """Compare the orders of all steps of these epochs, with a byte of memory per record and run."""
     seen = np.zeros((2, max(len(one.labels), len(other.labels))), np.bool_)
     steps = differing = 0
     for epoch in epochs:
@@ -227,7 +226,7 @@ def _passed(order: RunOrder) -> str:
 
 
 def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
-    """Yield what differs, and the first row where it does: another record or none, another label."""
+    """Yield the kinds of difference in a step, each with its first row."""
     common = min(len(some), len(others))
     records = some[:common] != others[:common]
     if records.any() or len(some) != len(others):
@@ -244,9 +243,9 @@ DIGEST_BYTES = 16
 class ReplayedRecord:
     """One record of a step: its number in the dataset, its key and its label in the loader's label space.
 
-    ``views`` are the parts of the image that the transform shows: one, or that of each of its views, None for
-    a view whose transform does not tell; empty where the transform does not tell.
-    ``skipped`` is the reason for which a bad record is not in the batch, None for the others.
+    ``views`` has the part of the image that each view of the transform shows, None for a view that does not
+    report it; it is empty if the transform does not. ``skipped`` is the reason why a bad record is not in the
+    batch, None for others.
     """
 
     number: int
@@ -257,11 +256,11 @@ class ReplayedRecord:
 
     @property
     def shown(self) -> ShownPart | None:
-        """The part of the image that the transform shows, or its first view; None where it does not tell."""
+        """The part of the image shown by the transform, or by its first view; None if it is not reported."""
         return self.views[0] if self.views else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types; it has ``views`` if there are several."""
+        """Return a value of JSON types, with ``views`` if there are several."""
         untold: dict[str, Any] = {"crop": None, "mirrored": None}
         shown = [part.to_json() if part else untold for part in self.views] or [untold]
         views = {"views": shown} if len(shown) > 1 else {}
@@ -271,10 +270,10 @@ class ReplayedRecord:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """Batch of a rank at a ``step`` of an ``epoch``.
+    """A rank's batch at a ``step`` of an ``epoch``.
 
-    ``batch`` is bit for bit the tuple that was delivered; its arrays are in memory of their own. ``records``
-    are those of the step in their order, with the bad ones that were skipped.
+    ``batch`` is bit for bit the tuple that was delivered, with its own memory. ``records`` has the step's
+    records in order, including skipped bad ones.
     """
 
     epoch: int
@@ -308,15 +307,15 @@ class Replayed:
         return tuple(record for record in self.records if record.skipped is not None)
 
     def digests(self) -> list[str]:
-        """Return a digest of the values of each row, to compare between machines: 32 hex digits."""
+        """Return a digest of each row's values, 32 hex digits, to compare between machines."""
         return [_digest(row) for row in self._rows()]
 
     def digest(self) -> str:
-        """Return a digest of the values of the whole batch: 32 hex digits."""
+        """Return a digest of the whole batch's values, 32 hex digits."""
         return _digest(self.digests())
 
     def first_difference(self, other: Replayed) -> int | None:
-        """Return the first row with other values than in the other step; None where all are equal."""
+        """Return the first row whose values differ from the other step's; None if all are equal."""
         pairs = zip_longest(self.digests(), other.digests())
         return next((row for row, (one, two) in enumerate(pairs) if one != two), None)
 
@@ -339,7 +338,7 @@ class Replayed:
 
 
 def _digest(value: Any) -> str:
-    """The digest of arrays, bytes and values of JSON, and of lists and dicts of them."""
+    """Return the digest of arrays, bytes and JSON values, and of lists and dicts of them."""
     found = blake2b(digest_size=DIGEST_BYTES)
     if isinstance(value, dict):
         return _digest([part for item in value.items() for part in item])
@@ -356,12 +355,11 @@ Picture = npt.NDArray[np.uint8]
 
 
 def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Picture]:
-    """Return the images of a batch: uint8 [height, width, 3] each, in RGB.
+    """Return the images of a batch, uint8 [height, width, 3] in RGB each, with views side by side.
 
-    They are in the batch's first part, or in its part "image"; the views of that part lie side by side.
-    Encoded images are decoded. Normalised values are made 0..255 again by the ``mean`` and ``std`` of the
-    transform; without these, numbers from 0 to 1 are multiplied by 255, and others are stretched from the
-    smallest to the largest. Raises UsageError for a batch without images.
+    They are the batch's first part, or that part's "image". Encoded images are decoded. Normalised values are
+    restored to 0..255 with the ``mean`` and ``std`` of the transform; without these, numbers from 0 to 1 are
+    multiplied by 255, and others are scaled to their range. Raises UsageError for a batch without images.
     """
     first = batch[0]
     if isinstance(first, dict):
@@ -399,7 +397,7 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
 
 
 def _plain(values: npt.NDArray[Any], transform: ImageTransform) -> Picture:
-    """The pixels before they were normalised."""
+    """Undo the normalisation."""
     if transform.dtype == "bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return _rounded(255 * (values.astype(np.float64) * transform.std + transform.mean))
@@ -423,7 +421,7 @@ def _rounded(values: npt.NDArray[np.float64]) -> Picture:
 def shown_batch(
     made: Replayed, transform: Transform | None, class_of: Callable[[int], str], *, title: str, most: int
 ) -> Gallery:
-    """Return the first images of a step, at most ``most``, as PNG files. Raises UsageError without images."""
+    """Return up to ``most`` first images of a step, as PNG files. Raises UsageError without images."""
     count = max(0, min(most, MOST_SHOWN, len(made)))
     pictures = pictures_of(made.batch, transform)[:count]
     shown = [

@@ -1,6 +1,6 @@
-"""The card of a run: the options that decide the records of each step, and their pixels.
+"""Run cards: the options that determine the records of each step and their pixels.
 
-It is compared between machines and runs, as text.
+Cards of different machines and runs are compared as text.
 """
 
 from __future__ import annotations
@@ -51,26 +51,25 @@ WAYS = {"subset": "a subset of", "without": "to do without"}
 
 @dataclass(frozen=True)
 class ChosenRecords:
-    """A ``count`` of records, the ``digest`` of their numbers, and the ``numbers`` if they are few."""
+    """The ``count`` of some records, a ``digest`` of their numbers, and the ``numbers`` if they are few."""
 
     count: int
     digest: str
     numbers: tuple[int, ...] | None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that no card lists."""
         numbers = self.numbers or ()
         if len(numbers) > MOST_LISTED or max(numbers, default=0) >= MAX_RECORDS:
             raise ValueError("it lists too many records, or too large numbers")
 
     @classmethod
     def of(cls, numbers: Records, digest: str) -> Self:
-        """Return the choice of these record numbers; more than MOST_LISTED are not listed."""
+        """Describe these record numbers; more than MOST_LISTED are not listed."""
         listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
         return cls(len(numbers), digest, listed)
 
     def given(self, option: str = "subset") -> Records:
-        """Return the record numbers, int64. Raises UsageError where they are not listed."""
+        """Return the record numbers, int64. Raises UsageError if they are not listed."""
         if self.numbers is None:
             raise UsageError(
                 f"the run had {WAYS[option]} {self.count} records that its card does not list; give the same ones"
@@ -85,10 +84,10 @@ OWN: dict[str, Callable[..., Transform]] = {
 
 @dataclass(frozen=True)
 class TransformCard:
-    """A transform: its ``name``, and, of this package's own, its ``arguments``; of others, its ``identity``.
+    """A transform: its ``name``, and its ``arguments`` if it is this package's own, else its ``identity``.
 
-    The identity is the loader's: equal for transforms that are made in the same way. It is None for one that
-    cannot be compared. Raises ValueError for arguments that make no transform.
+    Transforms made in the same way have equal identities; it is None for one that cannot be compared. Raises
+    ValueError for arguments that make no transform.
     """
 
     name: str
@@ -96,7 +95,7 @@ class TransformCard:
     arguments: dict[str, Any] | None
 
     def __post_init__(self) -> None:
-        """Fill in the arguments that an older release did not know."""
+        """Fill in arguments that an older release did not have."""
         if self.arguments is not None:
             try:
                 arguments = _arguments(_made(self.name, self.arguments))
@@ -106,12 +105,11 @@ class TransformCard:
 
     @classmethod
     def of(cls, transform: Transform, identity: str | None) -> Self:
-        """Return the card of a transform."""
         name = _title(transform)
         return cls(name, None, _arguments(transform)) if _is_own(transform) else cls(name, identity, None)
 
     def made(self) -> Transform:
-        """Return the transform made of the arguments. Raises UsageError without them."""
+        """Return the transform, made from its arguments. Raises UsageError without them."""
         if self.arguments is None or self.name not in OWN:
             raise UsageError(
                 f"the run's transform, {self.name}, is not one of {', '.join(OWN)}; give the same one"
@@ -120,7 +118,7 @@ class TransformCard:
 
     @property
     def title(self) -> str:
-        """The name, and the identity where it is known."""
+        """The name, and the identity if it is known."""
         return f"{self.name} {self.identity}" if self.identity else self.name
 
     @property
@@ -134,20 +132,19 @@ class TransformCard:
 
 
 def _is_own(value: object) -> bool:
-    """Whether a value is a transform that its arguments make again, with all that are within it."""
+    """Whether arguments can reproduce a value, a transform, including all transforms nested in it."""
     within = value.each if isinstance(value, Views) else (value.transform,) if isinstance(value, Cut) else ()
     return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, within))
 
 
 def _arguments(transform: Any) -> dict[str, Any]:
-    """The arguments of a transform, as JSON has them."""
     return {field.name: _plain(getattr(transform, field.name)) for field in fields(transform)}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
-    if isinstance(value, dict):  # in its order, which JSON does not keep
+    if isinstance(value, dict):  # as a list, since canonical JSON does not keep the order
         return {"named": [[name, _plain(part)] for name, part in value.items()]}
     if isinstance(value, ColorJitter):
         return asdict(value)
@@ -161,7 +158,7 @@ def _made(name: str, arguments: dict[str, Any]) -> Transform:
 
 
 def _restored(value: Any) -> Any:
-    """The value of an argument: lists become tuples, and objects what they describe."""
+    """Undo _plain; lists become tuples."""
     if isinstance(value, list):
         return tuple(map(_restored, value))
     if not isinstance(value, dict):
@@ -180,14 +177,14 @@ PLANNED = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
 
 @dataclass(frozen=True)
 class RunCard:
-    """The options of a rank's run, as JSON: for :meth:`.Loader.replay` of its steps on any machine.
+    """The options of a rank's run, as JSON, so that :meth:`.Loader.replay` works on any machine.
 
     Attributes:
         dataset: Root of the dataset's manifest.
         split: Its split.
-        records: Which records were chosen, None for all.
+        records: The chosen records, None for all.
         labels: The Loader's argument.
-        columns: Columns that were named, None without.
+        columns: The named columns, None without.
         weights: Weights of a collection's parts, None without.
         shuffle: The Loader's argument; its window counts records.
         seed: The Loader's argument.
@@ -197,11 +194,11 @@ class RunCard:
         drop_last: The Loader's argument.
         on_bad_record: The Loader's argument.
         with_numbers: The Loader's argument.
-        transform: Arguments, or identity, of the transform, None without.
-        versions: Versions of the programs that decide the pixels, and the ``decoder`` as the digest of the
-            pixels that it makes of some images; a replay takes the installed ones.
-        without: Which records were left out on purpose, None without.
-        gaps: The Loader's argument, None without such records.
+        transform: Arguments or identity of the transform, None without.
+        versions: Versions of the programs that determine the pixels, and for the ``decoder`` a digest of the
+            pixels that it makes of some images. A replay uses the installed ones.
+        without: The records omitted on purpose, None without.
+        gaps: The Loader's argument, None without omitted records.
     """
 
     dataset: str
@@ -225,16 +222,16 @@ class RunCard:
 
     @classmethod
     def of(cls, plan: EpochPlan, **others: Any) -> Self:
-        """Return the card of a run in the order of ``plan``, with the installed versions and other fields."""
+        """Return the card of a run with this plan, the installed versions and the other fields."""
         ordered = {name: getattr(plan, name) for name in PLANNED}
         versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
         return cls(**ordered, versions=versions | {"decoder": checked_decoder().digest}, **others)
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of a Loader of this run, beside the path of the dataset.
+        """Return the arguments of this run's Loader, except the path of the dataset.
 
         Raises UsageError for a transform that is not this package's own, and for chosen records that the
-        card does not list: replace these with None, and give the Loader the same ones.
+        card does not list: replace them with None, and give the Loader the same ones.
         """
         plain = ("labels", "columns", "weights", *PLANNED, "on_bad_record", "with_numbers")
         options = {name: getattr(self, name) for name in plain}
@@ -245,7 +242,7 @@ class RunCard:
         return options
 
     def without_numbers(self) -> RunCard:
-        """Return a card of a bounded size, that does not list the records that were chosen or left out."""
+        """Return a card of bounded size, without the numbers of chosen and omitted records."""
         records, without = (each and replace(each, numbers=None) for each in (self.records, self.without))
         return replace(self, records=records, without=without)
 
@@ -258,9 +255,9 @@ class RunCard:
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Return the card that ``to_json`` described, only if it has exactly this JSON.
+        """Return the card that ``to_json`` described.
 
-        Raises DataError, and UnknownVersion for that of another version.
+        Raises DataError unless the card has exactly this JSON, UnknownVersion for another version.
         """
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise DataError(f"is not a run card; {ADVICE}")
@@ -284,7 +281,7 @@ class RunCard:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file. Raises DataError where it holds no card, UnknownVersion, OSError."""
+        """Read a file. Raises DataError if it holds no card, UnknownVersion, OSError."""
         file = user_path(path)
         data = read_small_file(file, LARGEST)
         try:
@@ -296,7 +293,7 @@ class RunCard:
 
 
 def decoder_of(state: Mapping[str, Any]) -> str | None:
-    """Return the digest of the decoder in a state's card; None where an older release wrote it."""
+    """Return the decoder's digest in a state's card; None if an older release wrote the state."""
     try:
         found = state["card"]["versions"]["decoder"]
     except (KeyError, TypeError):
@@ -309,7 +306,7 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
 
 def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> dict[str, str]:
-    """The values that determine a loader's batches, by name."""
+    """Return the values that determine a loader's batches, by name."""
     found = {
         "dataset": plan.dataset,
         "shuffle": json.dumps(plan.shuffle.to_json() if plan.shuffle else None),
@@ -333,12 +330,12 @@ def loader_identity(plan: EpochPlan, work: ShardWork, *, with_numbers: bool) -> 
 
 
 def digest_of(value: object, *, without: tuple[type, ...] = ()) -> str:
-    """32 hex digits that are equal for objects made in the same way, in any process on any machine.
+    """Return 32 hex digits that are equal for objects made in the same way, in any process on any machine.
 
     Containers, arrays, tensors, dataclasses and other picklable objects are hashed by their contents;
-    functions by their name, bytecode (so the Python version counts, too), defaults and closure; classes by
-    their name. An object with an ``identity`` is hashed by that instead. Parts of the types ``without`` count
-    as equal. Raises UsageError for an object without any of these.
+    functions by their name, bytecode (which depends on the Python version), defaults and closure; classes by
+    their name; objects with an ``identity`` by that instead. Parts of the types ``without`` count as equal.
+    Raises UsageError for any other object.
     """
     return _digest(value, (), without).hex()
 
@@ -373,7 +370,6 @@ def _joined(kind: str, parts: Iterable[bytes]) -> bytes:
 
 
 def _parts(value: Any) -> tuple[str, Iterable[object]]:
-    """The kind of a value, and its parts."""
     kind = str if isinstance(value, LibraryVersion) else type(value)
     if isinstance(value, ATOMS):
         return kind.__name__, [_Literal(repr(value).encode("utf-8", "backslashreplace"))]
@@ -442,11 +438,11 @@ def _title(value: object) -> str:
 
 
 def _name_of(kind: Any) -> str:
-    """The qualified name; without the module for this package's names, so that a move keeps digests equal."""
+    """Return the qualified name, without this package's modules: moving code must not change digests."""
     module, name = str(getattr(kind, "__module__", "")), getattr(kind, "__qualname__", kind.__name__)
     if module.startswith("shardprep."):
         return f"shardprep.{name}"
-    return f"{'__main__' if module == '__mp_main__' else module}.{name}"  # that of a spawned process
+    return f"{'__main__' if module == '__mp_main__' else module}.{name}"  # its name in spawned processes
 
 
 Differences = dict[str, tuple[str, str]]
@@ -460,22 +456,19 @@ DECIDING: dict[str, tuple[str, ...]] = {
     "augmentation": ("transform", "seed"),
     "pixels": ("transform", "seed", "versions"),
 }
-OTHERS = ("on_bad_record",)  # it decides where a record is bad
 
 
 def differences(one: RunCard, other: RunCard) -> Differences:
-    """Return all settings in which the runs differ, with the versions of programs."""
-    names = dict.fromkeys((*(name for names in DECIDING.values() for name in names), *OTHERS))
+    """Return all settings in which the runs differ, including versions of programs."""
+    names = dict.fromkeys([*(name for names in DECIDING.values() for name in names), "on_bad_record"])
     return {name: texts for name in names if (texts := _texts(name, one, other))}
 
 
 def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
-    """Return those that decide things of this kind. A seed decides nothing where nothing is random."""
+    """Return the differing settings that determine this kind; the seed only if something is random."""
     found = {name: texts for name in DECIDING[kind] if (texts := _texts(name, one, other))}
     is_random = any(
-        card.shuffle is not None
-        if kind == "order"
-        else card.transform is not None and card.transform.is_random
+        card.shuffle if kind == "order" else card.transform and card.transform.is_random
         for card in (one, other)
     )
     if not is_random:
@@ -484,7 +477,7 @@ def deciding(kind: str, one: RunCard, other: RunCard) -> Differences:
 
 
 def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
-    """Both values of a setting, None where they are equal."""
+    """Return both values of a setting, or None if they are equal."""
     if name == "transform":
         return differing_transforms(one.transform, other.transform)
     if name in ("records", "without"):
@@ -494,7 +487,7 @@ def _texts(name: str, one: RunCard, other: RunCard) -> tuple[str, str] | None:
 
 
 def differing_transforms(one: TransformCard | None, other: TransformCard | None) -> tuple[str, str] | None:
-    """Return two transforms as text, or None: the arguments that differ, or the identities."""
+    """Return both transforms as text, with differing arguments or identities; None if they are equal."""
     if one is None or other is None:
         return None if one is other else (one.title if one else "none", other.title if other else "none")
     if one.name == other.name and one.arguments is not None and other.arguments is not None:
@@ -516,14 +509,14 @@ def _text(value: Any) -> str:
 
 TRANSFORM_ADVICE = 'continue with this one by load_state_dict(state, transform="changed")'
 Resumed = Literal["same", "changed"]
-"""Whether a state is loaded for the transform that it was taken with, or for any."""
+"""Whether a state may be loaded only for the same transform as before, or for any."""
 
 
 def kept_transform(transform: Transform) -> dict[str, Any]:
     """Return JSON values that are equal for transforms made in the same way, in any process.
 
-    Of this package's own they are the arguments, of others the name and digests: of the values that the
-    transform has, and of its code, which can be compared within one version of Python. Both are None for one
+    For this package's transforms they are the arguments; for others the name, and digests of the transform's
+    values and of its code, which is comparable within one version of Python. Digests are None for a transform
     that cannot be compared.
     """
     card = TransformCard.of(transform, _transform_digest(transform, CodeType, LibraryVersion))
@@ -532,9 +525,9 @@ def kept_transform(transform: Transform) -> dict[str, Any]:
 
 
 def refuse_another(there: object, here: Sequence[dict[str, Any] | None], transform: Resumed) -> None:
-    """Raise UsageError where a state has other transforms than are used here, unless they may be "changed".
+    """Raise UsageError if a state's transforms differ from those used here, unless they may be "changed".
 
-    Both are lists of what :func:`kept_transform` returned, with None for no transform.
+    Both are lists of results of :func:`kept_transform`, with None for no transform.
     """
     if transform not in ("same", "changed"):
         raise UsageError(f"transform must be 'same' or 'changed', not {transform!r}")

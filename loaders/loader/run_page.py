@@ -1,4 +1,4 @@
-"""A run of a loader or a flow as a page of HTML: its figures, its course and its timeline."""
+"""The HTML page of a loader's or flow's run: its figures, its course and its timeline."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time
-MOST_STAGES = 100  # the longest flows have some dozens
-COURSE = ("began", "batches", "rows", "ready", "waited")  # of a part of the time
+MOST_STAGES = 100  # the longest flows have a few dozen
+COURSE = ("began", "batches", "rows", "ready", "waited")  # values for each part of the time
 
 
 @dataclass(frozen=True)
 class RunValues:
-    """The ``stages`` in the order of the data, the name of the one that ``limits``, and a ``sentence``.
+    """A run's ``stages`` in the order of data flow, the name of the one that ``limits``, and a ``sentence``.
 
-    ``limits`` is "" and ``rate`` 0 where nothing is known yet. ``course`` has a column for each of COURSE and
-    a row for each ``part_seconds``; it is empty where the stats have none, as a flow's.
+    As long as nothing is known, ``limits`` is "" and ``rate`` 0. ``course`` has a column for each of COURSE
+    and a row per ``part_seconds``; it is empty if the stats have none, like a flow's.
     """
 
     stages: tuple[StageLoad, ...]
@@ -45,10 +45,7 @@ class RunValues:
 
     @classmethod
     def of(cls, values: Any) -> RunValues:
-        """Return the figures of ``to_dict()`` of a loader's, a flow's or an input's stats.
-
-        Raises DataError for values of another form.
-        """
+        """Read ``to_dict()`` of a loader's, flow's or input's stats. Raises DataError for other values."""
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
@@ -66,7 +63,7 @@ class RunValues:
 
 
 def _loads(values: Mapping[str, Any]) -> list[Any]:
-    """The stages up to the step; an input has those of its source before its own."""
+    """Return the stages up to the step; for an input, its source's come before its own."""
     if "loads" in values:
         return list(built(tuple[Any, ...], values["loads"]))
     before = values["source"] or values["loader"]
@@ -76,7 +73,7 @@ def _loads(values: Mapping[str, Any]) -> list[Any]:
 
 
 def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
-    """The parts of the time and their length; those of the loader that an input draws from."""
+    """Return the parts of the time and their length; for an input, its loader's."""
     while values.get("loads") is None:
         values = values["source"] or values["loader"] or {"loads": []}
     found = built(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
@@ -95,20 +92,20 @@ def _stage(load: Mapping[str, Any]) -> StageLoad:
 
 
 def number_in(value: object, *, most: float = 1e18) -> float:
-    """Return a number of a JSON value. Raises ValueError for another value, and outside of 0 to ``most``."""
+    """Return a JSON number. Raises ValueError for other values, and outside of 0 to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(f"{str(value)[:40]!r} is not a number of 0 to {most:g}")
     return float(value)
 
 
-ENOUGH = 0.95  # of the greatest rate of a sweep; the smallest value that reaches it is its knee
+ENOUGH = 0.95  # of a sweep's highest rate; the smallest value that reaches it is the knee
 MOST_RUNS = 100
 
 Part = dict[str, Any]
 
 
 def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return names and texts of the other measurements beside the stages."""
+    """Return names and texts of the measurements other than the stages."""
     facts = []
     if "first_batch" in bench:
         facts.append(("first batch", f"after {number_in(bench['first_batch']):.2f} s"))
@@ -128,7 +125,7 @@ def bench_facts(bench: Mapping[str, Any], stats: Mapping[str, Any]) -> list[tupl
 
 
 def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
-    """Return the plot of a sweep with its knee marked, and a sentence; None without one."""
+    """Return a sweep's plot with the knee marked, and a sentence; None without a sweep."""
     if not sweep:
         return None
     runs = sorted(
@@ -146,7 +143,7 @@ def sweep_part(sweep: Mapping[str, Any] | None) -> Part | None:
 
 
 def disk_part(bench: Mapping[str, Any], disk: Mapping[str, Any] | None) -> Part | None:
-    """Return bars of the loader's rate and the disk's, and the sentence of the comparison."""
+    """Return bars that compare the loader's rate with the disk's, and a sentence."""
     rows = []
     if "bytes_per_second" in bench:
         rows.append(("this run, as delivered", number_in(bench["bytes_per_second"])))
@@ -177,13 +174,13 @@ def _rate(value: float) -> str:
     return f"{size(value)}/s"
 
 
-BATCHES = 4  # in a point of a chart; fewer would draw the batches, and not the rate
+BATCHES = 4  # per point of a chart; fewer would show single batches instead of the rate
 SECONDS = "seconds since the first batch"
 
 
 def course_charts(run: RunValues) -> list[Markup]:
-    """Return the charts; none of a run with fewer than two whole parts of the time."""
-    parts = run.course[:-1]  # the last one is not over
+    """Return the charts; none for fewer than two complete parts of the time."""
+    parts = run.course[:-1]  # the last one is incomplete
     if len(parts) < 2:
         return []
     together = min(ceil(BATCHES * len(parts) / max(1, parts[:, 1].sum())), len(parts) // 2)
@@ -212,9 +209,9 @@ CELL = "text-align: left; padding: 0 0.6em 0 0"
 
 
 def load_chart(values: dict[str, Any]) -> str:
-    """Return a chart of the stages' shares of the time, from ``to_dict()`` of stats; the limit is marked.
+    """Return an HTML chart of the stages' shares of the time, from ``to_dict()`` of stats.
 
-    It is of HTML alone, without a script. Names are shown as text, in at most 40 characters.
+    The limit is marked. There is no script. Names are shown as text, truncated to 40 characters.
     """
     run, rows = RunValues.of(values), []
     for stage in run.stages:
@@ -238,16 +235,16 @@ def load_chart(values: dict[str, Any]) -> str:
     return Markup("<table>{}</table><p>{}</p>").format(Markup("").join(rows), text)
 
 
-MOST_EVENTS = 600  # that are drawn; the page has some 100 bytes of each
+MOST_EVENTS = 600  # drawn, with about 100 bytes of the page each
 MOST_TRACKS = 17  # the consumer and 16 workers
-COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last
+COLOURS = 6  # classes s0 to s5 of the style sheet; further names share the last one
 LEFT, WIDTH, ROW, TIMELINE_BAR = 70, 570, 24, 18  # of the view
 WAITING = "waiting"
 KINDS = ("stage", "consumer")
 
 
 class TracedSpan(NamedTuple):
-    """Work of a process from ``began`` for ``lasted`` microseconds."""
+    """Work of a process, with its begin and duration in microseconds."""
 
     track: int
     name: str
@@ -256,9 +253,9 @@ class TracedSpan(NamedTuple):
 
 
 def timeline(trace: Any) -> Markup:
-    """Return a picture of 600 spans in the middle of a Chrome trace of a loader.
+    """Return a picture of 600 spans from the middle of a loader's Chrome trace.
 
-    Raises KeyError, TypeError, ValueError or AttributeError for values of another form.
+    Raises KeyError, TypeError, ValueError or AttributeError for anything else.
     """
     events = built(tuple[Any, ...], trace["traceEvents"])
     names = {
@@ -332,10 +329,9 @@ def run_page(
 ) -> str:
     """Return the page of a run: stages with the limit marked, course, sweep, disk and timeline.
 
-    ``values`` are the JSON values of stats (``stats.to_dict()``), or of ``prep bench-loader --json``.
-    ``name`` stands in the title. ``disk`` has those of a disk's profile (``prep bench-disk --save``), and
-    ``trace`` those of a Chrome trace of a loader. The page is one file without a script. Raises DataError for
-    values of another form.
+    ``values`` are the JSON values of stats (``stats.to_dict()``) or of ``prep bench-loader --json``, ``disk``
+    those of a disk profile (``prep bench-disk --save``), and ``trace`` those of a loader's Chrome trace.
+    ``name`` goes into the title. The page is one file without a script. Raises DataError for other values.
     """
     is_bench = isinstance(values, dict) and isinstance(values.get("stats"), dict)
     run = RunValues.of(values["stats"] if is_bench else values)
@@ -361,7 +357,7 @@ def run_page(
 
 
 def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
-    """Return the values of a JSON file. Raises DataError, which names the file, and OSError."""
+    """Read a JSON file. Raises DataError, which names the file, and OSError."""
     path = user_path(path)
     try:
         return json.loads(read_small_file(path, most))
@@ -370,8 +366,5 @@ def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
 
 
 def save_page(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a page, replacing an existing file at once.
-
-    Raises OperationError if a folder or a device is there, OSError.
-    """
+    """Write a page, replacing an existing file. Raises OperationError for a folder or a device, OSError."""
     save_bytes(user_path(path), text.encode())

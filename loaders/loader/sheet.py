@@ -1,4 +1,4 @@
-"""A contact sheet: the pictures of a step in a grid, each with its record number, key and label."""
+"""Contact sheets: the pictures of a step in a grid, each with its record number, key and label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.replay import Picture, Replayed, ReplayedRecord, pictures_of
 from shardprep.loaders.transforms.contract import Transform
 
-CELL = 160  # pixels of the side of a picture
+CELL = 160  # pixels per side of a picture
 LEAST_CELL = 48
 WIDEST = 2400
 GAP = 8
@@ -31,21 +31,20 @@ PAPER, INK, FAINT, BAD = (250,) * 3, (30,) * 3, (110,) * 3, (190, 40, 40)
 
 @dataclass(frozen=True)
 class ContactSheet:
-    """The sheet of a step that was replayed; ``transform`` is that of the loader. Skipped records are told.
+    """The contact sheet of a replayed step, as a PNG or a self-contained HTML page; it marks skipped records.
 
-    It is drawn as a PNG, or written as a page of HTML that needs nothing but itself. Raises UsageError for a
-    batch without images, or with more than 1024.
+    ``transform`` is the loader's. Raises UsageError for a batch without images, or with more than 1024.
     """
 
     replayed: Replayed
     transform: Transform | None = None
 
     def png(self) -> bytes:
-        """Return the sheet as a PNG."""
+        """Return the sheet as a PNG file."""
         return png_of(self.drawn())
 
     def html(self) -> str:
-        """Return the sheet as a page of HTML, with each picture as it is in the batch."""
+        """Return the sheet as an HTML page, with each picture in its original size."""
         from shardprep.formats.reports.pages import page  # start-up time: Jinja
 
         made = self.replayed
@@ -64,7 +63,7 @@ class ContactSheet:
         save_bytes(final, data)
 
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
-        """The records of the step with their pictures; None for one that was skipped."""
+        """Return the records of the step with their pictures, None for skipped ones."""
         if len(self.replayed.records) > MOST:
             raise UsageError(
                 f"a sheet has at most {MOST} pictures, but the step has {len(self.replayed.records)}"
@@ -98,13 +97,13 @@ class ContactSheet:
 
 
 def check_suffix(path: Path) -> None:
-    """Raise UsageError for the name of a sheet that ends neither in .png nor in .html."""
+    """Raise UsageError unless a sheet's name ends in .png or .html."""
     if path.suffix.lower() not in (".png", ".html"):
         raise UsageError("a sheet is a .png or .html file; give such a name", path=path)
 
 
 def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
-    """Draw a picture in the middle of its cell; a crossed frame for none."""
+    """Draw a picture centered in its cell; without one, a crossed frame."""
     if picture is None:
         cv2.rectangle(sheet, (x, y), (x + cell - 1, y + cell - 1), BAD)
         cv2.line(sheet, (x, y), (x + cell - 1, y + cell - 1), BAD)
@@ -127,15 +126,10 @@ def _caption(sheet: Picture, record: ReplayedRecord, x: int, y: int, width: int)
 
 
 def _write(sheet: Picture, text: str, x: int, y: int, width: int, colour: Sequence[int] = INK) -> None:
-    """Write text in at most so many pixels; a longer one is cut in its middle."""
+    """Write text, shortened in its middle to ``width`` pixels."""
     ascii_text = text.encode("ascii", "replace").decode()
     shown, kept = ascii_text, len(ascii_text)
-    while _width(shown) > width and kept > 2:
+    while cv2.getTextSize(shown, cv2.FONT_HERSHEY_SIMPLEX, SCALE, 1)[0][0] > width and kept > 2:
         kept -= 1
         shown = f"{ascii_text[: kept // 3]}..{ascii_text[len(ascii_text) - (kept - kept // 3) :]}"
     cv2.putText(sheet, shown, (x, y), cv2.FONT_HERSHEY_SIMPLEX, SCALE, tuple(colour), 1, cv2.LINE_AA)
-
-
-def _width(text: str) -> int:
-    (width, _), _ = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, SCALE, 1)
-    return int(width)

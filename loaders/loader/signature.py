@@ -1,6 +1,6 @@
-"""Signatures of the logs of runs: Ed25519, by ``cryptography``, with keys as PEM files that OpenSSL reads.
+"""Signatures of run logs: Ed25519 by ``cryptography``, with keys as PEM files that OpenSSL can read.
 
-A signature is the last line of a log. It signs the bytes of all lines above it.
+A signature is the last line of a log, and signs the bytes of all lines above it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ VERSION = 1
 FORMAT = "shardprep signature"
 PRIVATE_SUFFIX = ".pem"
 PUBLIC_SUFFIX = ".pub.pem"
-MAX_KEY_BYTES = 1 << 14  # of a key file, which has 120
+MAX_KEY_BYTES = 1 << 14  # a key file has about 120
 
 
 @dataclass(frozen=True)
 class SigningKeys:
-    """The two files of a pair of signing keys, and the fingerprint of the public key.
+    """The files of a signing key pair, and the fingerprint of the public key.
 
     Attributes:
-        secret: The file that signs; readable for its user only.
-        public: The file that others check signatures with.
+        secret: The file that signs; readable by its user only.
+        public: The file that others use to check signatures.
         fingerprint: 16 hexadecimal digits, for comparing public keys by eye.
     """
 
@@ -61,15 +61,15 @@ def fingerprint(public: bytes) -> str:
 
 
 def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) -> SigningKeys:
-    """Make a pair of Ed25519 keys on disk: ``PATH.pem``, readable for this user only, and ``PATH.pub.pem``.
+    """Make a pair of Ed25519 keys on disk: ``PATH.pem``, readable by this user only, and ``PATH.pub.pem``.
 
     Args:
         path: The files' common path, without suffix.
-        overwrite: Whether files that exist are replaced.
+        overwrite: Whether to replace existing files.
 
     Raises:
-        UsageError: A file exists, and is not to be replaced.
-        OperationError: Something else than a file is in the place of one.
+        UsageError: A file exists, and ``overwrite`` is False.
+        OperationError: A path exists that is not a file.
         OSError: A file cannot be written.
     """
     name = os.fspath(path)
@@ -78,9 +78,8 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
         if not overwrite and os.path.lexists(file):
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     key = Ed25519PrivateKey.generate()
-    public_form = PublicFormat.SubjectPublicKeyInfo
-    # first: where it cannot be written, an earlier secret key is still there
-    data = key.public_key().public_bytes(Encoding.PEM, public_form)
+    # first: if it cannot be written, an earlier secret key is still there
+    data = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     save_bytes(public, data, mode=0o644, is_new=not overwrite)
     data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     save_bytes(secret, data, mode=0o600, is_new=not overwrite)
@@ -103,8 +102,8 @@ class Signature:
     def of(cls, data: bytes, key: str | os.PathLike[str]) -> Signature:
         """Sign bytes with the secret key in a file.
 
-        Raises OperationError for a file that cannot be read, and UsageError for one that holds no such key,
-        or that others may read.
+        Raises OperationError if the file cannot be read, and UsageError if it holds no such key or others may
+        read it.
         """
         file, load = user_path(key), partial(load_pem_private_key, password=None)
         wrong = (
@@ -118,7 +117,7 @@ class Signature:
 
     @classmethod
     def from_line(cls, line: bytes) -> Signature:
-        """Return the signature in a log's last line. Raises DataError unless :meth:`line` wrote it so."""
+        """Parse a log's last line. Raises DataError unless it is as :meth:`line` writes it."""
         try:
             value = json.loads(line)
             found = cls(*(base64.b64decode(value[name]) for name in ("public_key", "signature")))
@@ -137,17 +136,15 @@ class Signature:
 
     def line(self) -> bytes:
         """Return the last line of a signed log."""
-        texts = {"public_key": self.public, "signature": self.signature}
-        value = {"format": FORMAT, "version": VERSION} | {
-            name: base64.b64encode(part).decode() for name, part in texts.items()
-        }
-        return json.dumps(value).encode() + b"\n"
+        parts = {"public_key": self.public, "signature": self.signature}
+        texts = {name: base64.b64encode(part).decode() for name, part in parts.items()}
+        return json.dumps({"format": FORMAT, "version": VERSION} | texts).encode() + b"\n"
 
 
 def load_public_key(path: str | os.PathLike[str]) -> bytes:
     """Return the 32 bytes of the public key in a file.
 
-    Raises OperationError for a file that cannot be read, UsageError for one without such a key.
+    Raises OperationError if the file cannot be read, UsageError if it holds no such key.
     """
     wrong = f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}"
     key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, wrong, "is a public key")
@@ -158,7 +155,7 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
 def _loaded(
     file: Path, load: Callable[[bytes], object], kind: type, wrong: str, another: str
 ) -> tuple[Any, int]:
-    """Return the key of this kind in a file, and the file's mode. Errors say that it is ``wrong``."""
+    """Return the key of this kind in a file, and the file's mode."""
     try:
         number = os.open(file, OPEN_FLAGS)
     except OSError as error:
