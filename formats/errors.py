@@ -218,27 +218,25 @@ def _close_path(path: Path) -> Path | None:
     found = Path(path.anchor)
     for name in path.parts[bool(path.anchor) :]:
         if not (found / name).is_dir():
-            try:
-                with os.scandir(found) as entries:
-                    names = [each.name for each in islice(entries, MOST_NEIGHBOURS) if each.is_dir()]
-            except OSError:
-                return None
-            if not (close := get_close_matches(name, names, 1)):
+            if not (close := get_close_matches(name, _folders_in(found), 1)):
                 return None
             name = close[0]
         found /= name
     return found
 
 
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of the folders in one, at most MOST_NEIGHBOURS; none if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return [each.name for each in islice(entries, MOST_NEIGHBOURS) if each.is_dir()]
+    except OSError:
+        return []
+
+
 def _beside(folder: Path) -> str:
     """Describe the siblings of a missing folder, if they are few."""
-    try:
-        with os.scandir(folder.parent) as entries:
-            names = sorted(
-                e.name for e in islice(entries, MOST_NEIGHBOURS) if e.is_dir() and e.name[0] != "."
-            )
-    except OSError:
-        return ""
+    names = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
     return f"; its parent folder has {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""
 
 

@@ -156,15 +156,8 @@ _SHAPE = re.compile(rb"'key', '\|S([1-9]\d{0,3})'.*'shape': \((0|[1-9]\d{0,9}),\
 
 def place_dtype(key_bytes: int) -> np.dtype[np.void]:
     """Return a table's row dtype: the image's place in the archive, and the rest of its record."""
-    return np.dtype(
-        [
-            ("offset", "<u8"),
-            ("length", "<u4"),
-            ("label", "<i4"),
-            ("crc32c", "<u4"),
-            ("key", f"S{max(1, key_bytes)}"),
-        ]
-    )
+    fixed = [("offset", "<u8"), ("length", "<u4"), ("label", "<i4"), ("crc32c", "<u4")]
+    return np.dtype([*fixed, ("key", f"S{max(1, key_bytes)}")])
 
 
 def bytes_needed(extent: Extent) -> int:

@@ -87,11 +87,12 @@ def _having(kinds: dict[str, type]) -> Callable[[Any], bool]:
     )
 
 
-_DATASET = {"split": str, "records": int, "image_bytes": int, "partial": bool, "class_sorted": bool}
+_DATASET = {"split": str, "partial": bool, "class_sorted": bool}
+_DATASET |= {"records": int, "image_bytes": int, "skipped": int}
 _PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
 
 PARTS: dict[str, tuple[str, Any]] = {
-    "dataset": ("complete", _DATASET | {"skipped": int}),
+    "dataset": ("complete", _DATASET),
     "labels": ("complete", _labels_ok),
     "source": ("complete", _having({"layout": str})),
     "plan": ("complete", _having(_PLAN | {"decode_check": bool})),
@@ -108,6 +109,7 @@ PARTS: dict[str, tuple[str, Any]] = {
 }
 """Description and shape of each part of a manifest; critical parts are optional."""
 
+_UNCHANGED = ("source", "plan", "container", "writer", "content_root")  # stored as in the Manifest
 KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
 CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
@@ -309,27 +311,16 @@ class Manifest:
                 "format": FORMAT_NAME,
                 "version": list(self.version),
                 "crit": list(critical),
-                "dataset": {
-                    "split": self.split,
-                    "records": self.records,
-                    "image_bytes": self.image_bytes,
-                    "partial": self.partial,
-                    "class_sorted": self.class_sorted,
-                    "skipped": self.skipped,
-                },
+                "dataset": {name: getattr(self, name) for name in _DATASET},
                 "labels": {
                     "space": "sorted_wnid0",
                     "classes": self.labels.to_json(),
                     "sha256": self.labels.digest,
                 },
-                "source": self.source,
-                "plan": self.plan,
-                "container": self.container,
-                "writer": self.writer,
                 "tables": [t.to_json() for t in self.tables],
                 "shards": [s.to_json() for s in self.shards],
-                "content_root": self.content_root,
             }
+            | {name: getattr(self, name) for name in _UNCHANGED}
         )
 
     def bytes_of(self, names: Iterable[str]) -> int:
@@ -358,14 +349,10 @@ class Manifest:
             raise ManifestDamaged("; ".join(issues), path=path)
         return cls(
             **value["dataset"],
+            **{name: value[name] for name in _UNCHANGED},
             labels=LabelSpace.from_json(value["labels"]["classes"]),
-            source=value["source"],
-            plan=value["plan"],
-            container=value["container"],
-            writer=value["writer"],
             tables=tuple(FileEntry(**t) for t in value["tables"]),
             shards=tuple(FileEntry(**s) for s in value["shards"]),
-            content_root=value["content_root"],
             version=(value["version"][0], value["version"][1]),
             extra={name: part for name, part in value.items() if name not in KNOWN_KEYS},
             kinds=tuple(value.get("kinds", ())),

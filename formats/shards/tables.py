@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,20 +74,8 @@ def index_row_of(width: int, *, offsets: bool) -> np.dtype[np.void] | None:
 
 
 def index_row(stored: StoredRecord, info: ImageInfo, shard: int, ordinal: int) -> tuple[object, ...]:
-    return (
-        stored.key,
-        stored.label,
-        shard,
-        ordinal,
-        len(stored.image),
-        stored.crc32c,
-        info.width,
-        info.height,
-        info.flags,
-        info.components,
-        info.orientation,
-        stored.offset,
-    )
+    record = stored.key, stored.label, shard, ordinal, len(stored.image), stored.crc32c
+    return (*record, info.width, info.height, info.flags, info.components, info.orientation, stored.offset)
 
 
 def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> Rows:
@@ -146,11 +133,11 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
         return None
     rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
     sizes = [shard.size for shard in entry.shards]
-    found = _Lengths.of(rows, manifest, sizes)
+    sums, largest, are_inside = _lengths(rows, manifest, sizes)
     issues = {
-        "it has lengths that no value has": found.largest > MAX_VALUE_BYTES,
-        "its lengths are more than the column's shards have": (found.sums > sizes).any(),
-        "it has records that end after their shards": not found.are_inside,
+        "it has lengths that no value has": largest > MAX_VALUE_BYTES,
+        "its lengths are more than the column's shards have": (sums > sizes).any(),
+        "it has records that end after their shards": not are_inside,
     }
     _refuse(path, issues)
     return rows
@@ -181,39 +168,31 @@ def _index_issues(rows: Rows, manifest: Manifest) -> dict[str, object]:
         are_text &= _keys_ok(chunk)
     archive = manifest.archive
     sizes = [archive.size if archive else shard.size for shard in manifest.shards]
-    found = _Lengths.of(rows, manifest, sizes)
-    total = found.sums.sum()
+    sums, largest, are_inside = _lengths(rows, manifest, sizes)
+    total = sums.sum()
     return {
         "its rows are not the shards' records in stored order": not in_place,
         "it has labels of unknown classes": (
             rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels)
         ),
         "it has keys that are not UTF-8": not are_text,
-        "it has lengths that no image has": found.largest > MAX_IMAGE_BYTES,
+        "it has lengths that no image has": largest > MAX_IMAGE_BYTES,
         f"its lengths are {total} bytes together, not {manifest.image_bytes}": total != manifest.image_bytes,
-        "its lengths are more than the shards have": (found.sums > list(manifest.image_room)).any(),
-        "it has records that end after their shards": not found.are_inside,
+        "its lengths are more than the shards have": (sums > list(manifest.image_room)).any(),
+        "it has records that end after their shards": not are_inside,
     }
 
 
-class _Lengths(NamedTuple):
-    """A table's lengths: ``sums`` by shard, the ``largest``, and whether all ``are_inside`` their files."""
-
-    sums: Numbers
-    largest: int
-    are_inside: bool
-
-    @classmethod
-    def of(cls, rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> _Lengths:
-        """Return the lengths of images or values in files of these ``sizes``, one for each shard."""
-        sums, room, are_inside = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64), True
-        for chunk, shards, _ in _chunks(rows, manifest):
-            np.add.at(sums, shards, chunk["length"])
-            if "offset" in (rows.dtype.names or ()):
-                offsets, inside = chunk["offset"], room[shards]
-                outside = (offsets > inside) | (chunk["length"] > inside - np.minimum(offsets, inside))
-                are_inside &= not outside.any()
-        return cls(sums, int(rows["length"].max()), are_inside)
+def _lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> tuple[Numbers, int, bool]:
+    """Return the sums of a table's lengths by shard, the largest, and whether all fit files of ``sizes``."""
+    sums, room, are_inside = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64), True
+    for chunk, shards, _ in _chunks(rows, manifest):
+        np.add.at(sums, shards, chunk["length"])
+        if "offset" in (rows.dtype.names or ()):
+            offsets, inside = chunk["offset"], room[shards]
+            outside = (offsets > inside) | (chunk["length"] > inside - np.minimum(offsets, inside))
+            are_inside &= not outside.any()
+    return sums, int(rows["length"].max()), are_inside
 
 
 def _keys_ok(rows: Rows) -> bool:

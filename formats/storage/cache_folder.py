@@ -214,17 +214,15 @@ class CacheFolder:
             lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
         except FileNotFoundError:
             return None
-        try:
+        with ExitStack() as failed:
+            failed.callback(lock.close)
             wait_for_lock(lock, path, self._patience_s, shared=True)
-            if is_there(lock, entry):
-                with suppress(PermissionError):  # of another user
-                    os.utime(lock.fileno())
-                return lock
-        except BaseException:
-            lock.close()
-            raise
-        lock.close()
-        return None
+            if not is_there(lock, entry):
+                return None
+            with suppress(PermissionError):  # another user's file
+                os.utime(lock.fileno())
+            failed.pop_all()
+            return lock
 
     def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Discard the corrupt file with this pin, unless another process already has."""

@@ -294,8 +294,9 @@ class _IndexFile:
         self._path = part.folder / INDEX_NAME
         self._starts = np.cumsum([0, *(shard.records for shard in part.manifest.shards)])
         with published_file(self._path) as descriptor:
-            status = os.fstat(descriptor)
-            if verify or not self._is_sealed(status):
+            status, entry = os.fstat(descriptor), self._manifest.table(INDEX_NAME)
+            is_listed = entry and (entry.size, entry.records) == (status.st_size, self._manifest.records)
+            if verify or not is_listed or not Seal(status, self._manifest.root).holds:
                 checked_index(part.folder, part.manifest, verify=verify)
             self._known = _identity(status)
             begin = read_at(descriptor, HEADER_BYTES, 0)
@@ -305,11 +306,6 @@ class _IndexFile:
         if row is None or begin[: self._start] != table_header(row, self._manifest.records):
             raise ManifestDamaged(f"is not an index of {self._manifest.records} rows", path=self._path)
         self.row = row
-
-    def _is_sealed(self, status: os.stat_result) -> bool:
-        entry, root = self._manifest.table(INDEX_NAME), self._manifest.root
-        is_it = entry is not None and (entry.size, entry.records) == (status.st_size, self._manifest.records)
-        return is_it and Seal(status, root).holds
 
     def read(self, numbers: npt.NDArray[np.int64]) -> Rows:
         """Return rows in any order; adjacent ones are read together."""
