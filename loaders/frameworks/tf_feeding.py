@@ -65,8 +65,7 @@ def original_errors() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        original = original_of(error)
-        if original is None:
+        if (original := original_of(error)) is None:
             raise
         raise original from error
 

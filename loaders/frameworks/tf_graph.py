@@ -1,8 +1,8 @@
 """TensorFlow's queues and staging areas, in which each pass has an end that the step can see.
 
 A wait in ``Stage`` or ``Unstage`` cannot be interrupted. So each staging area has two queues, whose closing
-ends a wait: the thread that stages an element first takes a permit, one of which exists for each free place;
-a step first takes a token, which is put after its element.
+ends a wait: the thread that stages an element first takes a permit, of which each free place has one; a step
+first takes a token, which is put after its element.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         if (bound := reference()) is None:
-            raise UsageError("the input that this belongs to is gone; keep it as long as it is used")
+            raise UsageError("this belongs to an input that is gone; keep the input as long as it is used")
         return bound(*args)
 
     return call
@@ -116,7 +116,7 @@ def end_epoch(status: int) -> None:
 
 
 def batch_or_end(status: Any, ended: Callable[[int], None] = end_epoch) -> Any:
-    """Return a tensor for a control dependency: True if ``status`` is that of a batch.
+    """Return a tensor for a control dependency: True if ``status`` means a batch.
 
     Otherwise the graph calls ``ended(status)``, which raises; TensorFlow turns StopIteration into
     OutOfRangeError. If another replica's call raises instead, the tensor is False. A batch costs one

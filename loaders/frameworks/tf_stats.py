@@ -145,7 +145,7 @@ class InputStats(ShownStats):
         return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
 
     def since(self, previous: Self) -> Self:
-        """Return the change since ``previous``, earlier stats of this input; it can be that of an epoch.
+        """Return the counts since ``previous``, earlier stats of this input: of one epoch, for example.
 
         ``level`` and ``upstream`` stay current.
         """

@@ -129,7 +129,6 @@ class FrameReceiver(Receiver):
         self._peers: dict[bytes, Peer] = {}
         self._dismissed: deque[bytes] = deque(maxlen=MAX_DISMISSED)
         self._rejected = 0
-        self._is_running = False
         super().__init__(
             socket,
             partial(socket.close, linger_ms=LINGER_MS),
@@ -147,7 +146,6 @@ class FrameReceiver(Receiver):
         with self._exclusive.use():
             self._leave()
             self._iteration += 1
-            self._is_running = True
             self._admit_waiting()
             return self._epoch(self._iteration)
 
@@ -161,13 +159,11 @@ class FrameReceiver(Receiver):
 
     def _leave(self) -> None:
         """Dismiss the senders of the current epoch, and stop those that have not finished."""
-        if self._is_running:
-            self._is_running = False
-            for peer in [peer for peer in self._peers.values() if peer.role is not Role.WAITING]:
-                del self._peers[peer.address]
-                self._dismissed.append(peer.address)
-                if peer.role is Role.SENDING:
-                    self._send_note(peer, FrameKind.STOP)
+        for peer in [peer for peer in self._peers.values() if peer.role is not Role.WAITING]:
+            del self._peers[peer.address]
+            self._dismissed.append(peer.address)
+            if peer.role is Role.SENDING:
+                self._send_note(peer, FrameKind.STOP)
 
     def _wait(self, woken: socket.socket) -> None:
         deque(self._socket.events(), maxlen=0)  # unused: a sender is gone when it cannot be sent to
@@ -241,7 +237,7 @@ class FrameReceiver(Receiver):
             if head.number < peer.received:
                 raise FrameDamaged("a batch arrived twice")
         elif head.kind not in (FrameKind.END, FrameKind.ERROR):
-            raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
+            raise FrameDamaged("a sender sent a kind of frame that only receivers send")
         if head.kind != FrameKind.ERROR and head.number != peer.received:
             raise SenderFailed(
                 f"sender {peer.name} has sent {head.number} batches, but {peer.received} arrived; "

@@ -469,7 +469,7 @@ class SenderAuth:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _count_refusal(self, error: int) -> None:
-        """Count a connection that the peer closed, which a tunnel without a receiver does, too."""
+        """Count a connection that the peer closed, as a tunnel without a receiver also does."""
         self._refusals = self._refusals + 1 if error in CLOSED_BY_PEER else 0
         if self._refusals % MAX_CONNECTION_REFUSALS == 0 < self._refusals:
             mechanism = mechanism_of(self._endpoint)

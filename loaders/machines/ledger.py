@@ -332,7 +332,7 @@ class Ledger(Generic[T]):
             return  # a forgotten lease: all its steps are before ``due``
         is_leased = lease is not None and owner == peer and pass_number == self._pass_number
         if not is_leased or not self.steps.end_at(total):
-            raise FrameDamaged(f"a sender ends pass {pass_number} after {total} steps, which is not valid")
+            raise FrameDamaged(f"a sender ended pass {pass_number} after {total} steps, which is not valid")
         for window in self._windows.values():
             window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
 
@@ -406,9 +406,7 @@ class Ledger(Generic[T]):
         else:
             known = owner == peer and lease.start <= step < lease.stop
         if not known or pass_number != self._pass_number:
-            raise FrameDamaged(
-                f"a sender sends step {step} of pass {pass_number}, which was not leased to it"
-            )
+            raise FrameDamaged(f"a sender sent step {step} of pass {pass_number}, which was not leased to it")
 
     def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""

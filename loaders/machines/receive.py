@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket as sockets
 from collections import deque
@@ -161,11 +162,8 @@ class Reception(Owned):
         self._memory = MemoryPool()
         self._session = secrets.randbits(63)
         self._batches = self._rejected = self._stale = self._logged = 0
-        self._waited = (
-            0.0  # the clock of leases, so that they do not expire while the training process is busy
-        )
-        self._last_check = self._last_present = 0.0  # on that clock
-        self._has_logged_absence = False
+        self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
+        self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
 
     def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
         """Begin to lease the missing steps of a pass."""
@@ -203,7 +201,7 @@ class Reception(Owned):
         self._grant()
 
     def wait(self, woken: sockets.socket) -> None:
-        """Wait until something arrives, or ``woken`` is readable. Called when all messages are handled."""
+        """Wait until something arrives, or ``woken`` is readable. All messages must be handled."""
         began = monotonic()
         self._socket.wait(POLL_INTERVAL_S, other=woken)
         self._waited += monotonic() - began
@@ -212,14 +210,15 @@ class Reception(Owned):
             self._check_senders()
 
     def close(self) -> None:
-        until = monotonic() + LATE_HELLO_TIMEOUT_S if self.sends_done else 0.0
-        for address in self.senders if self.sends_done else ():
-            self._send_note(address, FrameKind.DONE)
-        while monotonic() < until and (message := self._socket.receive()):
-            if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
-                with suppress(FrameDamaged):
-                    if read_head(message.parts[0]).kind == FrameKind.HELLO:
-                        self._send_note(message.peer, FrameKind.DONE)
+        if self.sends_done:
+            for address in self.senders:
+                self._send_note(address, FrameKind.DONE)
+            until = monotonic() + LATE_HELLO_TIMEOUT_S
+            while monotonic() < until and (message := self._socket.receive()):
+                if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
+                    with suppress(FrameDamaged):
+                        if read_head(message.parts[0]).kind == FrameKind.HELLO:
+                            self._send_note(message.peer, FrameKind.DONE)
         self._socket.close(linger_ms=LINGER_MS)
 
     def stats(self) -> RemoteStats:
@@ -275,9 +274,9 @@ class Reception(Owned):
             return
         hello = wire.Hello.read(head)
         if message.peer in self.senders:
-            raise FrameDamaged("a sender sends HELLO twice")
+            raise FrameDamaged("a sender sent HELLO twice")
         for address, sender in list(self.senders.items()):
-            if sender.hello.instance == hello.instance:  # an earlier connection of the same sender
+            if sender.hello.instance == hello.instance:  # an earlier connection of this sender
                 self._forget(address)
         if reason := self._refusal_reason(hello):
             self._drop(message.peer, reason, name=hello.name)
@@ -320,14 +319,14 @@ class Reception(Owned):
             self._send_note(address, FrameKind.DONE)
             self._forget(address)
         else:
-            raise FrameDamaged("a frame from a sender is of a kind that only receivers send")
+            raise FrameDamaged("a sender sent a kind of frame that only receivers send")
 
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
         work, made = wire.read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
         numbers = np.concatenate(made[2:])
-        most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else np.inf
+        most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
-            raise FrameDamaged("a batch is of records that do not exist")
+            raise FrameDamaged("a batch has records that do not exist")
         if self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited):
             sender.batches += 1
             sender.bytes += sum(len(part) for part in message.parts[1:])
@@ -336,7 +335,7 @@ class Reception(Owned):
     def _step_of(self, work: StepRef) -> tuple[int, int, int]:
         """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
         if work.session != self._session:
-            raise FrameDamaged("a frame is of another session")
+            raise FrameDamaged("a frame belongs to another session")
         return work.lease, work.pass_number, work.step
 
     def _grant(self) -> None:
@@ -345,16 +344,16 @@ class Reception(Owned):
                 self._forget(address)
 
     def _check_senders(self) -> None:
-        """Forget disconnected senders and expire leases. Called when all messages are handled."""
+        """Forget disconnected senders and expire leases."""
         for address in list(self.senders):
             if not self._send_note(address, FrameKind.CREDIT):
                 self._forget(address)
         self._ledger.expire(self._waited)
         self._grant()
         if self.senders:
-            self._last_present, self._has_logged_absence = self._waited, False
-        elif not self._has_logged_absence and self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
-            self._has_logged_absence = True
+            self._last_present = self._waited
+        elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
+            self._last_present = math.inf
             self._log("%s: no sender is connected; waiting for one", self._socket.endpoint)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
@@ -390,14 +389,6 @@ class Position:
     step: int = 0
     taken: tuple[int, ...] = ()
     receipt: Receipt | None = None
-
-    def after(self, made: LoadedStep, step: int, taken: Sequence[int], dataset: str) -> Position:
-        """Return the position after one more batch. ``dataset`` is for a new receipt."""
-        before = self.receipt or Receipt(dataset, self.pass_number)
-        receipt = before.add(made.delivered).skip(made.skipped)
-        if len(made.left_out) or len(made.omitted):
-            receipt = receipt.leave_out(made.left_out, omitted=Tally.of(made.omitted))
-        return Position(self.pass_number, step, tuple(taken), receipt)
 
 
 def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None]:
@@ -506,9 +497,9 @@ class RemoteSource(FrameworkHint, Receiver):
         """Begin the next pass; one that was left early is not continued. Raises UsageError once closed."""
         with self._exclusive.use():
             self._begin(self._next)
-            now, steps = self._position, Steps[LoadedStep]
+            now = self._position
             self._next = Position(now.pass_number + 1)
-            missing = steps(start=now.step, total=None, taken=now.taken, ordered=self._ordered)
+            missing = Steps[LoadedStep](start=now.step, total=None, taken=now.taken, ordered=self._ordered)
             self._reception.begin(now.pass_number, missing)
             return self._batches(self._iteration)
 
@@ -519,12 +510,14 @@ class RemoteSource(FrameworkHint, Receiver):
     def _take(self) -> list[Any] | None:
         made, steps, terms = self._reception.take(), self._reception.steps, self._reception.terms
         if made:
-            dataset = terms.dataset if terms else ""
-            self._position = self._position.after(made[0], steps.due, steps.taken, dataset)
+            receipt = self.receipt().add(made[0].delivered).skip(made[0].skipped)
+            if len(made[0].left_out) or len(made[0].omitted):
+                receipt = receipt.leave_out(made[0].left_out, omitted=Tally.of(made[0].omitted))
+            self._position = Position(self._position.pass_number, steps.due, tuple(steps.taken), receipt)
         elif steps.is_over and terms and terms.steps == 0:  # a pass without steps leaves all records out
             receipt = Receipt(terms.dataset, self._position.pass_number)
-            all_left = receipt.leave_out(range(max(0, terms.records)))
-            self._position = replace(self._position, receipt=all_left)
+            receipt = receipt.leave_out(range(max(0, terms.records)))
+            self._position = replace(self._position, receipt=receipt)
         self._is_over = steps.is_over
         return [made.pop().batch] if made else [] if steps.is_over else None
 

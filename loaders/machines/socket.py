@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
-from socket import socket as plain_socket, socketpair
 from typing import Any, NamedTuple, Self
 
 import zmq
@@ -166,7 +165,7 @@ def _close_inherited() -> None:
     for each in _sockets:
         for number in each.connections:
             with suppress(OSError), _same_connection(number) as connection:
-                if each.has(connection):
+                if each.owns(connection):
                     os.close(number)
 
 
@@ -270,7 +269,7 @@ class FrameSocket(Owned):
         """Return the next message, None if there is none. Buffers far beyond MAX_PARTS are dropped."""
         if not self._has_peers:
             if (message := self._next()) is None:
-                self._end_endless()
+                self._reset_broken()
             return message
         if not self._waiting:
             self.fetch()
@@ -284,7 +283,7 @@ class FrameSocket(Owned):
 
     def fetch(self) -> None:
         """Drain libzmq's queues, and disconnect peers that have sent too many messages."""
-        self._end_endless()
+        self._reset_broken()
         for _ in range(FETCHED_AT_ONCE):
             if (message := self._next()) is None:
                 return
@@ -302,17 +301,17 @@ class FrameSocket(Owned):
     def _reset(self, number: int) -> None:
         """Reset a connection, which libzmq has no call for."""
         with suppress(OSError), _same_connection(number) as connection:
-            if self.has(connection):
+            if self.owns(connection):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
                 connection.shutdown(socket.SHUT_RDWR)
 
-    def has(self, connection: socket.socket) -> bool:
+    def owns(self, connection: socket.socket) -> bool:
         """Whether a connection belongs to this socket; its number may belong to another file by now."""
         ends = connection.getsockname(), connection.getpeername()
         places = tuple(f":{end[1]}" if isinstance(end, tuple) else f"//{end}" for end in ends)
         return any(own.endswith(places) for own in self.endpoints)
 
-    def _end_endless(self) -> None:
+    def _reset_broken(self) -> None:
         """Reset connections whose message exceeds the limit without an end, and connections left unread.
 
         After a message that it cannot decrypt, libzmq 4.3 keeps the connection but never reads it again.
@@ -424,7 +423,7 @@ class ExclusiveUse(Owned):
         self._lock = threading.Lock()
         self._user: int | None = None  # the using thread
         self._released = threading.Event()
-        self.woken, self._waker = socketpair()  # readable once this is closed
+        self.woken, self._waker = socket.socketpair()  # readable once this is closed
         self._thread = threading.Thread(
             target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
         )
@@ -530,7 +529,7 @@ class Receiver(Owned, ABC):
         """Handle messages. Return a list of one batch, an empty one at the end, None if none is ready."""
 
     @abstractmethod
-    def _wait(self, woken: plain_socket) -> None:
+    def _wait(self, woken: socket.socket) -> None:
         """Wait until something arrives, or ``woken`` is readable."""
 
     def close(self) -> None:

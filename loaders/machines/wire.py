@@ -153,7 +153,7 @@ def read_lease(head: Head) -> StepLease:
     """Return the lease in a LEASE frame. Raises FrameDamaged."""
     pass_number, start, stop = (number_in(head.description, n) for n in ("pass_number", "start", "stop"))
     if not start < stop <= start + MAX_LEASE or head.number >= 1 << 63:
-        raise FrameDamaged(f"a lease of the steps {start} to {stop} is not valid")
+        raise FrameDamaged(f"a lease of steps {start} to {stop} is not valid")
     return StepLease(head.number, pass_number, start, stop)
 
 
