@@ -42,8 +42,7 @@ def _walked(signature: Any, batch: Any, name: str = "") -> Iterator[tuple[str, A
     if isinstance(signature, Mapping):
         if not isinstance(batch, Mapping) or batch.keys() != signature.keys():
             raise UsageError(
-                f"a batch should be a dict of {sorted(signature)}, but is {_form(batch)}; fix it or the "
-                "signature"
+                f"a batch should be a dict of {sorted(signature)}, but is {_form(batch)}; fix it or the signature"
             )
         for inner, spec in signature.items():
             yield from _walked(spec, batch[inner], str(inner))

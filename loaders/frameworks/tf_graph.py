@@ -297,9 +297,6 @@ class _Area:
         while int(self.permits.size()) > places:
             self.permits.dequeue()
 
-    def close(self) -> list[Any]:
-        return [queue.close(cancel_pending_enqueues=True) for queue in (self.tokens, self.permits)]
-
 
 class SessionStage(OperatedSink):
     """A staging area on ``device`` that stages ``batch``, tensors of another input, without Python code."""
@@ -321,7 +318,8 @@ class SessionStage(OperatedSink):
         self._add("token", area.tokens.dequeue)
         self._add("unstage", area.unstage)
         self._add("size", area.tokens.size)
-        self._add("close", area.close)
+        queues = area.tokens, area.permits
+        self._add("close", lambda: [queue.close(cancel_pending_enqueues=True) for queue in queues])
 
     def attach(self, session: Any) -> None:
         super().attach(session)

@@ -514,8 +514,7 @@ class StagingInput(FeederInput):
     def to_dataset(self, *, prefetch: int = 1) -> Any:
         if self._strategy:
             raise UsageError(
-                "batches on several devices cannot be a dataset; give the wrapped input's dataset to the "
-                "strategy"
+                "batches on several devices cannot be a dataset; give the wrapped input's dataset to the strategy"
             )
         return super().to_dataset(prefetch=prefetch)
 

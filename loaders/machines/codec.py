@@ -30,6 +30,7 @@ Memory = Callable[[int], Raw]
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 )
+ITEM_FORMS: tuple[dict[str, str], ...] = ({}, {"of": "text"}, {"of": "json"})  # of lists of bytes, text and JSON values
 LENGTH = np.dtype("<u8")
 MAX_DIMENSIONS = 32
 MAX_SIZE = (1 << 63) - 1  # bytes that numpy can address
@@ -182,7 +183,7 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
 
 
 def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
-    """Return the description and bytes of a list that fits in one buffer, else None."""
+    """Return the description and bytes of a list that is packed as a whole, else None."""
     of: dict[str, Any] = {}
     items = part
     if isinstance(part, JsonValues):
@@ -245,16 +246,14 @@ def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> 
             if _is_too_large(shape, found) or math.prod(shape) * found.itemsize != size:
                 raise FrameDamaged(f"a frame has {size} bytes for {dtype} {shape}")
             return _copied(size, crc, buffers, memory).view(found).reshape(shape)
-        case {"count": count, "bytes": size, "crc32c": crc, **rest} if _is_count(count):
-            match rest:
-                case {} if not rest:
-                    return _items(_copied(size, crc, buffers, memory), count, "bytes")
-                case {"of": "text" | "json" as of, **more} if not more:
-                    return _items(_copied(size, crc, buffers, memory), count, of)
-                case {"of": str(dtype), "axes": int(axes), **more} if (
-                    not more and dtype in DTYPES and _is_count(axes) and axes <= MAX_DIMENSIONS
-                ):
-                    return _arrays(_copied(size, crc, buffers, memory), count, np.dtype(dtype), axes)
+        case {"count": count, "bytes": size, "crc32c": crc, **rest} if (
+            _is_count(count) and rest in ITEM_FORMS
+        ):
+            return _items(_copied(size, crc, buffers, memory), count, rest.get("of", "bytes"))
+        case {"count": count, "of": str(dtype), "axes": axes, "bytes": size, "crc32c": crc, **rest} if (
+            not rest and _is_count(count) and dtype in DTYPES and _is_count(axes) and axes <= MAX_DIMENSIONS
+        ):
+            return _arrays(_copied(size, crc, buffers, memory), count, np.dtype(dtype), axes)
     raise FrameDamaged("a frame's description is not of the known form")
 
 

@@ -103,10 +103,7 @@ class RemoteStats:
     waited: float
 
     def __repr__(self) -> str:
-        return (
-            f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, "
-            f"{len(self.refused)} refused>"
-        )
+        return f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, {len(self.refused)} refused>"
 
     def __str__(self) -> str:
         """Return a summary line, and one for each sender."""
