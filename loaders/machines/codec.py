@@ -30,7 +30,7 @@ Memory = Callable[[int], Raw]
 DTYPES = frozenset(
     ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 )
-ITEM_FORMS: tuple[dict[str, str], ...] = ({}, {"of": "text"}, {"of": "json"})  # of lists of bytes, text and JSON values
+ITEM_FORMS: Any = ({}, {"of": "text"}, {"of": "json"})  # of lists of bytes, text and JSON values
 LENGTH = np.dtype("<u8")
 MAX_DIMENSIONS = 32
 MAX_SIZE = (1 << 63) - 1  # bytes that numpy can address

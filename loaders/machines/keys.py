@@ -59,7 +59,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class Secret:
-    """A key pair of 40 characters each. Neither key is in the repr."""
+    """A secret key and its public key, 40 characters each. Neither is in the repr."""
 
     secret: bytes = field(repr=False)
     public: bytes = field(repr=False)
