@@ -174,7 +174,9 @@ def _swept(text: str) -> tuple[str, tuple[int, ...]]:
     option, _, numbers = text.partition("=")
     words = numbers.split(",")
     if option not in SWEPT or not all(word.isdecimal() and int(word) >= SWEPT[option] for word in words):
-        raise ValueError(f"{text!r} is none of {', '.join(SWEPT)} with numbers, such as workers=1,2,4")
+        raise ValueError(
+            f"expected one of {', '.join(SWEPT)} with numbers, such as workers=1,2,4, not {text!r}"
+        )
     return option.replace("-", "_"), tuple(map(int, words))
 
 

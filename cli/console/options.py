@@ -31,12 +31,9 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType[T]):
-    """A parameter type that is a parsing function; its ValueError becomes the usage error.
+    """A parameter type with a parsing function, whose ValueError, but no other error, is a usage error.
 
-    Args:
-        name: Name of the value in the help.
-        parse: The function. Other errors of it, such as ShardprepError and OSError, are not usage errors.
-        completion: "file" or "dir", if a shell completes such a word.
+    ``name`` is the value's name in the help; ``completion`` is "file" or "dir" if a shell can complete it.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T], completion: str | None = None) -> None:
@@ -181,10 +178,7 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--cache`` and ``--cache-limit`` to a command, which gets both in the dict ``cached``.
-
-    A URL requires a cache; a folder with one is a usage error.
-    """
+    """Add ``--cache`` and ``--cache-limit``, required for a URL and refused for a folder, as ``cached``."""
 
     @file_option(
         "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
@@ -207,10 +201,7 @@ work_options = together(workers_option, output_options)
 
 
 def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
-    """Return ``--at-once``, ``--retries`` and ``--timeout`` with these defaults.
-
-    ``without`` names for the help what a request waits for until it times out.
-    """
+    """Return ``--at-once``, ``--retries`` and ``--timeout``; a request times out ``without`` this."""
     return together(
         click.option(
             "--at-once",

@@ -55,10 +55,7 @@ def print_json(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """The output of a command: the object for ``--json``, the lines of text, and the exit code.
-
-    ``result`` is for the summary over several datasets.
-    """
+    """A command's output: JSON, lines of text, exit code, and a ``result`` to summarise several datasets."""
 
     json: dict[str, Any]
     lines: Iterable[str]
@@ -132,11 +129,11 @@ def each_dataset(
         if not as_json:
             done.print_lines()
     code = 1 if 1 in codes else max(codes)  # damage takes precedence over other failures
-    told = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
     line = f"{folder}: {summary(results) if results else 'nothing was done'}"
     if failed:
         line += f"; {', '.join(failed)} failed"
-    return Output(told, [line, *fields(about)], code)
+    as_object = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
+    return Output(as_object, [line, *fields(about)], code)
 
 
 ADVICE = {

@@ -95,10 +95,7 @@ class CommandProgress(NoProgress):
 
     @contextmanager
     def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        """Yield a function that shows a text, and the share of the work done.
-
-        ``bar_format`` is SHARE or TEXT_ONLY.
-        """
+        """Yield a function that shows a text and the share of the work done, as SHARE or TEXT_ONLY."""
         yield lambda text, share=0.0: None
 
 

@@ -128,9 +128,9 @@ class RunOptions:
                 differing = "; ".join(
                     f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
                 )
-                raise click.UsageError(f"this dataset is not the one of the card or state: {differing}")
+                raise click.UsageError(f"this dataset does not match the card or state: {differing}")
             if versions and card.transform:
-                say(f"note: the run had {versions[0]}, here are {versions[1]}: pixels may differ", err=True)
+                say(f"note: the run used {versions[0]}, not {versions[1]}: pixels may differ", err=True)
             stack.pop_all()
         return loader
 

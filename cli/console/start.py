@@ -16,10 +16,7 @@ def load_failure(error: BaseException) -> str:
 
 
 class Interrupted(BaseException):
-    """Raised by the first signal, whose ``number`` it has: unwinds, ends workers and releases locks.
-
-    Its notes are part of the message.
-    """
+    """Raised by the first signal to unwind the program; its message includes its notes."""
 
     def __init__(self, number: int) -> None:
         super().__init__("interrupted" if number == signal.SIGINT else "terminated")

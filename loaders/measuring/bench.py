@@ -331,9 +331,9 @@ class CacheShares:
 
 @dataclass(frozen=True)
 class AgainstDisk:
-    """Bytes per second that the loader ``delivered``, and that the disk reads in the loader's pattern.
+    """Bytes per second that the loader ``delivered``, and that the disk reads in its pattern, if measured.
 
-    ``cold`` and ``warm`` are None if not measured. ``limit`` is the loader's limiting stage, "" if unknown.
+    ``limit`` is the loader's limiting stage, "" if unknown.
     """
 
     delivered: float
@@ -362,11 +362,10 @@ class AgainstDisk:
 
 @dataclass(frozen=True)
 class Probe:
-    """The result of a probe: its rate, a ``sentence``, and whether it confirms the verdict.
+    """The result of a probe, and whether it ``confirms`` the verdict; None if it says nothing about it.
 
     ``name`` is "encoded" (nothing is decoded), "again" (the same again, from the page cache), "one core"
-    (one thread transforms records in memory) or "hand-over" (nothing is read or written). ``confirms`` is
-    None for a probe that says nothing about the limiting stage.
+    (one thread transforms records in memory) or "hand-over" (nothing is read or written).
     """
 
     name: str

@@ -41,10 +41,7 @@ RECORD_BYTES = 110_000  # the mean size of an ImageNet JPEG
 
 @dataclass(eq=False)
 class OpenFiles(Owned):
-    """Descriptors, which the stack closes; :meth:`open_direct` fills ``direct``.
-
-    ``passed`` is the share of the bytes, 0 to 1, at which the next forward pass begins.
-    """
+    """Descriptors that the stack closes; the next forward pass begins after the share ``passed``."""
 
     stack: ExitStack
     descriptors: tuple[int, ...]

@@ -341,7 +341,7 @@ class LoaderBar(Owned, Iterator[Any]):
         return batch
 
     def _wait(self, since: float | None) -> None:
-        """Set the start of the wait for a batch; with None the wait is over, and no drawing is under way."""
+        """Begin the wait for a batch, or end it with None, once the thread is not drawing."""
         with self._lock:
             self._waits_since = since
 

@@ -46,7 +46,7 @@ class Cut:
             raise UsageError(f"Cut takes a TrainTransform, not {given!r}")
         if given.color_jitter or given.lighting or len(given.outputs) > 1 or given.orientation == "apply":
             raise UsageError(
-                "Cut takes a TrainTransform of crops and mirroring alone: leave out color_jitter, lighting, masks, "
+                "Cut takes a TrainTransform that only crops and mirrors: leave out color_jitter, lighting, masks, "
                 f"boxes and orientation='apply', and do that after decoding; not {given!r}"
             )
 

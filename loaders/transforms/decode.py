@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -87,16 +87,6 @@ def decode_rgb(
     return source.pixels(box)
 
 
-class _Region(NamedTuple):
-    """A decoded part of an image: its ``pixels`` begin at ``x`` and ``y`` and contain the ``crop``."""
-
-    crop: Crop
-    reduction: Reduction
-    pixels: Pixels
-    x: int
-    y: int
-
-
 class EncodedImage:
     """An encoded image of known size, from which a transform decodes only what it needs.
 
@@ -122,7 +112,7 @@ class EncodedImage:
         is_ready = is_upright and getattr(image, "crop_ready", False)
         self._grid = grid_of(self._image) if is_ready else None
         self._decoded: Pixels | None = None
-        self._regions: list[_Region] = []
+        self._regions: list[tuple[Crop, Reduction, tuple[Pixels, int, int]]] = []
         if self._grid is None:
             size = jpeg_size(self._image) if is_upright else None
         else:
@@ -150,7 +140,7 @@ class EncodedImage:
             self.all_pixels()
             return
         parts = [Crop(0, 0, *self.size)] if self._grid is None else _merged(crops)
-        self._regions += [_Region(part, reduction, *self._around(part, reduction)) for part in parts]
+        self._regions += [(part, reduction, self._around(part, reduction)) for part in parts]
 
     def pixels(self, crop: Crop, *, reduction: Reduction = 1) -> Pixels:
         """Return the pixels of a crop at 1 / ``reduction`` of its width and height.
@@ -167,10 +157,7 @@ class EncodedImage:
         return found
 
     def cut(self, crop: Crop, *, reduction: Reduction = 1) -> tuple[bytes, int, int]:
-        """Return an encoded image that contains a crop, also at 1 / ``reduction``, and where it begins.
-
-        It is a part of a crop-ready image; any other image is returned whole, and begins at 0 and 0.
-        """
+        """Return a part of a crop-ready image that contains a crop, and its x and y; else the whole image."""
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is None:
             return bytes(self._image), 0, 0
@@ -178,9 +165,9 @@ class EncodedImage:
 
     def _around(self, crop: Crop, reduction: Reduction) -> tuple[Pixels, int, int]:
         """Return pixels that contain the crop, and the x and y in the image where they begin."""
-        for region in self._regions:
-            if region.reduction == reduction and region.crop.holds(crop):
-                return region[2:]
+        for part, fraction, decoded in self._regions:
+            if fraction == reduction and part.holds(crop):
+                return decoded
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is not None:
             return self._decode(cut.image.data, reduction), cut.x, cut.y

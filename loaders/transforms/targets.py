@@ -186,11 +186,10 @@ INSTEAD = "store masks as gray or palette PNG of up to 8 bits, or as arrays uint
 
 
 def mask_of(value: Any, name: str, *, key: str) -> Mask:
-    """Return a column's value as a mask: uint8 [height, width].
+    """Return a mask of a column, uint8 [height, width]: an array, or the stored samples of a PNG.
 
-    Arrays stay as they are; gray and palette PNGs give their stored samples: palette indices, not colours,
-    and 0 and 1 for one bit. Raises BadTarget for other values, BadImage for a PNG that does not decode; both
-    with ``key``.
+    Samples are palette indices, not colours, and 0 and 1 for one bit. Raises BadTarget for other values, and
+    BadImage for a PNG that does not decode, both with ``key``.
     """
     if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
         return value
