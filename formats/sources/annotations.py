@@ -84,7 +84,7 @@ def check_first_label(space: LabelSpace, images: int, first: int | None, said_by
 
 
 def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
-    """Return the labels by image in Kaggle's ``LOC_val_solution.csv`` or Caffe's ``val.txt``.
+    """Read the labels by image from Kaggle's ``LOC_val_solution.csv`` or Caffe's ``val.txt``.
 
     Raises SourceDamaged, and LabelConflict for a class that is not in the space.
     """
@@ -261,10 +261,7 @@ def _class(element: Element, own_class: str | None) -> str:
 
 
 def find_boxes(folder: Path, split: str) -> Path | None:
-    """Return the path of a split's boxes in the folder, None without any.
-
-    Folders with annotations of other images than ILSVRC12's are ignored. Raises SourceDamaged for links.
-    """
+    """Return the path of a split's boxes of ILSVRC12's images, or None. Raises SourceDamaged for links."""
     kaggle = [folder / top / split for top in _KAGGLE]
     named = sorted(p for p in folder.glob(f"*bbox_{split}*") if "dogs" not in p.name)
     for path in (*kaggle, *named) if split != "test" else ():

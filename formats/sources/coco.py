@@ -1,4 +1,4 @@
-"""The source of images with COCO's annotations: boxes, categories and segmentations."""
+"""The source of images with COCO annotations: boxes, categories and segmentations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import join
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from shardprep.formats.sources.trees import (
 ANNOTATIONS, PREFIX = "annotations", "instances_"
 BESIDE = "_annotations.coco.json"
 PARTS = {"categories": "name", "images": "file_name", "annotations": "image_id"}
-"""The lists of a file of instances, and a name that each of their objects has."""
+"""The lists in an instances file, and a name that each of their objects has."""
 COLUMNS = (
     *(("boxes", "float32[*,4]"), ("box_labels", "int32[*]"), ("crowd", "bool[*]")),
     ("segmentation", "json"),
@@ -61,21 +61,19 @@ _DECODER = json.JSONDecoder(parse_constant=no_constant)
 
 
 class CocoSplit(NamedTuple):
-    """The file of a split's instances, and the folder of its images."""
+    """A split's instances file, and the folder of its images."""
 
     instances: Path
     images: Path
 
 
 def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFolder | None:
-    """Return the source of a folder with COCO's instances, None without any.
+    """Return the source of a folder with COCO instances, else None.
 
-    These are the file of the option ``coco``; ``annotations/instances_<name>.json`` with the images in the
-    folder ``<name>`` or ``images/<name>``, or a single one with those in ``images``; or
-    ``_annotations.coco.json`` beside the images, in the folder of each split, or in one.
-
-    Raises:
-        UsageError: The file of the option is not there, or a split has two files, or none as others have.
+    Instances are the file of the option ``coco``; ``annotations/instances_<name>.json`` with images in
+    ``<name>`` or ``images/<name>``, or in ``images`` for a single file; or ``_annotations.coco.json`` beside
+    the images, in the folder of each split or in one folder. Raises UsageError if the option's file is
+    missing, a split has two files, or only some splits have one.
     """
     if options.coco is not None:
         instances = path / options.coco
@@ -92,7 +90,7 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
         if (name := _split_of(instances)) in of_split:
             raise UsageError(f"is a second file of the split {name}; choose one with --coco", path=instances)
         of_split[name] = CocoSplit(instances, images)
-    if not of_split:  # beside the images, as Roboflow has them
+    if not of_split:  # beside the images, as from Roboflow
         folders = {name: path / folder for name, folder in split_folders(path).items()}
         beside = {name: CocoSplit(each / BESIDE, each) for name, each in folders.items()}
         if not any(one.instances.is_file() for one in beside.values()):
@@ -108,11 +106,11 @@ def coco_folder(path: Path, split: str | None, options: SourceOptions) -> CocoFo
 
 @dataclass(frozen=True)
 class CocoFolder(Source):
-    """Images in folders, and COCO's instances of each split. Images have no label of their own.
+    """Images in folders, and the COCO instances of each split. Images have no labels.
 
-    Their columns are, for each object of an image, in the order of the file: ``boxes`` (x_min, y_min, x_max,
-    y_max as fractions of the image), ``box_labels``, its category as a number of the classes of ``objects``,
-    ``crowd``, and ``segmentation`` as it is in the file. ``objects`` are the categories that the image has.
+    The columns have a value per object of an image, in the order of the file: ``boxes`` (x_min, y_min, x_max,
+    y_max as fractions of the image), ``box_labels`` (the category among the classes of ``objects``),
+    ``crowd``, and the unchanged ``segmentation``. ``objects`` are the categories of the image.
     """
 
     LAYOUT = "coco"
@@ -161,12 +159,12 @@ class CocoFolder(Source):
 
     @cached_property
     def _categories(self) -> dict[str, Mapping[int, str]]:
-        """The categories of the splits that were read."""
+        """The categories of the splits read so far."""
         return {}
 
 
 def has_instances(path: Path) -> bool:
-    """Whether the first object in a file is one of COCO's."""
+    """Whether the first object in a file is COCO's."""
     with ArchiveFile(path) as file:
         try:
             part, _, value = next(objects_in(JsonText(file)))
@@ -176,7 +174,7 @@ def has_instances(path: Path) -> bool:
 
 
 def refuse_coco_file(path: Path) -> None:
-    """Raise UsageError, with the command to run, for a file of COCO's instances in the place of images."""
+    """Raise UsageError, with the command to run, if a file has COCO's instances."""
     if not has_instances(path):
         return
     above, beside, name = path.parent.parent, path.parent, _name_of(path)
@@ -195,7 +193,7 @@ def refuse_coco_file(path: Path) -> None:
 
 
 def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | None:
-    """Return the folder of the images of instances, which may be ``alone`` in the source at ``path``."""
+    """Return the image folder of an instances file, which may be ``alone`` in the source at ``path``."""
     if instances.name == BESIDE:
         return instances.parent
     images, name = path / "images", _name_of(instances)
@@ -204,7 +202,7 @@ def _images_of(instances: Path, path: Path, *, alone: bool = False) -> Path | No
 
 
 def _split_of(instances: Path) -> str:
-    """Return the split that a file of instances is named for, or train. Raises UsageError for two."""
+    """Return the split in an instances file's name, or train. Raises UsageError for two."""
     words = [word.removeprefix("mini") for word in re.findall("[a-z]+", _name_of(instances).lower())]
     found = {split for split in SPLITS for word in words if word.startswith(split)}
     if len(found) > 1:
@@ -219,18 +217,17 @@ def _name_of(instances: Path) -> str:
 
 
 class CocoInstances:
-    """The images and annotations of a split; what cannot be used is among the problems.
+    """The images and annotations of a split, and the problems with them.
 
-    ``categories`` has the names by their ids, in ascending order of these, and ``entries`` a row per image,
-    with the offset of its object. ``places`` are the offsets and sizes of the annotations, and ``images`` the
-    offset of the image of each, ascending. ``ignored`` counts the files that are left out. Raises
-    SourceDamaged, with the place, where the file is not what COCO's are.
+    ``categories`` has the names by ascending id, and ``entries`` a row per image with the offset of its JSON
+    object. ``places`` are the offsets and sizes of the annotations, ordered by ``images``, the offsets of
+    their images. ``ignored`` counts skipped files. Raises SourceDamaged for a file that is not COCO's.
     """
 
     def __init__(self, split: CocoSplit, *, follow_symlinks: bool) -> None:
         self.problems = Problems()
         self.categories: dict[int, str] = {}
-        self._heads: set[int] = set()  # may stand for a group of others, and have the name of one
+        self._heads: set[int] = set()  # may represent a group of categories, and have the name of one
         self._path = split.instances
         self._walk = FolderWalk(split.images, follow_symlinks, self.problems)
         more = [("image_length", "<i8"), ("width", "<i4"), ("height", "<i4"), ("id", "<i8")]
@@ -283,10 +280,7 @@ class CocoInstances:
                 self._heads.add(number)
 
     def _placed(self, rows: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the offset of the image of each annotation, ascending, and their own offsets and sizes.
-
-        These bytes are counted as the images'.
-        """
+        """Return ``images`` and ``places``, and add the sizes to the lengths of the entries."""
         ids = self.entries["id"]
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
@@ -316,10 +310,10 @@ def _id_in(value: dict[str, Any], name: str) -> int:
 
 @dataclass
 class CocoReader(ImagesAndFile):
-    """Reader of images below a folder, and of their annotations in the file at ``path``, each in its place.
+    """Reader of images below a folder, and of their annotations in the file at ``path``.
 
-    ``categories`` are the ids, in the order of the classes. ``annotations`` are the offsets and sizes of
-    annotations, and ``image_of`` has the entry's offset of each, ascending.
+    ``categories`` are the ids in the order of the classes. ``annotations`` are offsets and sizes, ordered by
+    ``image_of``, the offsets of their entries.
     """
 
     schema: Schema
@@ -352,20 +346,20 @@ class CocoReader(ImagesAndFile):
 
 
 class JsonText:
-    """The text of a JSON file, read value by value. Methods raise ValueError for what they do not expect."""
+    """The text of a JSON file, read value by value. Methods raise ValueError for unexpected text."""
 
     def __init__(self, file: ArchiveFile) -> None:
         self._file = file
         self._start = self._at = 0
-        self._text = ""  # a character for each byte from ``_start``, so that places are those in the file
+        self._text = ""  # one character per byte from ``_start``, so that places are those in the file
 
     @property
     def offset(self) -> int:
-        """The place in the file of the next byte to read."""
+        """The offset in the file of the next byte to read."""
         return self._start + self._at
 
     def next(self) -> str:
-        """Return the next character that is no space, and go there; empty at the end."""
+        """Skip spaces and return the next character, without skipping it; empty at the end."""
         while True:
             space = _SPACE.match(self._text, self._at)
             self._at = space.end() if space else self._at
@@ -376,13 +370,13 @@ class JsonText:
             self._read()
 
     def expect(self, mark: str) -> None:
-        """Go behind the mark, which is next."""
+        """Skip the mark, which must be next."""
         if self.next() != mark:
             raise ValueError(f"expected {mark!r}, not {self.next()!r}")
         self._at += 1
 
     def items(self, begin: str, end: str) -> Iterator[int]:
-        """Yield the offset of each item between the marks; the caller reads it."""
+        """Yield the offset of each item between the marks; the caller must read it."""
         self.expect(begin)
         while self.next() != end:
             yield self.offset
@@ -390,19 +384,13 @@ class JsonText:
                 self.expect(",")
         self.expect(end)
 
-    def object(self) -> dict[str, Any]:
-        """Return the object that is next."""
-        if self.next() != "{":
-            raise ValueError("expected a JSON object")
-        return cast(dict[str, Any], self.value())
-
     def value(self) -> Any:
-        """Return the value that is next, of any type."""
+        """Read the next value, of any type."""
         self.next()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or self._is_all:  # a number may go on
+                if end < len(self._text) or self._is_all:  # a number may continue
                     break
             except json.JSONDecodeError as error:
                 if self._is_all:
@@ -418,7 +406,7 @@ class JsonText:
         return self._start + len(self._text) >= self._file.end
 
     def _read(self) -> None:
-        """Read more, at least as much as is left."""
+        """Read more, at least as much as there is."""
         left = self._text[self._at :]
         piece = self._file.read_at(max(PIECE_BYTES, len(left)), self._start + len(self._text))
         if not piece:
@@ -427,7 +415,7 @@ class JsonText:
 
 
 def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield the name of the list, the offset and the value of each object in COCO's lists."""
+    """Yield the list's name, the offset and the value of each object in COCO's lists."""
     for _ in text.items("{", "}"):
         name = text.value()
         text.expect(":")
@@ -435,13 +423,15 @@ def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
             text.value()
             continue
         for offset in text.items("[", "]"):
-            yield name, offset, text.object()
+            if text.next() != "{":
+                raise ValueError("expected a JSON object")
+            yield name, offset, text.value()
     if text.next():
         raise ValueError("has more after its end; keep one JSON object in it")
 
 
 def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Return the left and upper edge, width and height of an annotation in pixels. Raises ValueError."""
+    """Return an annotation's left and upper edge, width and height in pixels. Raises ValueError."""
     box = annotation.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
         raise ValueError(f"the annotation {annotation.get('id')} has no bbox of four numbers")
@@ -452,7 +442,7 @@ def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
 
 
 def sides_in(image: dict[str, Any]) -> tuple[int, int]:
-    """Return the width and height of an image in pixels. Raises ValueError."""
+    """Return an image's width and height in pixels. Raises ValueError."""
     width, height = image.get("width"), image.get("height")
     if type(width) is not int or type(height) is not int:
         raise ValueError(f"the image {image.get('id')} has no width and height")

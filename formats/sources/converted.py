@@ -1,4 +1,4 @@
-"""Sources made of others: a converted dataset, and a val split held out of one that has train only."""
+"""Sources derived from others: converted datasets, and a val split held out of a source with only train."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from shardprep.formats.sources.source import (
     entry_dtype,
 )
 
-_CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the one it is made from
+_CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # kept of the original manifest
 
 
 def converted_dataset(path: Path) -> ConvertedDataset | None:
-    """Return the source of a dataset, or of a folder of splits; None for anything else. Raises DataError."""
+    """Return the source of a dataset or a folder of its splits, else None. Raises DataError."""
     folders = {"": path} if (path / MANIFEST_NAME).is_file() else splits_of(path)
     manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
     found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
@@ -41,7 +41,7 @@ def converted_dataset(path: Path) -> ConvertedDataset | None:
 
 @dataclass(frozen=True)
 class ConvertedDataset(Source):
-    """The dataset of each split: its folder and manifest."""
+    """A converted dataset; ``members`` has the folder and manifest of each split."""
 
     LAYOUT = "dataset"
 
@@ -93,7 +93,7 @@ class ConvertedDataset(Source):
 
 @dataclass
 class RecordReader(OpeningReader[Dataset]):
-    """Reader of a dataset's images and columns, each checked; an entry's offset is its record's number."""
+    """Reader of a dataset's checked images and columns; an entry's offset is its record number."""
 
     folder: Path
     root: str
@@ -112,16 +112,16 @@ class RecordReader(OpeningReader[Dataset]):
         return f"{self.folder}, record {int(entry['offset'])}"
 
 
-_OTHER_STREAM = 1 << 64  # the stored order is drawn by the seed alone
+_OTHER_STREAM = 1 << 64  # the seed alone determines the stored order
 
 
 @dataclass(frozen=True)
 class HeldOutVal(Source):
-    """The images of a source of train, each either in train or in val.
+    """The images of a source with only train, divided into train and val.
 
-    Of each class of n images, n times ``fraction`` are in val, rounded up or down, so that all of val is that
-    fraction, too; the last image of a class stays in train. Which ones is drawn by ``seed`` from the images'
-    keys, and does not depend on the order of the listing. Raises UsageError for a source of more than train.
+    val gets ``fraction`` of each class, rounded up or down so that this is also its fraction of all images;
+    at least one image of each class stays in train. The choice depends on ``seed`` and the images' keys, not
+    on the order of the listing. Raises UsageError for a source with other splits.
     """
 
     source: Source
@@ -174,7 +174,7 @@ class HeldOutVal(Source):
 
 
 def drawn(entries: Entries, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return for each entry whether it is in the fraction: every (1 / fraction)th, class after class."""
+    """Return for each entry whether it is drawn: every (1 / fraction)th, class after class."""
     by_key = np.argsort(entries["key"], kind="stable")
     mixed = by_key[permutation(len(entries), seed | _OTHER_STREAM)]
     by_class = mixed[np.argsort(entries["label"][mixed], kind="stable")]

@@ -1,7 +1,6 @@
-"""The sources of ILSVRC12: the official archives, read in place, and trees.
+"""The sources of ILSVRC12: the official archives, read in place, and trees of folders.
 
-Archives are a tar of class tars, and flat tars; trees are an extracted one, Kaggle's, and any folder of class
-folders.
+Archives are a tar of class tars or flat tars; trees are extracted archives, Kaggle's, or class folders.
 """
 
 from __future__ import annotations
@@ -65,15 +64,15 @@ from shardprep.formats.sources.trees import (
 from shardprep.formats.storage.archive import RemoteArchive, RemoteFile
 from shardprep.formats.storage.store import Location
 
-MOST_NAMED = 3  # classes or folders in an error
+MOST_NAMED = 3  # classes or folders in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class IlsvrcSource(Source):
     """A source with annotation files beside its images; ``places`` has the archive or folder of each split.
 
-    ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from;
-    ``check_md5`` reads every archive whole when a split of it is listed.
+    ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from.
+    With ``check_md5``, listing a split reads its whole archive.
     """
 
     layout: str
@@ -89,7 +88,6 @@ class IlsvrcSource(Source):
 
     @cached_property
     def annotation_files(self) -> AnnotationFiles:
-        """The files beside the images."""
         return AnnotationFiles(self.beside)
 
     @cached_property
@@ -99,7 +97,7 @@ class IlsvrcSource(Source):
 
     @abstractmethod
     def find(self, split: str, known: Entries | None = None) -> Listing:
-        """Return the listing of an existing split, without the numbers and files that :meth:`listed` adds."""
+        """Return the listing of an existing split, without the fields that :meth:`listed` adds."""
 
     @property
     def description(self) -> str:
@@ -124,7 +122,7 @@ class IlsvrcSource(Source):
         )
 
     def expected(self, split: str) -> int | None:
-        """Return the number of images that there should be, officially or by annotations; None if unknown."""
+        """Return the official or annotated number of images; None if unknown."""
         if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
         if split == "train":
@@ -133,7 +131,7 @@ class IlsvrcSource(Source):
         return named or sum(self.annotation_files.image_set(split).values()) or None
 
     def _shortfall(self, split: str, entries: Entries, expected: int) -> str:
-        """Return a phrase that names missing or extra images; empty if it is unknown which."""
+        """Return a phrase that names missing or surplus images; empty if they are unknown."""
         if split == "train":
             per_class, wrong = self.annotation_files.train_images, []
             found = np.bincount(entries["label"], minlength=len(self.labels)).tolist()
@@ -160,7 +158,7 @@ class IlsvrcSource(Source):
         return self.annotation_files.ground_truth(self.labels)
 
     def truth_of_flat(self) -> GroundTruth:
-        """Return the labels of a val without class folders. Raises SourceIncomplete if no file says any."""
+        """Return the labels of a val without class folders. Raises SourceIncomplete if no file has them."""
         if not self.truth.said:
             raise SourceIncomplete(
                 "nothing says which classes the val images belong to; sort them into val/<class>/, put "
@@ -171,12 +169,12 @@ class IlsvrcSource(Source):
 
 
 OpenArchive = ArchiveFile | RemoteArchive
-ARCHIVES = {  # the patched test images are preferred to those of 2012
+ARCHIVES = {  # the patched test images come before those of 2012
     "train": ("ILSVRC2012_img_train.tar",),
     "val": ("ILSVRC2012_img_val.tar",),
     "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test*.tar"),
 }
-_BESIDE = (  # small files that are read, and on a web server asked for
+_BESIDE = (  # small files to read, and to request from a web server
     *(form for form in FORMS if "." in form),
     "LOC_synset_mapping.txt",
     "LOC_val_solution.csv",
@@ -193,7 +191,7 @@ _TRAIN_IMAGE = re.compile(r"(n\d{8})_\d+\.(?:JPEG|jpeg|jpg)", re.ASCII)
 
 
 def _archives_among(names: Iterable[str]) -> dict[str, str]:
-    """Return the name of the archive of each split that there is."""
+    """Return the archive's name for each split that has one."""
     names, found = sorted(names), {}
     for split, wanted in ARCHIVES.items():
         matching = [name for each in wanted for name in names if fnmatchcase(name, each)]
@@ -203,16 +201,14 @@ def _archives_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | None:
-    """Return the source of the archives in a folder with official names; None if there are none."""
-    paths = {
-        split: folder / name
-        for split, name in _archives_among(each.name for each in folder.iterdir()).items()
-    }
+    """Return the source of a folder's archives with official names; None if there are none."""
+    names = _archives_among(each.name for each in folder.iterdir())
+    paths = {split: folder / name for split, name in names.items()}
     return OfficialTars(places=paths, beside=folder, check_md5=check_md5) if paths else None
 
 
 def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
-    """Return the source of one archive; its first member decides the split. None for any other archive."""
+    """Return the source of one archive, whose first member tells the split; None for other archives."""
     with ArchiveFile(path) as archive:
         first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
@@ -221,7 +217,7 @@ def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
 
 
 def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
-    """Return the source of the archives with official names in object storage or on a server.
+    """Return the source of archives with official names in object storage or on a server.
 
     The small files beside them are copied to a temporary folder. Raises UsageError if there are no such
     archives, SourceDamaged, RemoteFailed.
@@ -243,7 +239,7 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
 
 @dataclass(frozen=True, kw_only=True)
 class OfficialTars(IlsvrcSource):
-    """A source of archives; for those in object storage, ``copied`` are the small files beside them."""
+    """The official archives; ``copied`` are the small files beside those in object storage."""
 
     layout: str = "official-tars"
     places: Mapping[str, Path | RemoteFile]
@@ -263,12 +259,14 @@ class OfficialTars(IlsvrcSource):
     def known_by(self, split: str) -> Mapping[str, Any]:
         truth = self.truth_of_flat().said if split == "val" else {}
         path = self.places[split]
-        place: dict[str, Any]
         if isinstance(path, RemoteFile):
-            place = {"archive": path.url, "size": path.stored.size, "e_tag": path.stored.e_tag}
+            place: dict[str, Any] = {
+                "archive": path.url,
+                "size": path.stored.size,
+                "e_tag": path.stored.e_tag,
+            }
         else:
-            path = path.resolve()
-            status, name = path.stat(), os.fsencode(path).hex()
+            status, name = path.stat(), os.fsencode(path.resolve()).hex()
             place = {"archive": name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
         return {
             **place,
@@ -324,11 +322,11 @@ def _images_of(archive: OpenArchive, class_tar: tuple[str, Member]) -> tuple[str
 
 
 def _members(archive: OpenArchive, split: str) -> Iterator[tuple[str, Member]]:
-    """Yield the members, each with the wnid or image in its name."""
+    """Yield each member with the wnid or image in its name."""
     read_at: ReadAt = archive.read_at
     if isinstance(archive, ArchiveFile):
         archive.expect_random_reads()
-    elif split != "train":  # the tars in that of train are read at once
+    elif split != "train":  # its class tars are read concurrently instead
         read_at = headers_ahead(archive)
     for member in walk(read_at, archive=str(archive.path), end=archive.end):
         match = _MEMBERS[split].fullmatch(member.name)
@@ -347,7 +345,7 @@ CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
 
 
 def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Tree | None:
-    """Return Kaggle's tree, given as the folder that holds ILSVRC, as ILSVRC, or as CLS-LOC in it."""
+    """Return Kaggle's tree, given the folder of ILSVRC, ILSVRC itself, or CLS-LOC in it, else None."""
     for top in (path, path.parent, *path.parents[2:3]):
         data = top / CLS_LOC
         if path in (top, top / "ILSVRC", data) and data.is_dir():
@@ -358,7 +356,7 @@ def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) 
 
 
 def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None:
-    """Return the source of a folder of class folders, taken for that split, else None.
+    """Return the source of a folder of class folders as that split, else None.
 
     Raises UsageError if the folders are splits or whole datasets, or images and their masks.
     """
@@ -388,35 +386,31 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
 
 
 def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md5: bool) -> Tree | None:
-    """Return the source of a folder with ``train``, ``val`` or ``test`` in it, else None."""
+    """Return the source of a folder that contains ``train``, ``val`` or ``test``, else None."""
     places = split_folders(root)
     if not places:
         return None
     walk, test = FolderWalk(root, options.follow_symlinks), places.get("test")
     if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
-        places["test"] = f"{test}/test"  # the official archive has a folder test in it
+        places["test"] = f"{test}/test"  # the official archive contains a folder test
     return Tree(
         layout=layout, places=places, root=root, source_options=options, beside=beside, check_md5=check_md5
     )
 
 
 def _with_splits(folder: Path, depth: int) -> list[Path]:
-    """Return the folder if it holds folders of splits, or those below it, to this depth, that do."""
+    """Return the folder if it contains splits, or else the folders below it, to this depth, that do."""
     if not depth or split_folders(folder):
         return [folder] * bool(depth)
     with os.scandir(folder) as entries:
         inner = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    return [
-        found
-        for name in inner
-        if not name.startswith(".")
-        for found in _with_splits(folder / name, depth - 1)
-    ]
+    visible = (folder / name for name in inner if not name.startswith("."))
+    return [found for each in visible for found in _with_splits(each, depth - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(IlsvrcSource):
-    """A source in folders, which are relative to ``root``."""
+    """A source in folders; ``places`` are relative to ``root``."""
 
     places: Mapping[str, str]
     root: Path
@@ -427,22 +421,18 @@ class Tree(IlsvrcSource):
         tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.places.values())
         if not self.source_options.follow_symlinks:
             return tuple(tops)
-        places = (
-            self.root / place / name
-            for split, place in self.places.items()
-            for name in ("", *self.classes[split])
-        )
+        names = ((place, name) for split, place in self.places.items() for name in ("", *self.classes[split]))
+        places = (self.root / place / name for place, name in names)
         return (*tops, *(place.resolve() for place in places if place.is_symlink()))
 
     @cached_property
     def labels(self) -> LabelSpace:
-        return self.annotation_files.space or LabelSpace.of(
-            c for classes in self.classes.values() for c in classes
-        )
+        found = (name for names in self.classes.values() for name in names)
+        return self.annotation_files.space or LabelSpace.of(found)
 
     @cached_property
     def classes(self) -> dict[str, list[str]]:
-        """The class folders of each split, none if it is flat. Raises SourceDamaged if one cannot be used."""
+        """The class folders of each split, none if it is flat. Raises SourceDamaged for unusable folders."""
         walk = FolderWalk(self.root, self.source_options.follow_symlinks)
         classes = {split: walk.folders(folder) for split, folder in self.places.items()}
         walk.problems.raise_all()
@@ -455,7 +445,7 @@ class Tree(IlsvrcSource):
         return [self.root / place for place in self.places.values()]
 
     def refuse_others(self) -> None:
-        """Raise UsageError for a folder that may be a split or one of several classes."""
+        """Raise UsageError for a folder that may be either a split or a class."""
         others = other_folders(self.root, self._folders)
         if others and "train" not in self.places:
             split, name = next(iter(self.places.items()))

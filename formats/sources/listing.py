@@ -184,10 +184,7 @@ class StoredEntries:
 
 
 def add_unlisted(walk: FolderWalk, place: str, listed: npt.NDArray[np.bytes_], advice: str) -> Counter[str]:
-    """Report every image in the walk's folder ``place`` that is not ``listed`` as a problem.
-
-    ``advice`` is the message for an image. Returns the walk's ignored names.
-    """
+    """Report images in the walk's folder ``place`` that are not ``listed``, and return its ignored names."""
     table = GrowingTable(np.dtype([("path", "S1")]))
     for file in walk.files_below(place):
         if is_image(file):

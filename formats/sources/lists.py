@@ -1,7 +1,7 @@
-"""The sources of images that rows list: a list with their labels, and a folder with a table beside them.
+"""The sources of images listed in tables.
 
-A list is text, CSV or JSON lines with a path and a label in each row; the table is metadata.csv or
-metadata.jsonl, with a path and columns.
+A list is text, CSV or JSON Lines with a path and a label in each row. A folder of images has metadata.csv or
+metadata.jsonl beside them, with a path and columns.
 """
 
 from __future__ import annotations
@@ -69,10 +69,7 @@ _PLAIN = ("path", "label")
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table that lists images, with the names of its columns of paths, labels and splits.
-
-    ``kinds`` are those of other columns by name; ``left_out`` has the names of what is not taken, so far.
-    """
+    """A table of images: its columns of paths, labels and splits, the kinds of others, and unused names."""
 
     file: ArchiveFile
     form: TableForm
@@ -83,17 +80,14 @@ class ListedTable:
     left_out: dict[str, None] = field(default_factory=dict)
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Note the names that are none of a column in use."""
+        """Add the names of unused columns."""
         used = (self.paths, self.labels, self.splits, *self.kinds, "")
         self.left_out.update(dict.fromkeys(name for name in names if name not in used))
 
 
 @dataclass
 class SplitImages:
-    """The images of one split, as the rows of a table list them.
-
-    ``missing`` counts the rows whose file is not there, and ``ignored`` other files, by name.
-    """
+    """The listed images of a split; ``missing`` counts missing files, and ``ignored`` skipped ones."""
 
     table: ListedTable
     rows: EntryTable
@@ -105,10 +99,10 @@ class SplitImages:
 
 @dataclass(frozen=True)
 class ListedSource(Source):
-    """A source of images below ``root`` that the rows of tables list.
+    """Images below ``root`` that are listed in tables.
 
-    ``ADVICE`` says what to do about a row that is wrong, and ``KEPT`` which other options the manifest keeps.
-    In a list each image has a label, and files may be missing.
+    ``ADVICE`` says how to fix a wrong row, and ``KEPT`` names further options for the manifest. In a list,
+    every image has a label, and files may be missing.
     """
 
     ADVICE: ClassVar[str]
@@ -121,15 +115,15 @@ class ListedSource(Source):
 
     @abstractmethod
     def read(self, found: ListedImages) -> None:
-        """Read all tables, and check what they list."""
+        """Read and check all tables."""
 
     @abstractmethod
     def table_in(self, file: ArchiveFile) -> ListedTable:
-        """Return the table in a file by its first line. Raises ValueError, UsageError."""
+        """Read the header of a table. Raises ValueError, UsageError."""
 
     @abstractmethod
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
-        """Return an image's split, and its path below the root and the split's folder. Raises ValueError."""
+        """Return an image's split, and its path below the root and below the split. Raises ValueError."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -137,7 +131,6 @@ class ListedSource(Source):
 
     @cached_property
     def found(self) -> ListedImages:
-        """The images of all splits."""
         found = ListedImages(self)
         self.read(found)
         return found
@@ -173,10 +166,10 @@ class ListedSource(Source):
 
 
 class ListedImages:
-    """The images that the rows of tables list, for each split.
+    """The listed images of each split, and the problems of rows and images.
 
-    ``problems`` are those of rows and images, and ``kinds`` those of the columns, by their headers, the same
-    in all tables. Entries have the lines of their rows, and their places if it ``keeps_rows``.
+    ``kinds`` are the columns' kinds by header, the same in all tables. Entries have the line of their row,
+    and its place if it ``keeps_rows``.
     """
 
     def __init__(self, source: ListedSource) -> None:
@@ -191,16 +184,15 @@ class ListedImages:
         self._walk = FolderWalk(source.root, follow, self.problems)
 
     def split_images(self, split: str, table: ListedTable) -> SplitImages:
-        """Return the images of a split, which the table lists."""
         if split not in self.images:
             more = [("line", "<i8"), *([("image_length", "<i8"), ("row_length", "<i8")] * self.keeps_rows)]
             self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, more))
         return self.images[split]
 
     def read_table(self, path: Path) -> ListedTable:
-        """Read all rows of a table; what cannot be used is added to the problems.
+        """Read all rows of a table, and collect the problems with them.
 
-        Raises SourceDamaged where no further row can be read, and UsageError for columns that are not there.
+        Raises SourceDamaged where no further row can be read, and UsageError for missing columns.
         """
         with ArchiveFile(path) as file:
             with self._at(path, lambda: 1):
@@ -225,7 +217,7 @@ class ListedImages:
         return foreign_file(path, self._source.ADVICE, place=lambda: f"line {line()}: ")
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
-        """Add a row. Only in a list does a row count whose file is missing: its label and its cells."""
+        """Add a row. The label and cells of a missing file's row count only in a list."""
         if table.form.is_open:
             table.leave_out(row.cells)
         place = file = label = None
@@ -272,7 +264,7 @@ class ListedImages:
         )
 
     def finish(self) -> None:
-        """Set the fields, the label space, and the entries with the labels in it."""
+        """Set the fields, the label space and the labelled entries."""
         self.fields = {header: kind.field for header, kind in self.kinds.items()}
         self.space, numbers = self.labels.numbered()
         for one in self.images.values():
@@ -282,7 +274,7 @@ class ListedImages:
 
 @dataclass
 class RowReader(ImagesAndFile):
-    """Reader of images, and of their rows in a table; ``fields`` are those of the columns, by headers."""
+    """Reader of images and of their rows in a table; ``fields`` are the columns' fields by header."""
 
     form: TableForm
     fields: Mapping[str, Field]
@@ -295,12 +287,10 @@ class RowReader(ImagesAndFile):
 
 
 def labelled_list(path: Path, split: str | None, options: SourceOptions) -> LabelledList | None:
-    """Return the source of a list, taken for ``split``, or for that of its name, or for train; else None.
+    """Return the source of a list, as ``split``, the split in its name, or train; else None.
 
-    With options that only lists have, any text file is one.
-
-    Raises:
-        UsageError: The root is no folder, or the file has COCO's instances.
+    With options for lists only, any file is taken for one. Raises UsageError if the root is not a folder, or
+    the file has COCO's instances.
     """
     of_lists = (*_TEXT_SUFFIXES, *CSV_SUFFIXES, *_JSON_SUFFIXES)
     has_name = path.suffix.lower() in of_lists or options.kept("root", "path_column", "label_column")
@@ -315,10 +305,10 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
 
 @dataclass(frozen=True)
 class LabelledList(ListedSource):
-    """A list of files below ``root`` with their labels; all are of ``split`` unless a column says theirs.
+    """A list of files below ``root`` with their labels; all are of ``split`` without a column of splits.
 
-    The classes of whole numbers are named for them, such as ``00042``, so each label stays the same. Classes
-    of names are numbered in the order of their names.
+    Labels that are numbers stay the same, and name their classes, such as ``00042``. Class names are numbered
+    alphabetically.
     """
 
     LAYOUT = "image-list"
@@ -395,13 +385,13 @@ class LabelledList(ListedSource):
 
     @cached_property
     def _roots(self) -> list[Path]:
-        """The names of the root that an absolute path may begin with: without links, and as it was given."""
+        """The root with links resolved and as it was given: absolute paths may begin with either."""
         given = self.source_options.root
         return [self.root] if given is None else [self.root, user_path(given).absolute()]
 
 
 def _column(names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the name of the wanted column, or of the first usual one, in any case. Raises ValueError."""
+    """Return the wanted column, or the first usual one, ignoring case. Raises ValueError."""
     by_lower = {name.lower(): name for name in reversed(names)}
     found = wanted if wanted in names else None
     if wanted is None:
@@ -418,12 +408,10 @@ LABEL_NAMES = ("label", "class", "class_name", "wnid", "synset")
 
 
 def metadata_folder(path: Path, split: str | None, options: SourceOptions) -> MetadataFolder | None:
-    """Return the source of a folder with a table in it, or in its splits; None without any.
+    """Return the source of a folder with a table, or one in each split folder, else None.
 
-    Without folders of splits it is taken for ``split``, or for train.
-
-    Raises:
-        UsageError: There are two tables of the same images, or a folder of a split has none.
+    Without split folders it is ``split``, or train. Raises UsageError for two tables of the same images, or
+    if only some split folders have one.
     """
     places = split_folders(path)
     of_split = {name: table for name, folder in places.items() if (table := _table_in(path / folder))}
@@ -452,10 +440,10 @@ def _table_in(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class MetadataFolder(ListedSource):
-    """Images in folders, and a row for each of them in a table.
+    """Images in folders with a row each in a table.
 
-    ``places`` has the folder of each split relative to ``root``, and ``tables`` the table of each: its own,
-    or one for all. All tables have the same columns.
+    ``places`` has the folder of each split, relative to ``root``, and ``tables`` the table: its own or one
+    for all. All tables have the same columns.
     """
 
     LAYOUT = "metadata"
@@ -467,7 +455,7 @@ class MetadataFolder(ListedSource):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        # without folders of splits, a column may say the split
+        # without split folders, there may be a column of splits
         return super().splits if "" in self.places.values() else tuple(self.places)
 
     @property
@@ -504,15 +492,12 @@ class MetadataFolder(ListedSource):
         return ListedTable(file, form, *used, kinds)
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
-        """Return the name of a column that says the split of each row; None without one.
-
-        Where splits have folders, or the column is chosen as one of values, or has other values, it is none.
-        """
+        """Return the column of splits, unless splits have folders, or it is chosen, or has other values."""
         chosen = {choice.origin for choice in self.source_options.column_choices}
         name = next((name for name in form.names if name.lower() == SPLIT_COLUMN), None)
         if name is None or name in chosen or {*self.places.values()} != {""}:
             return None
-        with suppress(ValueError):  # it is said when the rows are read
+        with suppress(ValueError):  # reported when the rows are read
             rows = form.rows(Lines(file, form.limit))
             if all(isinstance(row, ValueError) or split_of(row.cells[name]) for row in rows):
                 return name

@@ -1,4 +1,4 @@
-"""The source of images in folders, with folders of images that belong to them, such as masks."""
+"""The source of images paired with images in other folders, such as masks."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _TWICE = "differs from {} only in its extension; remove one of them"
 
 
 def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
-    """Raise UsageError if folders that seem to be classes are images and what belongs to them.
+    """Raise UsageError if the folders ``names`` look like images and their annotations instead of classes.
 
-    These are a folder with a name like "images", and others that are named like masks, or that have files
-    with the names of the images. ``folder`` holds them, and is ``source`` or the folder of one of its splits.
+    One has a name like "images", and others are named like masks or have files with the same names.
+    ``folder`` contains them, and is ``source`` or the folder of a split.
     """
     images = images_among(names)
     if images is None:
         return
-    stems: set[str] | None = None  # of the images; they are looked for once it is asked
+    stems: set[str] | None = None  # of the images, read when needed
     partners = []
     for name in names:
         if name == images:
@@ -82,7 +82,6 @@ def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def _advice(folder: Path, images: str, partners: Sequence[str], command: str) -> str:
-    """Say how images are converted with the files in these folders."""
     pairs = []
     for name in partners:
         files = [*_paths_below(folder / name)]
@@ -102,31 +101,31 @@ def _advice(folder: Path, images: str, partners: Sequence[str], command: str) ->
 
 
 def _paths_below(folder: Path) -> Iterator[str]:
-    """Yield the paths of the files below a folder, relative to it; hidden ones are left out."""
+    """Yield the paths of the files below a folder, relative to it, except hidden ones."""
     for place, _, names in os.walk(folder):
         inner = Path(place).relative_to(folder)
         yield from ((inner / name).as_posix() for name in names if not name.startswith("."))
 
 
 def images_among(names: Iterable[str]) -> str | None:
-    """Return the name of the folder of images, by the first of IMAGE_FOLDERS that there is; None for none."""
+    """Return the folder name that comes first in IMAGE_FOLDERS; None if no name is there."""
     by_lower = {name.lower(): name for name in names}
     return next((by_lower[name] for name in IMAGE_FOLDERS if name in by_lower), None)
 
 
 class PairedSplit(NamedTuple):
-    """The folder of a split's images, and for each column the folder of its images, all absolute."""
+    """The folder of a split's images, and the folder of each column's images, all absolute."""
 
     images: Path
     partners: Mapping[str, Path]
 
 
 def paired_folders(path: Path, split: str | None, options: SourceOptions) -> PairedFolders:
-    """Return the source of a folder for the pairs in the options.
+    """Return the source of a folder with the pairs in the options.
 
-    The images of a split lie in ``<split>/images``, ``images/<split>`` or ``<split>``; without splits in
-    ``images`` or in the folder itself, which then is ``split`` or train. Raises UsageError for folders that
-    are not there, and for partners of a split without images.
+    A split's images are in ``<split>/images``, ``images/<split>`` or ``<split>``; those of a source without
+    splits, which is ``split`` or train, in ``images`` or in the folder itself. Raises UsageError for missing
+    folders, and for partners of a split without images.
     """
     top = _images_in(path) or path
     outer, inner = split_folders(path), split_folders(top)
@@ -150,7 +149,6 @@ def paired_folders(path: Path, split: str | None, options: SourceOptions) -> Pai
 
 
 def _images_in(folder: Path) -> Path | None:
-    """Return the folder of images in a folder, None without one."""
     name = images_among(each.name for each in os.scandir(folder) if each.is_dir())
     return folder / name if name else None
 
@@ -176,7 +174,7 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
 
 @dataclass(frozen=True)
 class PairedFolders(Source):
-    """Images below folders, each with a partner of the same path but for its extension in every pair."""
+    """Images below folders, each with a partner in every pair whose path differs only in its extension."""
 
     LAYOUT = "paired-folders"
     TAKES = ("pairs",)
@@ -220,7 +218,7 @@ class PairedFolders(Source):
 
     @cached_property
     def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
-        """The classes, the problems, and the entries of each split with the files that were left out."""
+        """The classes, the problems, and each split's entries and counts of ignored files."""
         problems, classes, looked_at = Problems(), ListedClasses(), set[Path]()
         found = {}
         for split, folders in self.of_split.items():
@@ -238,7 +236,7 @@ class PairedFolders(Source):
         return labels, problems, found
 
     def _look_beside(self, images: Path, problems: Problems, ignored: Counter[str]) -> None:
-        """Count the images beside a split's folder, and refuse other folders in one of splits alone."""
+        """Count images beside a split's folder, and refuse other image folders in a folder of splits."""
         is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
         for each in sorted(images.parent.iterdir()):
             if not each.is_dir():
@@ -251,7 +249,7 @@ class PairedFolders(Source):
 
 
 def _paired(folders: PairedSplit, walk: FolderWalk, classes: ListedClasses) -> Entries:
-    """Return the images of one split with their partners; problems are added to those of the walk."""
+    """Return the images of one split with their partners, and add problems to those of the walk."""
     left = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
     top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
     inside = tuple(
@@ -310,7 +308,7 @@ def _refuse_alone(
     alone: Iterable[tuple[str, str, FoundFile]],
     left: Mapping[str, dict[str, FoundFile]],
 ) -> None:
-    """Refuse images without a partner; name a similar one, which then does not count as left over."""
+    """Refuse images without a partner; name a similar file, if there is one, and remove it from ``left``."""
     alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
     of_stem: dict[str, list[str]] = {}
     for path in _paths_below(folders.images):
@@ -331,30 +329,30 @@ def _refuse_alone(
 
 
 def _stem(path: str) -> str:
-    """Return a path without the extension of its file."""
+    """Return a path without its extension."""
     stem, dot, extension = path.rpartition(".")
     return stem if dot and "/" not in extension else path
 
 
 def _folded(stem: str) -> str:
-    """Return a name without what differs between systems: the case, and the form of accents."""
+    """Normalize what may differ between systems: case, and the form of accents."""
     return unicodedata.normalize("NFC", stem).casefold()
 
 
 def pair_columns(number: int) -> tuple[str, str, str]:
-    """Return the names of the entries' columns with the path, size and time of a partner."""
+    """Return the names of the entry columns with a partner's path, size and mtime."""
     return f"path_{number}", f"length_{number}", f"mtime_ns_{number}"
 
 
 @dataclass
 class PairedReader(OpeningReader[tuple[ByteReader, ...]]):
-    """Reader of images below the first of the ``folders``, and of the partner of each in every other one."""
+    """Reader of images below the first of the ``folders``, and of their partners in the others."""
 
     folders: tuple[TreeReader, ...]
 
     @contextmanager
     def opening(self) -> Iterator[tuple[ByteReader, ...]]:
-        with ExitStack() as stack:  # a copy of this reader shares its parts, so that it opens others
+        with ExitStack() as stack:  # copies of this reader share its parts, so open copies
             yield tuple(stack.enter_context(replace(one)) for one in self.folders)
 
     def read(self, entry: np.void) -> bytes:

@@ -1,4 +1,4 @@
-"""The source of Parquet files of Hugging Face's datasets, read in place, a row group at a time."""
+"""The source of Hugging Face's Parquet files, read in place, one row group at a time."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ _FLOATS = {"float": "float32", "double": "float64", "halffloat": "float16"}
 _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
-MAX_KEPT_BYTES = 256 << 20  # of row groups, and at least one of them
-_MOST_SHARED = 4  # times the bytes of a file: more are counted as they are in memory
+MAX_KEPT_BYTES = 256 << 20  # of row groups; at least one is kept
+_MOST_SHARED = 4  # ratio of bytes in memory to encoded bytes, above which values count as repeated
 _SMALL = 32 << 20
 _MAX_METADATA = 16 << 20
-_MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow makes room for as many as the file claims
-MAX_GROUP_BYTES = 1 << 30  # of a row group, as it says itself
+_MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow allocates as many as the file claims
+MAX_GROUP_BYTES = 1 << 30  # of a row group, by its metadata
 Columns = Mapping[str, Any]
 """Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
 
 
 def parquet_module(path: Path) -> ModuleType:
-    """Return ``pyarrow.parquet``. Raises MissingExtra if it is not installed; ``path`` is what needs it."""
+    """Return ``pyarrow.parquet``, which ``path`` needs. Raises MissingExtra if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -69,7 +69,7 @@ def parquet_module(path: Path) -> ModuleType:
 
 @contextmanager
 def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
-    """Raise SourceDamaged for what pyarrow raises over a file: its OSError without errno is one, too."""
+    """Raise SourceDamaged for pyarrow's errors about a file, including an OSError without errno."""
     with foreign_file(place, ADVICE, key=key):
         try:
             yield
@@ -80,7 +80,7 @@ def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
 
 
 def opened(archive: ArchiveFile) -> Any:
-    """Return the open ``ParquetFile``, with its metadata read. Raises SourceDamaged, MissingExtra."""
+    """Open a ``ParquetFile`` and read its metadata. Raises SourceDamaged, MissingExtra."""
     module = parquet_module(archive.path)
     with arrow_reads(archive.path):
         length = int.from_bytes(archive.read_at(4, max(0, archive.end - 8)), "little")
@@ -92,9 +92,9 @@ def opened(archive: ArchiveFile) -> Any:
 
 
 class RowGroups(Owned):
-    """The row groups of an open file; ``starts`` are the numbers of their first rows, and the number of rows.
+    """The row groups of an open file; ``starts`` are their first row numbers, and last the number of rows.
 
-    ``encoded_bytes`` are those that each says that its columns have in the file, decompressed.
+    ``encoded_bytes`` are the decompressed sizes of the groups by the metadata.
     """
 
     def __init__(self, archive: ArchiveFile) -> None:
@@ -109,14 +109,14 @@ class RowGroups(Owned):
         self._file.close()
 
     def first(self, name: str) -> Any:
-        """Return the value of a column in the first row; None without rows."""
+        """Return a column's value in the first row; None without rows."""
         for batch in self._file.iter_batches(1, columns=[name], use_threads=False):
             if len(batch):
                 return batch.column(0)[0].as_py()
         return None
 
     def read(self, group: int, names: Sequence[str]) -> Columns:
-        """Return some columns of a row group. Raises SourceDamaged if it is too large, ValueError."""
+        """Read columns of a row group. Raises SourceDamaged if it is too large, ValueError."""
         if self.encoded_bytes[group] > MAX_GROUP_BYTES:
             too_large = f"the row group {group} has more than {MAX_GROUP_BYTES:,} bytes"
             raise SourceDamaged(f"{too_large}; write smaller row groups", path=self._path)
@@ -128,14 +128,14 @@ class RowGroups(Owned):
 
 
 def no_bytes(path: object) -> ValueError:
-    """Return the error for an image that is only a path, or null."""
+    """Return the error for an image that is null or only a path."""
     if path is None:
         return ValueError("has no image")
     return ValueError(f"has only the path of the image, {str(path)[:200]!r}, not its bytes; embed the images")
 
 
 def image_of(value: Any) -> bytes:
-    """Return the bytes of an image, with its path beside it or not. Raises ValueError if there are none."""
+    """Return the bytes of an image, given with or without its path. Raises ValueError if there are none."""
     path = None
     if isinstance(value, dict):
         value, path = value.get("bytes"), value.get("path")
@@ -145,7 +145,7 @@ def image_of(value: Any) -> bytes:
 
 
 def value_of(value: Any, field: Field) -> Any:
-    """Return the value as its column takes it. Raises ValueError and TypeError for other values."""
+    """Convert a value for its column. Raises ValueError or TypeError for an unsuitable one."""
     if field.kind == "image":
         return image_of(value)
     if field.kind == "label":
@@ -159,7 +159,7 @@ def value_of(value: Any, field: Field) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with times and decimals as text."""
+    """Convert times and decimals in a value to text."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -168,10 +168,7 @@ def _plain(value: Any) -> Any:
 
 
 def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRows | None:
-    """Return the source of the Parquet files at a path, or in the folder there; None if there are none.
-
-    Raises UsageError, also without the library pyarrow, and OSError.
-    """
+    """Return the source of a Parquet file or a folder of them, else None. Raises UsageError, OSError."""
     files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
@@ -181,10 +178,9 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The columns with image and label, "" for none; the names of its classes; the columns beside them.
+    """The columns of image and label, "" for none, and the ``fields`` of the file's other columns.
 
-    ``fields`` maps the other columns of the file to fields. With ``in_struct`` an image has bytes
-    and path.
+    If ``in_struct``, an image has bytes and a path.
     """
 
     image: str
@@ -195,7 +191,7 @@ class RowLayout:
 
     @cached_property
     def name_of(self) -> Mapping[str, str]:
-        """The names in the file of the other columns, by those of their fields."""
+        """The file's names of the other columns, by field name."""
         return {field.name: name for name, field in self.fields.items()}
 
 
@@ -204,10 +200,10 @@ def layout_of(
 ) -> RowLayout:
     """Return the layout of a pyarrow schema; ``nullable`` are the columns with nulls.
 
-    ``first`` returns the value of a column in the first row. Raises ValueError, and UsageError for columns in
-    the ``options`` that cannot be taken.
+    ``first`` returns a column's value in the first row. Raises ValueError, and UsageError for unsuitable
+    columns in the ``options``.
     """
-    info = (schema.metadata or {}).get(b"huggingface")  # the features of the library datasets
+    info = (schema.metadata or {}).get(b"huggingface")  # the features of the datasets library
     features = json.loads(info)["info"]["features"] if info else {}
     if not isinstance(features, dict):
         raise ValueError("its Hugging Face features are not a mapping")
@@ -248,7 +244,7 @@ def layout_of(
 
 
 def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[str], needs: str) -> str:
-    """Return the column that the user means. Raises UsageError for one that is not ``able``."""
+    """Return the column chosen by the user. Raises UsageError for one that is not ``able``."""
     name = chosen(kinds, wanted, option)
     if name and name not in able:
         raise UsageError(f"the column {name} has {kinds[name]}, but {needs}")
@@ -256,7 +252,7 @@ def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[s
 
 
 def _is_image(kind: str, feature: Any) -> bool:
-    """Whether a column has bytes and paths of images."""
+    """Whether a column has images as structs of bytes and path."""
     says = not isinstance(feature, dict) or feature.get("_type", "Image") == "Image"
     return says and kind in (f"struct<bytes: {binary}, path: string>" for binary in _BINARY)
 
@@ -272,15 +268,15 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
 
 
 def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Field:
-    """Return the column beside image and label; JSON for values of no other kind, and nulls."""
-    text, of_column = str(kind), "json"
+    """Return the field of a column beside image and label; JSON for nulls and values without another kind."""
+    text, of_column, classes = str(kind), "json", _classes(feature)
     if _is_image(text, feature):
         of_column = "image"
     elif text in _BINARY:
         of_column = "bytes"
     elif name in nullable:
-        of_column = "json"
-    elif (classes := _classes(feature)) and text in _NUMBERS:
+        pass
+    elif classes and text in _NUMBERS:
         return Field(column_name(name), "label", classes)
     elif text in _INTEGERS:
         of_column = "int"
@@ -318,7 +314,7 @@ class RowReader(FilesReader):
         return value_of(group[self.layout.name_of[column.name]][row].as_py(), column)
 
     def record(self, entry: np.void) -> tuple[Columns, int]:
-        """Return the row group of the entry, and its row in it; row groups are kept, and not the record."""
+        """Return the entry's row group and its row in it; row groups are cached instead of records."""
         return self.record_in(self.file_of(entry), entry)
 
     def record_in(self, file: RowGroups, entry: np.void) -> tuple[Columns, int]:
@@ -330,19 +326,17 @@ class RowReader(FilesReader):
         if place not in kept:
             with arrow_reads(self.path_of(entry)):
                 kept[place] = file.read(group, [*filter(None, (self.layout.image, *self.layout.fields))])
-            while (
-                len(kept) > 1
-                and sum(column.nbytes for columns in kept.values() for column in columns.values())
-                > MAX_KEPT_BYTES
-            ):
+            while len(kept) > 1 and sum(map(_bytes_in, kept.values())) > MAX_KEPT_BYTES:
                 kept.popitem(last=False)
         kept.move_to_end(place)
         return kept[place], number - file.starts[group]
 
 
-class RowContents(RecordContents):
-    """The rows so far, with their sizes."""
+def _bytes_in(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())
 
+
+class RowContents(RecordContents):
     READER = RowReader
     is_readable = True
 
@@ -354,7 +348,7 @@ class RowContents(RecordContents):
         return Schema(self.layout.fields.values()), bool(self.layout.image)
 
     def read(self, file: ArchiveFile) -> None:
-        """Read labels, paths and sizes of a file's rows. Raises SourceDamaged."""
+        """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
         if not self.is_readable:
             return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
@@ -379,12 +373,12 @@ class RowContents(RecordContents):
                 images = images.cast(images.type.value_type)
             sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
             have_bytes = images.is_valid().to_pylist()
-        in_memory = sum(column.nbytes for column in columns.values())
+        in_memory = _bytes_in(columns)
         self._bytes += in_memory
         self._encoded_bytes += max(encoded, int(sizes.sum()))
         is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
         others = max(0, (in_memory if is_shared else encoded) - int(sizes.sum()))
-        lengths = sizes + others // max(1, rows)  # with a share of the bytes of all other columns
+        lengths = sizes + others // max(1, rows)  # each with a share of the other columns
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
@@ -409,11 +403,7 @@ METADATA_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class ParquetRows(RecordSource):
-    """Rows of Parquet files.
-
-    A record's key is the path of its image, where each row has one and no two the same; else the file and the
-    number of its row.
-    """
+    """Rows of Parquet files; keys are the images' paths if all differ, and else files and row numbers."""
 
     LAYOUT = "parquet"
     CONTENTS = RowContents
@@ -430,7 +420,7 @@ class ParquetRows(RecordSource):
         return contents
 
     def _layout(self, split: str, problems: Problems) -> RowLayout:
-        """Return the layout of a split's files; one that cannot be read, or has another, is a problem."""
+        """Return the layout of a split's files; files that are unreadable or have another are problems."""
         schema, first, nullable = None, "", set[str]()
         with Child() as child:
             for name in self.files.of_split[split]:
@@ -438,7 +428,7 @@ class ParquetRows(RecordSource):
                 with problems.collected():
                     try:
                         nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
-                    except ChildDied as error:  # damaged metadata make pyarrow abort the process
+                    except ChildDied as error:  # damaged metadata makes pyarrow abort the process
                         message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
                         raise SourceDamaged(message, path=path) from error
                     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
@@ -464,7 +454,7 @@ def _with_nulls(path: Path) -> list[str]:
     """Return the columns with nulls."""
     found: dict[str, None] = {}
     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
-        file.metadata.to_dict()  # all that is read of it later
+        file.metadata.to_dict()  # read all that is used later
         for group in range(file.metadata.num_row_groups):
             for number in range(file.metadata.num_columns):
                 chunk = file.metadata.row_group(group).column(number)

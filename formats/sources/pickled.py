@@ -1,9 +1,9 @@
-"""Values of pickle and MessagePack, read without either library: plain data, and nothing is run.
+"""Plain data in pickle and MessagePack, read without either library and without running anything.
 
-MessagePack is read with numpy's arrays as msgpack-numpy writes them; its package copies every image and does
-not give its place. Pickles are those of protocols 2 to 5 of lists, tuples, dicts, numbers, byte strings and
-numpy's arrays, with the few globals that Python and numpy name in these: none is imported, and each makes one
-of the items that are defined here. Anything else is an error. Byte strings are located and not read.
+Byte strings are located but not read; msgpack's own package would copy every image and not give its place.
+MessagePack may have numpy arrays as written by msgpack-numpy. Pickles of protocols 2 to 5 may have lists,
+tuples, dicts, numbers, byte strings and numpy arrays, with the few globals that Python and numpy use for
+these; none is imported, and each makes one of the items defined here. Anything else is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.sources.record_files import ByteWindow, Cursor
 
 MOST_BYTES = 2 * MAX_IMAGE_BYTES + 4096  # protocol 2 stores most bytes as two
-MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has 105 at most
+MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has at most 105
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
 _MOST_DIMENSIONS = 64  # numpy 2's limit
@@ -26,7 +26,7 @@ _PLAIN_DTYPE = re.compile(r"[|<>][biufc](1|2|4|8|16)", re.ASCII)
 
 @dataclass(slots=True)
 class ByteRange:
-    """``length`` bytes at ``start`` of the file; if ``latin1``, stored as the UTF-8 of as many characters."""
+    """``length`` bytes at ``start`` of the file; if ``latin1``, each is stored as a character of UTF-8."""
 
     start: int
     length: int
@@ -35,7 +35,7 @@ class ByteRange:
 
 @dataclass(slots=True)
 class Text:
-    """Text: ``length`` bytes of UTF-8 at ``start`` of the file; ``characters`` are counted when needed."""
+    """``length`` bytes of UTF-8 at ``start`` of the file; ``characters`` are counted when needed."""
 
     start: int
     length: int
@@ -44,7 +44,7 @@ class Text:
 
 @dataclass(slots=True)
 class Array:
-    """A numpy array of plain numbers, or a scalar if ``shape`` is empty. Integers have at most 16 bytes."""
+    """A numpy array of plain numbers, or a scalar if ``shape`` is empty."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Array:
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError for other dtypes, such as objects, and if shape and bytes do not fit."""
+        """Raise ValueError for other dtypes, such as objects, and if the shape does not fit the bytes."""
         match = _PLAIN_DTYPE.fullmatch(self.dtype)
         if match is None:
             raise ValueError(f"it holds an array of dtype {self.dtype!r}: only plain numbers are read")
@@ -72,19 +72,19 @@ def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
 
 
 def name_of(window: ByteWindow, item: object) -> str:
-    """Return short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
+    """Read short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
     if not isinstance(item, Text | ByteRange) or item.length > _LONGEST_NAME:
         raise ValueError("it has something else where a name should be")
     return window.take(item.start, item.start + item.length).decode("ascii")
 
 
 def from_latin1(stored: bytes, length: int) -> bytes:
-    """Return the ``length`` bytes stored as the UTF-8 of as many characters; the rest is ignored."""
+    """Return ``length`` bytes, each stored as a character of UTF-8; ignore the rest."""
     return stored.decode(errors="replace")[:length].encode("latin-1")
 
 
 def kind_of(item: object) -> str:
-    """Return a description of an item for messages."""
+    """Describe an item for messages."""
     match item:
         case Array(dtype, ()):
             return f"a number of dtype {dtype}"
@@ -106,7 +106,7 @@ def kind_of(item: object) -> str:
 
 
 def line_at(cursor: Cursor) -> str:
-    """Return the short text before the next end of a line, which is skipped."""
+    """Read the short text up to the next newline, and skip that."""
     window = cursor.window
     rest = window.take(cursor.at, min(cursor.at + _LONGEST_NAME, window.end))
     text, end, _ = rest.partition(b"\n")
@@ -116,9 +116,8 @@ def line_at(cursor: Cursor) -> str:
     return text.decode("ascii", errors="backslashreplace")
 
 
-MSGPACK_FIRST_BYTES = tuple(
-    bytes([code]) for code in (*range(0x81, 0xA0), *range(0xDC, 0xE0))
-)  # maps, arrays
+_CONTAINERS = (*range(0x81, 0xA0), *range(0xDC, 0xE0))  # codes of maps and arrays
+MSGPACK_FIRST_BYTES = tuple(bytes([code]) for code in _CONTAINERS)
 _MAX_DEPTH = 8
 _ARRAY = {"nd", "type", "kind", "shape", "data"}
 _MSGPACK: dict[int, tuple[str, Any]] = {
@@ -136,14 +135,11 @@ _MSGPACK: dict[int, tuple[str, Any]] = {
     **{0xDC + n: ("list", layout) for n, layout in enumerate("HI")},
     **{0xDE + n: ("map", layout) for n, layout in enumerate("HI")},
 }
-"""What each code begins, and its value or length, or how that is stored."""
+"""The kind of each code, and its value or length, or the layout of these."""
 
 
 def unpack(window: ByteWindow) -> Any:
-    """Return the plain data of a value of MessagePack.
-
-    Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
-    """
+    """Return the plain data in MessagePack. Raises ValueError if it is damaged or has other data."""
     cursor, left = Cursor(window), MOST_PARTS
 
     def item(depth: int) -> Any:
@@ -191,8 +187,6 @@ _ORDERS = ("|", "<", ">")
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """A global name that a pickle may use."""
-
     name: str
 
 
@@ -214,7 +208,7 @@ GLOBALS = {
     **{f"{core}.multiarray.scalar": "scalar" for core in _CORES},
     **{f"{core}.numeric._frombuffer": "_frombuffer" for core in _CORES},
 }
-"""The globals that a pickle may use, each with its name in messages."""
+"""The globals that a pickle may use, with their names in messages."""
 
 
 def _global(name: str) -> GlobalName:
@@ -224,11 +218,11 @@ def _global(name: str) -> GlobalName:
 
 
 def _call(window: ByteWindow, function: object, arguments: object) -> Any:
-    """Return the value that a global of numpy makes of the arguments. Raises ValueError for other calls."""
+    """Return the result of calling a global. Raises ValueError for any other call."""
     name = GLOBALS[function.name] if isinstance(function, GlobalName) else kind_of(function)
     match name, arguments:
         case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
-            # bytes as protocol 2 writes them: as the text of as many characters
+            # bytes as protocol 2 writes them: as text with a character for each
             if text.characters is None:
                 stored = window.take(text.start, text.start + text.length)
                 text.characters = len(stored.decode().encode("latin-1"))
@@ -247,7 +241,7 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
 
 
 def _build(window: ByteWindow, item: object, state: object) -> None:
-    """Give a dtype its byte order, or an array its content. Raises ValueError for any other state."""
+    """Set a dtype's byte order or an array's content. Raises ValueError for any other state."""
     match item, state:
         case _Dtype(), (3, order, None, None, None, -1, -1, 0) if name_of(window, order) in _ORDERS:
             item.order = name_of(window, order)
@@ -290,14 +284,11 @@ _OPCODES: dict[str, tuple[str, Any]] = {
     "\x86": ("tuple", 2),
     "\x87": ("tuple", 3),
 }
-"""What an opcode does with its argument, and its value, or how it or its length is stored."""
+"""The action of an opcode, and its argument, or the layout of the argument or its length."""
 
 
 def unpickle(window: ByteWindow) -> Any:
-    """Return the plain data of a pickle.
-
-    Raises ValueError, which names the problem, if it is damaged or describes more than plain data.
-    """
+    """Return the plain data in a pickle. Raises ValueError if it is damaged or has other data."""
     cursor, memo = Cursor(window), dict[int, Any]()
     stack: list[Any] = []
 
@@ -382,7 +373,7 @@ _ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and ar
 
 
 def decoded(window: ByteWindow) -> Any:
-    """Return the plain data of a value of either kind, like :func:`unpickle` and :func:`unpack`."""
+    """Return the plain data in a pickle or MessagePack. Raises ValueError for anything else."""
     if window.length > MOST_BYTES:
         raise ValueError(f"it has {window.length} bytes, too many for an image or a value")
     head = window.take(window.start, min(window.start + 8, window.end))

@@ -1,4 +1,4 @@
-"""The recognition of a source by its path."""
+"""Recognition of the kind of source at a path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _UNKNOWN_SOURCE = (
 
 @dataclass(frozen=True)
 class MixedSource(Source):
-    """A source of several; ``members`` has the source of each split, and all have the same classes."""
+    """A combination of sources; ``members`` has the one of each split, all with the same classes."""
 
     members: Mapping[str, IlsvrcSource]
 
@@ -81,7 +81,7 @@ class MixedSource(Source):
         return self.members[split].boxes(split, labels)
 
     def _labels(self) -> LabelSpace:
-        """Return the label space of all splits. Raises LabelConflict if it is not the same."""
+        """Return the label space of all splits. Raises LabelConflict if they differ."""
         (first, one), *others = self.members.items()
         for split, other in others:
             if other.labels.digest != one.labels.digest:
@@ -102,13 +102,11 @@ def recognise(
     options: SourceOptions | None = None,
     seed: int = 0,
 ) -> Source:
-    """Return the source at a path, which may be a link; a split that exists twice is taken from its tar.
+    """Return the source at a path, which may be a link; of a split that exists twice, the tar is used.
 
-    At a place in object storage or on a server only the official archives are one.
-
-    Class folders without a split, an LMDB and a list are taken for ``split``, or for train. ``seed`` draws
-    the images of a ``val_fraction``. Only folders and a first header are read. Raises UsageError if nothing
-    is recognised, DataError and OSError.
+    In object storage and on servers, only the official archives are recognised. Sources without named splits
+    are ``split``, or train. ``seed`` draws the images of a ``val_fraction``. Reads only folders and a first
+    header. Raises UsageError if nothing is recognised, DataError, OSError.
     """
     options = options or SourceOptions()
     if split not in (None, *SPLITS):
@@ -135,7 +133,7 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
     if source is None:
         if _first_block(path).startswith((_GZIP, _ZIP)):
             raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-        if not is_folder or not official_tars(path):  # what lies beside these is none
+        if not is_folder or not official_tars(path):  # files beside official tars are not sources
             given = (path, split, options)
             records = (webdataset(*given), tfrecord(*given), parquet(*given))
             source = _only(records, "holds {}; give a folder or a file of one of them", path)
@@ -158,7 +156,6 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
 
 
 def _refuse_others(options: SourceOptions, source: Source) -> None:
-    """Raise UsageError for options that the source does not take."""
     every = options.kept("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
     refused = [name for name in every if name not in source.TAKES]
     if refused == ["image_column"]:
@@ -174,7 +171,7 @@ def _refuse_others(options: SourceOptions, source: Source) -> None:
 
 
 def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source | None:
-    """Return the source that was found, None for none. Raises UsageError, which says so, for several."""
+    """Return the only source, None if there is none. Raises UsageError with the message for several."""
     found = [source for source in sources if source is not None]
     if len(found) > 1:
         raise UsageError(several.format(" and ".join(source.description for source in found)), path=path)
@@ -182,7 +179,7 @@ def _only(sources: Iterable[Source | None], several: str, path: Path) -> Source 
 
 
 def _official(path: Path, options: SourceOptions, check_md5: bool) -> list[IlsvrcSource]:
-    """Return the sources of ILSVRC12, or of folders of splits, at a path."""
+    """Return the sources of ILSVRC12 or of split folders at a path."""
     if not path.is_dir():
         tar = single_tar(path, check_md5=check_md5) if b"ustar" in _first_block(path) else None
         return [tar] if tar else []

@@ -1,7 +1,4 @@
-"""Shared base of record files: splits, classes, usual names, and reading by offset.
-
-Parquet, TFRecord and WebDataset build on it.
-"""
+"""Shared base of Parquet, TFRecord and WebDataset: splits, classes, usual names, and reading by offset."""
 
 from __future__ import annotations
 
@@ -45,17 +42,14 @@ from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
 
-_PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces that are kept
+_PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces to keep
 MAX_VARINT = 10  # bytes
 MAX_LABEL = 99_999
-HEAD_BYTES = 64  # of an image, to know its kind
+HEAD_BYTES = 64  # of an image, to recognise its kind
 
 
 class ByteWindow:
-    """The bytes of a file from ``start`` to ``end``, read in small pieces: those passed over are not read.
-
-    Not thread-safe.
-    """
+    """The bytes of a file from ``start`` to ``end``, read in small pieces when needed. Not thread-safe."""
 
     def __init__(self, read_at: ReadAt, start: int, end: int) -> None:
         self.start, self.end = start, end
@@ -64,7 +58,6 @@ class ByteWindow:
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """Return the window on bytes in memory."""
         return cls(lambda length, offset: data[offset : offset + length], 0, len(data))
 
     @property
@@ -72,7 +65,7 @@ class ByteWindow:
         return self.end - self.start
 
     def take(self, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets of the file. Raises ValueError if there are not as many."""
+        """Return the bytes between two offsets of the file. Raises ValueError if there are too few."""
         for at, piece in self._pieces:
             if at <= start and end <= at + len(piece):
                 return piece[start - at : end - at]
@@ -86,7 +79,7 @@ class ByteWindow:
 
 
 class Cursor:
-    """A place ``at`` in a window, from which its bytes are read on. Raises ValueError at its end."""
+    """A position ``at`` in a window to read on from. Raises ValueError at the window's end."""
 
     def __init__(self, window: ByteWindow, at: int | None = None) -> None:
         self.window, self.at = window, window.start if at is None else at
@@ -105,12 +98,12 @@ class Cursor:
         return self.window.take(start, self.at)
 
     def number(self, layout: str) -> Any:
-        """Return the next number, stored in that layout of the module struct."""
+        """Read the next number in a ``struct`` layout."""
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
 
 def varint(data: bytes, start: int) -> tuple[int, int]:
-    """Return the number at a place, 0 to 2**64 - 1, and the place after it. Raises ValueError."""
+    """Return the number at a position, 0 to 2**64 - 1, and the position after it. Raises ValueError."""
     number = 0
     for place, byte in enumerate(data[start : start + MAX_VARINT]):
         number |= (byte & 0x7F) << 7 * place
@@ -120,10 +113,10 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
 
 
 class RecordClasses:
-    """The labels seen so far: numbers, which stay the same and may have names, or texts.
+    """The labels seen so far: either text, or numbers, which stay the same and may have names.
 
-    Classes are named by their names if these are in the order of the labels, and by numbers such as ``00042``
-    otherwise; the names are then their words. Wnids of ILSVRC12 in their order give its 1,000 classes. Labels
+    The names of numbers become the classes' names if sorted like the labels; otherwise these are numbers such
+    as ``00042``, and the names their words. Wnids of ILSVRC12 in their order give its 1,000 classes. Labels
     that are text are the classes' names, as in a list of images.
     """
 
@@ -133,7 +126,7 @@ class RecordClasses:
         self.texts = ListedClasses()
 
     def add(self, label: int, name: str | None = None) -> int:
-        """Add a record's label, -1 for none, and its name. Raises ValueError for what cannot be."""
+        """Add a record's label, -1 for none, and its name. Raises ValueError for an invalid one."""
         if not UNLABELLED <= label <= MAX_LABEL:
             raise ValueError(f"it has the label {label}; labels are 0 to {MAX_LABEL}")
         if len(self.texts):
@@ -144,10 +137,7 @@ class RecordClasses:
         return label
 
     def add_text(self, text: str | bytes) -> int:
-        """Add a record's label, "" for none; return its number for now, which :meth:`places` replaces.
-
-        Raises ValueError for what cannot be.
-        """
+        """Add a label, "" for none, and return a number for :meth:`places`. Raises ValueError."""
         text = text if isinstance(text, str) else text.decode()
         if self.count:
             raise ValueError(f"it has the label {text[:80]!r}, but the first one is a number")
@@ -164,7 +154,7 @@ class RecordClasses:
             raise ValueError(f"its label {label} is named {name!r} here and {known!r} elsewhere")
 
     def merge(self, other: RecordClasses) -> None:
-        """Add the labels of another split. Raises ValueError if they do not agree."""
+        """Add the labels of another split. Raises ValueError if they contradict these."""
         if (self.count and len(other.texts)) or (other.count and len(self.texts)):
             raise ValueError("labels are text here and numbers elsewhere")
         for text in other.texts:
@@ -174,7 +164,7 @@ class RecordClasses:
             self._add_name(label, name)
 
     def places(self, split: RecordClasses) -> npt.NDArray[np.int32]:
-        """Return the label of each number that :meth:`add_text` gave in a split, and last that of none."""
+        """Return an array that maps the numbers from a split's :meth:`add_text`, and -1, to labels."""
         _, labels = self.texts.numbered()
         return labels[[*map(self.texts.label_of, split.texts), UNLABELLED]]
 
@@ -194,9 +184,9 @@ class RecordClasses:
 
 
 def column_name(name: str) -> str:
-    """Return the column's name for a name in a file: ``image/height`` becomes ``image.height``.
+    """Return a valid column name for a name in a file: ``image.height`` for ``image/height``.
 
-    Characters that no column may have become ``_``, and a reserved name gets one at its end.
+    Invalid characters become ``_``, which is also appended to reserved names.
     """
     plain = re.sub("[^A-Za-z0-9_.-]", "_", name.replace("/", "."))
     plain = f"_{plain}" if plain[:1] in ("", ".", "-") else plain
@@ -205,7 +195,7 @@ def column_name(name: str) -> str:
 
 @contextmanager
 def naming_source(path: Path) -> Iterator[None]:
-    """Add the path to a UsageError without one: names of columns that cannot be, or are not there."""
+    """Add the path to a UsageError without one, such as for an invalid column name."""
     try:
         yield
     except UsageError as error:
@@ -213,14 +203,11 @@ def naming_source(path: Path) -> Iterator[None]:
 
 
 ADVICE = "copy or download the file again"
-MAX_OPEN = 64  # files; a stored order goes to and fro between them
+MAX_OPEN = 64  # files; a stored order alternates between them
 
 
 class OpenFiles:
-    """The open files of a reader by their paths, and records that it keeps by path and offset.
-
-    Each file has the context that closes it; the ones used last are at the end.
-    """
+    """A reader's open files with their contexts, least recently used first, and its cached records."""
 
     def __init__(self) -> None:
         self.files: OrderedDict[bytes, tuple[Any, ExitStack]] = OrderedDict()
@@ -229,9 +216,9 @@ class OpenFiles:
 
 @dataclass
 class FilesReader(OpeningReader[OpenFiles]):
-    """Reader of the records in files below ``top``, which must be unchanged since they were listed.
+    """Reader of records in files below ``top``, which must be unchanged since they were listed.
 
-    ``layout`` says which parts of a record are its image and its label.
+    ``layout`` tells which parts of a record are its image and its label.
     """
 
     top: Path
@@ -249,16 +236,16 @@ class FilesReader(OpeningReader[OpenFiles]):
                     every.push(context)
 
     def open_in(self, archive: ArchiveFile, context: ExitStack) -> Any:
-        """Return what a file is read by, and have the context close it."""
+        """Return an object to read the file with, which the context closes."""
         return archive
 
     @abstractmethod
     def record_in(self, file: Any, entry: np.void) -> Any:
-        """Return the record of the entry, which an open file has. Raises SourceDamaged, OSError."""
+        """Read the entry's record from an open file. Raises SourceDamaged, OSError."""
 
     @abstractmethod
     def value(self, column: Field, record: Any, entry: np.void) -> Any:
-        """Return the value of a column in the record of the entry. Raises BadValue, SourceDamaged, …"""
+        """Return a column's value in the entry's record. Raises BadValue, SourceDamaged, …"""
 
     def values(self, entry: np.void) -> tuple[bytes, ...]:
         record, values, name = self.record(entry), [], ""
@@ -273,7 +260,7 @@ class FilesReader(OpeningReader[OpenFiles]):
         return tuple(values)
 
     def record(self, entry: np.void) -> Any:
-        """Return the record of the entry, which is kept until another one is read."""
+        """Return the entry's record, which is cached until another one is read."""
         file, kept = self.file_of(entry), self.opened.kept
         place = (entry["path"].item(), int(entry["offset"]))
         if place not in kept:
@@ -289,7 +276,7 @@ class FilesReader(OpeningReader[OpenFiles]):
         return self.top / str(entry["path"], "utf-8")
 
     def file_of(self, entry: np.void) -> Any:
-        """Return the open file that the entry lies in. Raises SourceDamaged if it has changed, OSError."""
+        """Return the entry's open file. Raises SourceDamaged if it has changed, OSError."""
         files, path = self.opened.files, entry["path"].item()
         if path not in files:
             with ExitStack() as context:
@@ -307,20 +294,20 @@ class FilesReader(OpeningReader[OpenFiles]):
         return files[path][0]
 
     def changed(self, entry: np.void) -> SourceDamaged:
-        """Return the error for a record that is not the one that was listed."""
+        """Return the error for a record that has changed since it was listed."""
         return SourceDamaged(CHANGED, path=self.where(entry), key=entry["key"].decode())
 
 
 OTHER_FILES = "other files"
-_DATA = "data"  # where the hub of Hugging Face keeps files
+_DATA = "data"  # the folder of files on the Hugging Face Hub
 _OF = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of each split, by name; their paths are relative to ``top``.
+    """The files of each split, sorted and relative to ``top``.
 
-    ``ignored`` counts other files, and ``problems`` has those of files that cannot be read, such as links.
+    ``ignored`` counts other files, and ``problems`` concern unreadable files, such as links.
     """
 
     top: Path
@@ -329,7 +316,7 @@ class SplitFiles:
     problems: Problems = field(default_factory=Problems)
 
     def missing(self, split: str) -> str:
-        """Return a phrase about missing files, by names like ``train-00003-of-01024``; empty for none."""
+        """Return a phrase on missing files, from names like ``train-00003-of-01024``; empty for none."""
         series: dict[tuple[str, ...], set[int]] = {}
         for match in filter(None, map(_OF.fullmatch, self.of_split[split])):
             series.setdefault((match[1], match[3] + match[4]), set()).add(int(match[2]))
@@ -346,19 +333,17 @@ class SplitFiles:
 def split_files(
     path: Path, split: str | None, names: re.Pattern[str], *, follow_symlinks: bool = False
 ) -> SplitFiles | None:
-    """Return the files with such names at a path, or in the folder there; None if there are none.
+    """Return the files whose names match, at a path or in the folder there, else None.
 
-    A file is taken for ``split``, for that of its name, or for train, and so are files without one in their
-    names. Raises UsageError for a folder where only some names have a split, and OSError.
+    A single file is ``split``, the split in its name, or train; files without splits in their names are
+    ``split`` or train. Raises UsageError for a folder where only some names have a split, and OSError.
     """
     if not path.is_dir():
         if not names.fullmatch(path.name):
             return None
         return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
-    walk, probe = (
-        FolderWalk(path, follow_symlinks),
-        FolderWalk(path, follow_symlinks),
-    )  # the probe counts nothing
+    walk = FolderWalk(path, follow_symlinks)
+    probe = FolderWalk(path, follow_symlinks)  # whose counts and problems are not used
 
     def matching(place: str) -> list[str]:
         files = walk.files(place)
@@ -371,21 +356,19 @@ def split_files(
         if (path / place).is_dir() and (found := _of_split(probe, place, matching, split)):
             of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
             return SplitFiles(path, of_split, walk.ignored, walk.problems)
-    folders = (
-        folder for folder in (path, *(path / name for name in (_DATA, *SPLIT_NAMES))) if folder.is_dir()
-    )
-    beside = (each for folder in folders for each in folder.iterdir())
+    folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
+    beside = (each for folder in folders if folder.is_dir() for each in folder.iterdir())
     if any(each.is_symlink() and names.fullmatch(each.name) for each in beside):
-        walk.problems.raise_all()  # all that is there may be links
+        walk.problems.raise_all()  # all files may be links
     return None
 
 
 def _of_split(
     walk: FolderWalk, place: str, matching: Callable[[str], list[str]], split: str | None
 ) -> dict[str, list[str]]:
-    """Return the files of each split: of its folder, where each has some, and no folders, or of its name.
+    """Return the files of each split, by folder or by name; none if a split folder has folders or no files.
 
-    There are none in a folder of class folders.
+    A folder of class folders has none, either.
     """
     folders, found = walk.folders(place), dict[str, list[str]]()
     if any(folder.lower() in SPLIT_NAMES for folder in folders):
@@ -401,11 +384,9 @@ def _of_split(
             found[one] = files
         return found
     files = matching(place)
-    inner = (
-        (file for folder in folders for file in walk.files(f"{place}/{folder}".lstrip("/"))) if files else ()
-    )
-    if any(map(is_image, inner)):
-        return {}  # classes, and what lies beside them
+    inner = (file for folder in folders for file in walk.files(f"{place}/{folder}".lstrip("/")))
+    if files and any(map(is_image, inner)):
+        return {}  # class folders, and files beside them
     for file in files:
         found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
     without = found.pop("", [])
@@ -421,9 +402,9 @@ def _of_split(
 
 @dataclass(frozen=True)
 class RecordSource(Source):
-    """Records in files; a label is the same in all splits, and so are the classes.
+    """Records in files; the labels and classes are the same in all splits.
 
-    ``layout`` says how the format's ``CONTENTS`` read a record, and which of its parts are image and label.
+    ``layout`` tells the format's ``CONTENTS`` and reader which parts of a record are its image and its label.
     """
 
     TAKES = ("image_column", "label_column")
@@ -434,7 +415,6 @@ class RecordSource(Source):
     layout: Any = None
 
     def contents(self, split: str) -> RecordContents:
-        """Return what the contents of a split's files are read into."""
         return self.CONTENTS(self.files.top, self.layout)
 
     @property
@@ -449,7 +429,6 @@ class RecordSource(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders below the source that its files lie in."""
         places = (Path(name).parent for names in self.files.of_split.values() for name in names)
         return tuple(dict.fromkeys(self.files.top / place for place in places if place.name))
 
@@ -495,10 +474,10 @@ class RecordSource(Source):
 
 
 class RecordContents(ABC):
-    """The records of files below ``top`` as read so far, their classes, and the problems with them.
+    """The records read so far from files below ``top``, their classes, and the problems with them.
 
-    The records' keys are their names. Where some have none, or two have one, all keys are those of file and
-    number if they ``may_number``; else these are problems, as are records over the limits.
+    Keys are the records' names. If names are missing or repeated, all keys are made of file and number if
+    ``may_number``, else these are problems, as are records over the limits.
     """
 
     READER: ClassVar[type[FilesReader]]
@@ -507,7 +486,7 @@ class RecordContents(ABC):
     schema = Schema()
     has_images = True
     notes: tuple[str, ...] = ()
-    boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries; None for no boxes
+    boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
 
     def __init__(self, top: Path, layout: Any) -> None:
         self.top, self.layout = top, layout
@@ -517,17 +496,17 @@ class RecordContents(ABC):
 
     @abstractmethod
     def read(self, file: ArchiveFile) -> None:
-        """Read the records of a file. Raises SourceDamaged where no more of it can be read."""
+        """Read the records of a file. Raises SourceDamaged where no more can be read."""
 
     @abstractmethod
     def columns(self) -> tuple[Schema, bool]:
-        """Return the columns, and whether records have images. Raises UsageError for what is no column."""
+        """Return the columns, and whether records have images. Raises UsageError for invalid columns."""
 
     def reader(self) -> ByteReader:
         return self.READER(self.top, self.schema, self.layout)
 
     def scan(self, names: Iterable[str]) -> Self:
-        """Read all files; those that cannot be listed are among the problems."""
+        """Read all files; unreadable ones are problems."""
         for name in names:
             with self.problems.collected(), ArchiveFile(self.top / name) as file:
                 self._place = name.encode(), wrapped(file.identity.mtime_ns)
@@ -539,10 +518,7 @@ class RecordContents(ABC):
         return self
 
     def append(self, name: str, label: int, *, length: int, offset: int) -> bool:
-        """Append a record of the file that is read; return whether it was not refused.
-
-        It has that name of its own, "" for none.
-        """
+        """Append a record of the current file with its name, "" for none. Returns False if it is refused."""
         path, mtime_ns = self._place
         if length > MAX_IMAGE_BYTES:
             too_large = f"has {length} bytes, but no record may have more than {MAX_IMAGE_BYTES}; remove it"
@@ -575,10 +551,7 @@ class RecordContents(ABC):
 
 
 def key_of(name: str) -> bytes:
-    """Return the key of a record with that name; none if it cannot be a key.
-
-    The name of an image of ILSVRC12 gives the key that it has in other sources.
-    """
+    """Return the key for a name, as in other sources for images of ILSVRC12; empty for an invalid key."""
     key = (official_key(name.rpartition("/")[2]) or name).encode(errors="surrogateescape")
     try:
         key.decode()
@@ -587,7 +560,7 @@ def key_of(name: str) -> bytes:
     return key if len(key) <= MAX_KEY_BYTES and b"\0" not in key else b""
 
 
-# Names in lower case, with ``_`` for all that is no letter and no digit
+# Names in lower case, with ``_`` for anything but letters and digits
 IMAGES = re.findall(
     r"\w+",
     "image img image_encoded encoded_image image_raw raw_image image_bytes image_data image_buffer encoded jpg jpeg "
@@ -601,28 +574,28 @@ _NO_LETTERS = re.compile(r"[^a-z0-9]+")
 
 
 def usual(names: Iterable[str], known: Sequence[str]) -> list[str]:
-    """Return those of the names that are ``known``, which are IMAGES or LABELS, in the order of these."""
+    """Return the names that are in ``known``, which is IMAGES or LABELS, in its order."""
     found = {name: _NO_LETTERS.sub("_", name.lower()) for name in names}
     return sorted((name for name in found if found[name] in known), key=lambda name: known.index(found[name]))
 
 
 def usual_image(names: Iterable[str], value_of: Callable[[str], object]) -> str:
-    """Return the usual name under which the first record has an image, "" for none."""
+    """Return the first usual name whose value in the first record is an image, "" for none."""
     values = ((name, value_of(name)) for name in usual(names, IMAGES))
     return next((name for name, value in values if isinstance(value, bytes) and is_image_file(value)), "")
 
 
 def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
-    """Return the usual name under which the first record has a label, a class's number or -1; "" for none."""
+    """Return the first usual name whose value in the first record is a class number or -1, "" for none."""
     values = ((name, value_of(name)) for name in usual(names, LABELS))
     numbers = range(UNLABELLED, MAX_LABEL + 1)
     return next((name for name, value in values if type(value) is int and value in numbers), "")
 
 
 def chosen(names: Iterable[str], wanted: str, option: str) -> str:
-    """Return the name that the user means, as it is in the file or as a column has it; "" for "".
+    """Return the file's name for one given by the user, which may be a column's; "" for "".
 
-    Raises UsageError, which names the ``option``, for a name that is not there.
+    Raises UsageError, which names the ``option``, for an unknown name.
     """
     names = list(names)
     for name in names if wanted else ("",):

@@ -368,10 +368,7 @@ class Source(ABC):
         return None
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        """Return the split's boxes as rows of BOX_ROW, by key and object; None if it has none.
-
-        ``labels`` is the label space of the split's listing.
-        """
+        """Return rows of BOX_ROW, by key and object, in the listing's ``labels``; None without boxes."""
         return None
 
 

@@ -429,10 +429,7 @@ class TableForm:
         return form
 
     def rows(self, lines: Lines) -> Rows:
-        """Yield the rows in the table's lines, from the first on.
-
-        Quoted CSV values may contain newlines. Raises ValueError where no further row can be read.
-        """
+        """Yield the rows of the table, given all its lines. Raises ValueError where no more can be read."""
         if self.is_text:
             return self._text_rows(lines)
         return self._csv_rows(lines) if self.delimiter else self._json_rows(lines)

@@ -99,10 +99,7 @@ def plain_name(raw: bytes) -> str:
 
 @dataclass
 class TarReader(OpeningReader[ArchiveFile | RemoteArchive]):
-    """Reader of an uncompressed archive, which must be unchanged since it was listed.
-
-    It is on a disk and has the ``identity``, or it is in object storage.
-    """
+    """Reader of an uncompressed archive, in object storage or a local file with the ``identity`` listed."""
 
     path: Path | RemoteFile
     identity: Identity | None = None

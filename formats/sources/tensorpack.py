@@ -1,7 +1,7 @@
-"""The source of LMDB files that tensorpack wrote: datapoints of images, labels and other plain data.
+"""The source of tensorpack's LMDB files: datapoints of images, labels and other plain data.
 
-The pages of the file are read without the lmdb library: it is neither mapped nor locked. A value is a place
-in it, which is read like that of any archive.
+The file is read without the lmdb library, so it is neither mapped nor locked. Values are read by offset, like
+the members of an archive.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ KEYS = b"__keys__"
 DIGITS = 8
 MAX_LABELS = 100_000
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
-_DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, or one more: a longer run is none
+_DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, and one more to refuse longer runs
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
 _MOST_DEPTH = 8
 
 
 def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> TensorpackLmdb | None:
-    """Return the source of the LMDB at a path or in the folder there, taken for ``split``; None for no LMDB.
+    """Return the source of an LMDB file or a folder with one, as ``split``, else None.
 
     Raises UsageError for the LMDB of another program, SourceDamaged, OSError.
     """
@@ -81,10 +81,10 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
 
 @dataclass(frozen=True)
 class TensorpackLmdb(Source):
-    """An LMDB of tensorpack, with datapoints [image, label], or with any plain data, which become columns.
+    """An LMDB of tensorpack whose datapoints are [image, label], or any plain data, which become columns.
 
-    The classes are named for the labels in the file, such as ``00042``, so each label stays the same. A
-    record's key is the file's, with leading zeros if others have more digits.
+    Classes are named after their labels, such as ``00042``, so labels stay the same. Keys are those of the
+    file, zero-padded to the same number of digits.
     """
 
     LAYOUT = "tensorpack-lmdb"
@@ -123,9 +123,9 @@ class TensorpackLmdb(Source):
 
 
 class _Contents:
-    """The contents of a file as read so far. Raises SourceDamaged for what LMDBSerializer does not write.
+    """The contents of a file as read so far. Raises SourceDamaged for data that LMDBSerializer never writes.
 
-    ``names`` and ``form`` are those of datapoints of any plain data, and None for images with labels.
+    ``names`` and ``form`` describe datapoints of any plain data; ``form`` is None for images with labels.
     """
 
     names: ItemNames
@@ -167,13 +167,10 @@ class _Contents:
             self._table.append(number, self.classes.add(label), length=image.length, offset=image.start)
 
     def _begin(self, first: ByteWindow) -> None:
-        """Take the first datapoint for an image with its label, or set the names and the form of all.
-
-        Raises ValueError for names of no columns, and UsageError for names in the options that it lacks.
-        """
+        """Set names and form if the first datapoint is not [image, label]. Raises ValueError, UsageError."""
         if not self._options.kept("image_column", "label_column"):
             match decoded(first):
-                case [ByteRange(), int()]:  # meant for an image and its label, which are checked later
+                case [ByteRange(), int()]:  # apparently an image and its label; checked later
                     return
             with suppress(ValueError):
                 read_datapoint(first)
@@ -185,7 +182,7 @@ class _Contents:
             raise ValueError("it has a component named key, which is reserved for the record's key")
 
     def _item_label(self, item: Any, form: ItemForm) -> int:
-        """Return the label of a datapoint of plain data. Raises ValueError for one of another form."""
+        """Return the label of a datapoint of plain data. Raises ValueError for another form."""
         try:
             parts = form.parts(self.names.named(item))
         except BadValue as error:
@@ -200,7 +197,7 @@ class _Contents:
         return self.classes.add(int(label))
 
     def entries(self) -> Entries:
-        """Return all entries, and find the schema; leading zeros make keys sort as numbers."""
+        """Return all entries with zero-padded keys, which sort like numbers, and set the schema."""
         if self.form is not None:
             try:
                 self.schema = found_schema(self._first, self.form.columns)
@@ -221,7 +218,7 @@ class _Contents:
         return (TextReader if self._as_text else TarReader)(self._path, identity)
 
     def completeness(self, entries: Entries) -> tuple[int | None, str]:
-        """Return the number of records in the file's own list, if it has one, and what is missing."""
+        """Return the number of records in the file's own list, if any, and a phrase about missing ones."""
         keys = KEYS.decode()
         if self._listed is None:
             return None, f"{keys}, which is written last and lists all records, is missing"
@@ -241,7 +238,7 @@ class _Contents:
 
 
 class Datapoint(NamedTuple):
-    """The place of an image within its value, and its label."""
+    """The location of an image, and its label."""
 
     image: ByteRange
     label: int
@@ -283,10 +280,7 @@ def check_key(key: bytes) -> str:
 
 
 def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
-    """Return the numbers that ``__keys__`` lists, in its order: the only long digits in it.
-
-    Raises ValueError for a number that is no key.
-    """
+    """Return the numbers in ``__keys__``, the only long runs of digits there. Raises ValueError."""
     if value.length > _MOST_BYTES_OF_KEYS:
         raise ValueError(f"it has {value.length} bytes, too many for a list of keys")
     keys = (check_key(digits[0]) for digits in _DIGITS.finditer(value.take(value.start, value.end)))
@@ -294,7 +288,7 @@ def read_keys(value: ByteWindow) -> npt.NDArray[np.int64]:
 
 
 def read_item(value: ByteWindow) -> Any:
-    """Return a datapoint with the bytes of its arrays. Raises ValueError for more than plain data."""
+    """Read a datapoint with its bytes and arrays. Raises ValueError for more than plain data."""
     found = decoded(value)
     if not isinstance(found, list | tuple | dict) or not found:
         raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
@@ -302,7 +296,7 @@ def read_item(value: ByteWindow) -> Any:
 
 
 def _contents(value: ByteWindow, located: Any) -> Any:
-    """Return the contents of located parts, bounded: a part may be there many times, and within itself."""
+    """Read the contents of located parts, with bounds: parts may be repeated, or contain themselves."""
     parts, left = MOST_PARTS, 2 * value.length
 
     def taken(place: ByteRange) -> bytes:
@@ -339,7 +333,7 @@ def _contents(value: ByteWindow, located: Any) -> Any:
 
 @dataclass(frozen=True)
 class ItemNames:
-    """The components that are image and label; "" for none, and None where these have their own names."""
+    """The components of image and label; "" for none, None if they are named image and label."""
 
     image: str | None = None
     label: str | None = None
@@ -347,7 +341,7 @@ class ItemNames:
 
     @classmethod
     def of(cls, first: Any, options: SourceOptions) -> ItemNames:
-        """Return the names in the first datapoint. Raises UsageError for options that it lacks."""
+        """Find the names in the first datapoint. Raises UsageError for options that it lacks."""
         parts = _parts_of(first)
         image, label = options.image_column, options.label_column
         if image is not None:
@@ -365,7 +359,7 @@ class ItemNames:
         return cls(image, label, options.label_column is not None)
 
     def named(self, item: Any) -> Any:
-        """Return a datapoint as a dict with image and label under their names, unless it has no others."""
+        """Return a datapoint as a dict with its image and label under these names, where it has others."""
         if self.image is None and self.label is None:
             return item
         names = {"image": self.image, "label": self.label}
@@ -391,7 +385,7 @@ def _encoded(part: Any) -> Any:
 
 @dataclass
 class ItemReader(TarReader):
-    """Reader of datapoints; an entry's offset and length are those of its value."""
+    """Reader of datapoints, whose values have the entries' offsets and lengths."""
 
     names: ItemNames = field(default_factory=ItemNames)
     form: ItemForm = field(default_factory=lambda: ItemForm("list", ()))
@@ -423,7 +417,7 @@ class ItemReader(TarReader):
 
 
 def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
-    """Yield the keys of an open file in their order, each with its value.
+    """Yield the keys of an open file in order, each with its value.
 
     Raises SourceDamaged if the file is truncated or damaged, and for named databases and duplicate keys.
     """
@@ -448,7 +442,7 @@ def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
 
 
 class TextReader(TarReader):
-    """Reader of images with each byte stored as a character of UTF-8; an entry's length is the image's."""
+    """Reader of images whose bytes are each stored as a character of UTF-8; lengths are the images'."""
 
     def read(self, entry: np.void) -> bytes:
         length = int(entry["length"])

@@ -1,4 +1,4 @@
-"""The source of TFRecord files: frames and messages of tf.train.Example, read in place and with bounds."""
+"""The source of TFRecord files of tf.train.Example, read in place and with bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 class WireField(NamedTuple):
-    """A field of a message: its number, its type on the wire, and the place of its value."""
+    """A field of a message: its number, wire type, and the offsets of its value."""
 
     number: int
     kind: int
@@ -60,7 +60,7 @@ class WireField(NamedTuple):
 def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> Iterator[WireField]:
     """Yield the fields of the message between two offsets.
 
-    Raises ValueError for damaged ones, and for more than ``most``: millions of empty ones take minutes.
+    Raises ValueError for damaged fields, and for more than ``most``: millions of empty ones take minutes.
     """
     at, count = start, 0
     while at < end:
@@ -83,7 +83,7 @@ def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> I
 
 
 def integers(data: bytes) -> npt.NDArray[np.int64]:
-    """Return the numbers of a packed field, int64 [n]. Raises ValueError."""
+    """Return the numbers in a packed field, int64 [n]. Raises ValueError."""
     raw = np.frombuffer(data, np.uint8)
     is_end = raw < 0x80
     if (count := np.count_nonzero(is_end)) > MAX_VALUE_BYTES // 8:
@@ -110,7 +110,7 @@ _KINDS = {1: BYTES, 2: FLOATS, 3: INTEGERS}
 
 
 class Feature(NamedTuple):
-    """The place of a feature's list in a record; ``kind`` is "" for a feature that was never set."""
+    """The location of a feature's list in a record; ``kind`` is "" for an unset feature."""
 
     window: ByteWindow
     kind: str
@@ -118,7 +118,7 @@ class Feature(NamedTuple):
     end: int
 
     def bounded(self, most: int) -> Feature:
-        """Return the feature. Raises ValueError if its list has more bytes than ``most``."""
+        """Return the feature itself. Raises ValueError if its list has more bytes than ``most``."""
         if self.end - self.start > most:
             raise ValueError(f"a list of {self.end - self.start} bytes is too long for its values")
         return self
@@ -136,7 +136,7 @@ class Feature(NamedTuple):
         return True
 
     def only_value(self, most: int) -> bytes | int | None:
-        """Return the value if there is one, of bytes no more than ``most``; None for other lists."""
+        """Return the only value, at most ``most`` of its bytes; None for other lists."""
         if self.kind == BYTES and self.is_single():
             return self.byte_values(most)[0]
         if self.kind == INTEGERS and self.is_single():
@@ -161,12 +161,11 @@ class Feature(NamedTuple):
         return integers(self._numbers(INTEGERS))
 
     def _check_kind(self, kind: str) -> None:
-        """Raise ValueError for a list of another kind; an empty one is of any."""
+        """Raise ValueError for a list of another kind; an empty list is of any kind."""
         if self.kind != kind and self.start != self.end:
             raise ValueError(f"a feature has {self.kind}, not {kind}")
 
     def _numbers(self, kind: str) -> bytes:
-        """Return the bytes of all numbers of a list, which has this kind."""
         self._check_kind(kind)
         own, size = (FIXED32, 4) if kind == FLOATS else (VARINT, 1)
         data = bytearray()
@@ -177,7 +176,7 @@ class Feature(NamedTuple):
         return bytes(data)
 
     def _values(self) -> Iterator[WireField]:
-        """Yield the parts of a list: numbers are packed into one of them, or each has its own."""
+        """Yield the parts of a list: numbers are packed into one part, or have one each."""
         for value in parts(self.window, self.start, self.end):
             if value.number != 1:
                 raise ValueError("a list has a field that it should not have")
@@ -188,7 +187,7 @@ NONE = Feature(ByteWindow.of(b""), "", 0, 0)
 
 
 class Features(dict[str, Feature]):
-    """The features of a record by their names. Raises ValueError for one that is not there."""
+    """The features of a record by name. Raises ValueError for a missing one."""
 
     def __missing__(self, name: str) -> Feature:
         raise ValueError(f"it lacks the feature {name!r}, which the first record has")
@@ -235,16 +234,13 @@ _MASK = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> int:
-    """Return the CRC-32C as TFRecord files have it, rotated and with a constant added."""
+    """Return the CRC-32C as in TFRecord files, rotated and with a constant added."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
 
 def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
-    """Yield the offset of each frame in their order, and its data, of which nothing is read yet.
-
-    Raises SourceDamaged for a length that is wrong or goes beyond the file.
-    """
+    """Yield the offset and the unread data of each frame. Raises SourceDamaged for a wrong length."""
     at = 0
     while at < file.end:
         with foreign_file(f"{file.path}, byte {at}", ADVICE):
@@ -282,10 +278,10 @@ BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax
 BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("record", "label")] + [(side, "<f8") for side in SIDES])
-MAX_LABEL_BYTES = 4096  # of a list with a label, or with a name
+MAX_LABEL_BYTES = 4096  # of a list with a label or a name
 T = TypeVar("T")
 Example = tuple[Features, Mapping[str, Feature]]
-"""The features of a record in memory by their names, and by those of columns."""
+"""The features of a record in memory by their own names, and by column names."""
 
 _SINGLE = {BYTES: "bytes", FLOATS: "float", INTEGERS: "int"}
 _LISTS = {BYTES: "json", FLOATS: "float32[*]", INTEGERS: "int64[*]"}
@@ -294,9 +290,9 @@ _FILE = re.compile(rf"{_NAMED}|.+-\d+-of-\d+", re.DOTALL | re.ASCII)
 
 
 def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord | None:
-    """Return the source of the TFRecord files at a path, or in the folder there; None if there are none.
+    """Return the source of a TFRecord file or a folder of them, else None. Raises UsageError, OSError.
 
-    A file without ``.tfrecord`` in its name begins with a record. Raises UsageError, OSError.
+    A file without ``.tfrecord`` in its name is one if it begins with a record.
     """
     files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None:
@@ -312,23 +308,23 @@ def tfrecord(path: Path, split: str | None, options: SourceOptions) -> TfRecord 
 
 
 def _first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
-    """Return the layout of the first record that can be read. Raises UsageError."""
+    """Return the layout of the first readable record. Raises UsageError."""
     for name in (name for names in files.of_split.values() for name in names):
         try:
             with ArchiveFile(files.top / name) as file:
                 for _, data in frames(file):
                     return layout_of(features(data), options)
-        except (SourceDamaged, ValueError):  # said with all other problems
+        except (SourceDamaged, ValueError):  # reported with all other problems
             continue
     return ExampleLayout()
 
 
 @dataclass(frozen=True)
 class ExampleLayout:
-    """The features that have the image, its label, the class's name and the file's name; "" for none.
+    """The features of the image, its label, the class name and the file name; "" for none.
 
-    ``first_label`` is the number of the first class in the file; it is stored as 0. ``may_be_text`` says that
-    labels may be the names of their classes.
+    ``first_label`` is the label of the first class in the file, stored as 0. If ``may_be_text``, labels may
+    be class names.
     """
 
     image: str = ""
@@ -341,17 +337,16 @@ class ExampleLayout:
 
     @property
     def no_columns(self) -> frozenset[str]:
-        """The features that are no columns: the record itself, its classes or its boxes have their values."""
+        """The features whose values are not columns, but in the record itself, its classes or its boxes."""
         boxes = (*BOX_SIDES, BOX_LABEL) if self.boxes else ()
         return frozenset({self.image, self.label, self.class_name, *boxes} - {""})
 
 
 def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
-    """Return the layout of a record: that of the official scripts for ImageNet, or of TensorFlow Datasets.
+    """Return the layout of a record from the official scripts for ImageNet or from TensorFlow Datasets.
 
-    The official scripts have the synset beside the label, and count from 1. Other programs that have taken
-    their names count from 0 or from 1, which cannot be known: labels stay. Raises UsageError for features in
-    the ``options`` that it lacks.
+    The official scripts write the synset beside the label, and count from 1. Without it, labels stay: other
+    programs with the same names count from 0 or 1. Raises UsageError for missing features in the ``options``.
     """
 
     def value_of(name: str) -> object:
@@ -382,9 +377,9 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
 
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
-    """Return label and sides of each box, within the image; the file may have sides swapped.
+    """Return the label and sides of each box, clipped to the image; the file may have sides swapped.
 
-    Raises ValueError for other numbers of sides than of boxes, and for sides that are no numbers.
+    Raises ValueError if the numbers of sides differ, or a side is not finite.
     """
     most = MAX_BOXES * MAX_VARINT
     sides = [found[name].bounded(most).floats() for name in BOX_SIDES]
@@ -414,7 +409,7 @@ _READ: Mapping[str, Callable[[Feature], Any]] = {
 
 
 class ExampleReader(FilesReader):
-    """Reader of the examples in TFRecord files. An entry's offset is that of its frame."""
+    """Reader of the examples in TFRecord files; an entry's offset is its frame's."""
 
     def read(self, entry: np.void) -> bytes:
         if not self.layout.image:
@@ -436,10 +431,10 @@ class ExampleReader(FilesReader):
 
 @dataclass
 class _Column:
-    """The values of a feature in the records so far; ``records`` of them have exactly one.
+    """The kind of a feature, and the number of ``records`` with exactly one value.
 
-    ``if_empty`` is the kind of lists without values, which counts if there are no others. ``before`` is the
-    number of records before the first that has the feature.
+    ``if_empty`` is the kind of lists without values, used if there are no others. ``before`` is the number of
+    records before the first with the feature.
     """
 
     before: int
@@ -449,8 +444,6 @@ class _Column:
 
 
 class ExampleContents(RecordContents):
-    """The records so far, their labels, boxes and columns."""
-
     READER = ExampleReader
 
     def __init__(self, top: Path, layout: ExampleLayout) -> None:
@@ -474,7 +467,7 @@ class ExampleContents(RecordContents):
                     self._records += 1
 
     def _name(self, found: Features) -> str:
-        """Return the name of the image's file without its extension; "" for none."""
+        """Return the image's file name without its extension; "" for none."""
         name = ""
         if self.layout.file_name in found:
             with suppress(ValueError):
@@ -501,7 +494,7 @@ class ExampleContents(RecordContents):
             return self.classes.add(label)
         name = _text_in(found[layout.class_name])
         if label in (0, UNLABELLED) and not name:
-            return UNLABELLED  # background, as the official scripts have it
+            return UNLABELLED  # the official scripts' background
         if label < layout.first_label:
             raise ValueError(
                 f"its {layout.label} is {label}, but labels beside {layout.class_name} begin with 1"
@@ -509,7 +502,7 @@ class ExampleContents(RecordContents):
         return self.classes.add(label - layout.first_label, name)
 
     def _single_columns(self, found: Features) -> list[_Column]:
-        """Return the columns of which the record has exactly one value. Raises ValueError for odd records."""
+        """Return the columns with exactly one value in the record. Raises ValueError for invalid records."""
         image = self.layout.image
         if image and (found.get(image, NONE).kind != BYTES or not found[image].is_single()):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
@@ -531,7 +524,7 @@ class ExampleContents(RecordContents):
         return single
 
     def columns(self) -> tuple[Schema, bool]:
-        """Return the columns: one value where all records have exactly one, and lists otherwise."""
+        """Return the columns, of lists unless all records have exactly one value."""
         if self.layout.boxes and self._records:
             self.boxes = self._boxes.finish()
         if not self.layout.label and not self.layout.may_be_text:
@@ -558,8 +551,7 @@ def _text_in(feature: Feature) -> str:
 class TfRecord(RecordSource):
     """TFRecord files of tf.train.Example.
 
-    A record's key is the name of its image's file without extension, where each has one and no two the same;
-    else that of the TFRecord file with the record's number.
+    Keys are the images' file names without extensions if all differ, and else TFRecord files and numbers.
     """
 
     LAYOUT = "tfrecord"

@@ -33,19 +33,19 @@ from shardprep.formats.sources.tar import BLOCK, Member, walk
 IMAGE_EXTENSIONS = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 LABEL, CLASS_NAME = "cls", "classname"
 MAX_PARTS = 256
-MAX_SMALL = 4096  # bytes of a label or of a class's name
+MAX_SMALL = 4096  # bytes of a label or a class name
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _SHARD = re.compile(r"(?!ILSVRC2012_|n\d{8}\.tar$).+\.tar", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"\s*(-1|[0-9]{1,9})\s*", re.ASCII)
 _KINDS = {"txt": "text", "json": "json"}
-_NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # as Python writes these floats into a ``.json``
+_NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # floats as Python writes them into a ``.json``
 
 
 @dataclass(frozen=True)
 class SampleLayout:
     """The extensions of image and label, "" for none; an ``image`` of None is the first of IMAGE_EXTENSIONS.
 
-    ``may_be_text`` is whether labels may be the names of their classes.
+    If ``may_be_text``, labels may be class names.
     """
 
     image: str | None = None
@@ -53,20 +53,20 @@ class SampleLayout:
     may_be_text: bool = False
 
     def image_of(self, sample: ShardSample) -> str | None:
-        """Return the extension of a sample's image, None if it has none."""
+        """Return the extension of a sample's image, None without one."""
         known = IMAGE_EXTENSIONS if self.image is None else (self.image,)
         return next((extension for extension in known if extension in sample.parts), None)
 
     def no_columns(self, parts: Collection[str]) -> set[str]:
-        """Return which of these parts beside the image are no columns: the label, and its name beside it."""
+        """Return the parts beside the image that are not columns: the label, and its name beside it."""
         return {self.label, CLASS_NAME} if self.label == LABEL in parts else {self.label}
 
 
 def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebDataset | None:
-    """Return the source of the tars at a path, or in the folder there; None if there are none.
+    """Return the source of a shard or a folder of them, else None. Raises UsageError, OSError.
 
-    The first sample has two parts or more, or is damaged: a tar of images alone may be of anything, and its
-    folders of classes. Archives of ILSVRC12, and of its classes, are none. Raises UsageError, OSError.
+    The first sample must have two or more parts, or be damaged: a tar of images alone may be anything, such
+    as class folders. Archives of ILSVRC12 and of its classes are not shards.
     """
     files = split_files(path, split, _SHARD, follow_symlinks=options.follow_symlinks)
     if files is None:
@@ -81,12 +81,12 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
         except SourceDamaged:
             return WebDataset(
                 files, options, SampleLayout()
-            )  # where the damage is will be said with all other problems
+            )  # the damage is reported with all other problems
     return None
 
 
 def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) -> SampleLayout:
-    """Return which parts are image and label, by the first sample. Raises UsageError."""
+    """Find the image and the label among the parts of the first sample. Raises UsageError."""
 
     def image_in(name: str) -> bytes:
         return archive.read_at(HEAD_BYTES, sample.parts[images[name]].offset)
@@ -119,7 +119,7 @@ def _stem(part: str, extensions: Collection[str]) -> str:
 
 
 class ShardSample(NamedTuple):
-    """A sample: its stem, the offset of its first header, and its members by extension in lower case."""
+    """A sample: its stem, the offset of its first header, and its members by lower-case extension."""
 
     stem: str
     start: int
@@ -127,7 +127,6 @@ class ShardSample(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The bytes of all members."""
         return sum(member.size for member in self.parts.values())
 
 
@@ -135,7 +134,7 @@ def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
     """Yield the samples from the header at ``start`` on, in the order of the shard.
 
     Raises SourceDamaged like :func:`~shardprep.formats.sources.tar.walk`, and for a member without an
-    extension, or with one that its sample has already.
+    extension or with one that its sample already has.
     """
     sample = None
     for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
@@ -160,7 +159,7 @@ def _damaged(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged
 
 
 def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
-    """Return the text of a small member, None if it is not there. Raises ValueError."""
+    """Return the text of a small member, None if it is missing. Raises ValueError."""
     member = sample.parts.get(part)
     if member is None:
         return None
@@ -170,11 +169,11 @@ def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
 
 
 OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
-"""A sample in its open file, and its members by the names of columns."""
+"""A sample in its open file, and its members by column name."""
 
 
 class SampleReader(FilesReader):
-    """Reader of the samples in tars. An entry's offset is that of its sample's first header."""
+    """Reader of the samples in tars; an entry's offset is that of the sample's first header."""
 
     def read(self, entry: np.void) -> bytes:
         archive, sample, _ = self.record(entry)
@@ -203,13 +202,13 @@ class SampleReader(FilesReader):
 
 
 def _is_float(member: Member, part: str, archive: ArchiveFile) -> bool:
-    """Whether a part is the JSON of a float that JSON does not have; only short ones are read."""
+    """Whether a JSON part is a float that JSON lacks; only members of that size are read."""
     is_short = part.rpartition(".")[2] == "json" and member.size in map(len, _NO_JSON)
     return is_short and archive.read_at(member.size, member.offset) in _NO_JSON
 
 
 class _Place(NamedTuple):
-    """Where a sample with certain parts is first, and how many have them."""
+    """The first sample with certain parts, and the number of samples with them."""
 
     path: str
     key: str
@@ -217,8 +216,6 @@ class _Place(NamedTuple):
 
 
 class ShardContents(RecordContents):
-    """The samples so far, and the sets of parts that they have."""
-
     READER = SampleReader
     may_number = False
 
@@ -260,7 +257,7 @@ class ShardContents(RecordContents):
         return self.classes.add(int(match[1]), name)
 
     def columns(self) -> tuple[Schema, bool]:
-        """Return the columns and whether there are images; a sample that lacks a part is a problem."""
+        """Return the columns, and whether there are images; samples that lack a part are problems."""
         has_images = any(image for image, _ in self._first_of)
         for (image, parts), place in self._first_of.items():
             missing = [f".{part}" for part in sorted(self._parts - parts)]
@@ -273,7 +270,7 @@ class ShardContents(RecordContents):
                 self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
         fields = []
         for part in sorted(self._parts - self.layout.no_columns(self._parts)):
-            last = part.rpartition(".")[2]  # as WebDataset's own decoders
+            last = part.rpartition(".")[2]  # like WebDataset's own decoders
             kind = "image" if last in IMAGE_EXTENSIONS else _KINDS.get(last, "bytes")
             kind = "float" if part in self._floats else kind
             fields.append(Field(column_name(part), kind))
@@ -284,9 +281,9 @@ class ShardContents(RecordContents):
 class WebDataset(RecordSource):
     """Shards of WebDataset; a record's key is its sample's stem.
 
-    The image is the first member with an extension of IMAGE_EXTENSIONS, in their order; ``cls`` is the label,
-    and ``classname`` beside it the label's name. Each other extension is a column, and each sample has it:
-    ``json`` is one of floats where any is NaN or infinite.
+    The image is the member with the first of IMAGE_EXTENSIONS; ``cls`` is the label, and ``classname`` beside
+    it the class name. Every other extension is a column that all samples have; ``json`` is a column of floats
+    if a value is NaN or infinite.
     """
 
     LAYOUT = "webdataset"
