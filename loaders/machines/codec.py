@@ -249,7 +249,7 @@ def _unpacked(node: Any, buffers: Iterator[Raw], memory: Memory, depth: int) -> 
         case {"count": count, "bytes": size, "crc32c": crc, **rest} if (
             _is_count(count) and rest in ITEM_FORMS
         ):
-            return _items(_copied(size, crc, buffers, memory), count, rest.get("of", "bytes"))
+            return _items(_copied(size, crc, buffers, memory), count, str(rest.get("of", "bytes")))
         case {"count": count, "of": str(dtype), "axes": axes, "bytes": size, "crc32c": crc, **rest} if (
             not rest and _is_count(count) and dtype in DTYPES and _is_count(axes) and axes <= MAX_DIMENSIONS
         ):
