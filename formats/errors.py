@@ -38,7 +38,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── CacheBusy (formats/storage/cache_folder.py)  another process holds a cache's lock
     │   ├── RemoteFailed (formats/storage/store.py)  a bucket or a server does not answer
     │   │   ├── NothingThere (formats/storage/store.py)  there is no such bucket, folder or dataset
-    │   │   ├── RemoteDenied (formats/storage/store.py)  it gives no access
+    │   │   ├── RemoteDenied (formats/storage/store.py)  it denies access
     │   │   ├── AnswerBroken (formats/storage/store.py)  its answer broke off
     │   │   │   └── OtherFile (formats/storage/store.py)  a file was replaced since it was last seen
     │   │   └── RangeRefused (formats/storage/store.py)  it does not serve byte ranges

@@ -77,7 +77,7 @@ def read_small(path: Path, most: int) -> bytes:
     with published_file(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise ManifestDamaged(f"has {size} bytes, more than the {most} that any such file has", path=path)
+            raise ManifestDamaged(f"has {size} bytes, more than the limit of {most}", path=path)
         return read_at(descriptor, size, 0)
 
 

@@ -113,7 +113,7 @@ class LmdbPages:
         data = self._read(number, self.size)
         own_number, _, flags, lower, upper = HEADER.unpack_from(data)
         if own_number != number or flags != kind:
-            raise self._damaged(f"page {number} is not the one that should be there")
+            raise self._damaged(f"page {number} has the wrong number or kind")
         if not HEADER.size + _POINTER.size <= lower <= upper <= self.size:
             raise self._damaged(f"page {number} is damaged")
         return Page(number, data, (lower - HEADER.size) // _POINTER.size, upper)
@@ -155,7 +155,7 @@ class LmdbPages:
         own_number, _, flags, low, high = HEADER.unpack_from(data)
         pages = low | high << 16
         if own_number != number or flags != _OVERFLOW or HEADER.size + length > pages * self.size:
-            raise self._damaged(f"page {number} is not the one that should be there")
+            raise self._damaged(f"page {number} has the wrong number or kind")
         start = number * self.size + HEADER.size
         if start + length > self._end:
             raise self._damaged(f"it ends before page {number} does")

@@ -101,7 +101,7 @@ PARTS: dict[str, tuple[str, Any]] = {
     "kinds": ("a list of kinds in order", _kinds_ok),
     "crop_ready": ("a number of images", _is_count),
     "columns": ("a list of columns with their files", _columns_ok),
-    "archive": ("the archive of images that stay in it", _archive_ok),
+    "archive": ("an archive with its regions", _archive_ok),
     "offsets": ("true", lambda part: part is True),
     "content_root": ("a digest", str),
     "tables": ("a list of files", [FILE]),
@@ -128,7 +128,7 @@ def column_issues(value: dict[str, Any]) -> list[str]:
         if entry.table.records != value["dataset"]["records"]:
             issues.append(f"the column {name} has {entry.table.records} rows")
     if columns.content_root != value["content_root"]:
-        issues.append("the content_root is not that of the columns")
+        issues.append("the content_root does not match the columns")
     if not columns.has_images and value["dataset"]["image_bytes"]:
         issues.append("it has images but says that it has none")
     return issues
@@ -142,10 +142,10 @@ def issues_of(value: dict[str, Any]) -> list[str]:
         if not matches(value.get(name), shape) and (name in value or name not in CRITICAL_KEYS)
     ]
     if value.get("crit") != [name for name in CRITICAL_KEYS if name in value]:
-        issues.append("crit is not the list of critical keys that are there")
+        issues.append("crit does not list the critical keys present")
     in_place = value.get("container") == IN_PLACE
     if ("archive" in value) is not in_place or (in_place and "columns" in value):
-        issues.append("archive is not the archive of images that stay in it")
+        issues.append("archive does not fit the container")
     if issues:
         return issues
     columns = value.get("columns", {"fields": []})["fields"]

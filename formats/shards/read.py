@@ -207,7 +207,7 @@ class Shard(Owned, AbstractContextManager["Shard"]):
         address = self.address(ordinal)
         key, label, crc32c, offset, length = address
         if length > MAX_IMAGE_BYTES:
-            raise ShardDamaged(f"gives record {ordinal} a length that no image has", path=self.path)
+            raise ShardDamaged(f"has a record {ordinal} beyond the limit for images", path=self.path)
         image = self._checked(ordinal, address, self.file.read_at)
         return StoredRecord(key, label, crc32c, image, offset)
 

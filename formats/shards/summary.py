@@ -229,7 +229,7 @@ def _crop_ready(dataset: Dataset) -> CropReadySummary | None:
     sample = ready[np.linspace(0, len(ready) - 1, min(len(ready), SAMPLED), dtype=np.int64)]
     grids = [grid for number in sample if (grid := grid_of(dataset[int(number)].image))]
     if not grids:
-        raise ManifestDamaged("the index names crop-ready images that are none", path=dataset.path)
+        raise ManifestDamaged("the index marks images as crop-ready that are not", path=dataset.path)
     lengths = np.concatenate([grid.lengths for grid in grids])
     sides = np.array([(grid.interval * grid.mcu_width, grid.mcu_height) for grid in grids])
     width, height = np.median(sides, axis=0).astype(int).tolist()

@@ -135,8 +135,8 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
     sizes = [shard.size for shard in entry.shards]
     sums, largest, are_inside = _lengths(rows, manifest, sizes)
     issues = {
-        "it has lengths that no value has": largest > MAX_VALUE_BYTES,
-        "its lengths are more than the column's shards have": (sums > sizes).any(),
+        "it has lengths beyond the limit for values": largest > MAX_VALUE_BYTES,
+        "its lengths exceed the column's shards": (sums > sizes).any(),
         "it has records that end after their shards": not are_inside,
     }
     _refuse(path, issues)
@@ -176,9 +176,9 @@ def _index_issues(rows: Rows, manifest: Manifest) -> dict[str, object]:
             rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels)
         ),
         "it has keys that are not UTF-8": not are_text,
-        "it has lengths that no image has": largest > MAX_IMAGE_BYTES,
+        "it has lengths beyond the limit for images": largest > MAX_IMAGE_BYTES,
         f"its lengths are {total} bytes together, not {manifest.image_bytes}": total != manifest.image_bytes,
-        "its lengths are more than the shards have": (sums > list(manifest.image_room)).any(),
+        "its lengths exceed the shards": (sums > list(manifest.image_room)).any(),
         "it has records that end after their shards": not are_inside,
     }
 

@@ -336,8 +336,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         try:
             if not self.made_here:
                 raise UsageError(
-                    "cannot download in a process that was forked from the one that opened it; start this one "
-                    "by multiprocessing's 'spawn'",
+                    "cannot download in a process that was forked from the one that opened it; start it "
+                    "with multiprocessing's 'spawn'",
                     path=self.folder.path,
                 )
             with self._lock:  # closing cancels earlier downloads

@@ -76,7 +76,7 @@ def _difference(one: Manifest, other: Manifest) -> str:
             return f"the column {(first or second).name} is in only one of them"
         if first != second:
             return (
-                f"the column {first.name} ({first.kind}) stands where {second.name} ({second.kind}) does"
+                f"one has the column {first.name} ({first.kind}), the other {second.name} ({second.kind}) in its place"
                 + (", with different classes" if first.classes != second.classes else "")
             )
     return ""
@@ -329,7 +329,7 @@ class _IndexFile:
 
     def _changed(self) -> ManifestDamaged:
         return ManifestDamaged(
-            "changed since it was verified; prep verify says what is wrong", path=self._path
+            "changed since it was verified; prep verify shows what is wrong", path=self._path
         )
 
 

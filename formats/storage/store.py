@@ -70,7 +70,7 @@ def _section(variable: str, path: str, name: str) -> dict[str, str]:
         parser.read(file, encoding="utf-8")
     except (ConfigError, UnicodeDecodeError) as error:
         # the parser's message would quote the line
-        raise UsageError(f"is no file of profiles ({type(error).__name__})", path=file) from None
+        raise UsageError(f"is not a valid file of profiles ({type(error).__name__})", path=file) from None
     return dict(parser[name]) if parser.has_section(name) else {}
 
 
@@ -238,7 +238,7 @@ def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
 
 def _denied(status: str, place: Location, name: str | None) -> RemoteDenied:
     reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), _advice(place))
-    return RemoteDenied(f"gives no access{status}{reason}", path=place.url, shard=name)
+    return RemoteDenied(f"denies access{status}{reason}", path=place.url, shard=name)
 
 
 def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFailed]) -> ShardprepError:
@@ -369,8 +369,8 @@ class RemoteFolder(Owned):
     def _opened(self, retries: int) -> ObjectStore:
         if _inherited:
             raise UsageError(
-                "obstore does not work in a process that was forked from one that had imported it; start this "
-                "one by multiprocessing's 'spawn'"
+                "obstore does not work in a process that was forked from one that had imported it; start it "
+                "with multiprocessing's 'spawn'"
             )
         try:
             import obstore  # start-up time, and the package is an extra
@@ -472,7 +472,7 @@ class RemoteFolder(Owned):
                 break
             except TimeoutError as error:
                 raise AnswerBroken(
-                    f"failed: {arrived:,} bytes came in {2 * self._policy.timeout_s:g} s; {AGAIN}",
+                    f"failed: only {arrived:,} bytes arrived in {2 * self._policy.timeout_s:g} s; {AGAIN}",
                     path=self.place.url,
                     shard=name,
                 ) from error

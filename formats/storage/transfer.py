@@ -289,7 +289,7 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
         try:
             found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
             if len(found.data) > MAX_MANIFEST_BYTES:
-                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the most of any manifest")
+                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
             _ = found.manifest
         except ManifestDamaged as error:
             failure = error

@@ -188,7 +188,7 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
     (behind,) = struct.unpack_from("<H", data, root * PAGE + 12)
     for (node,) in struct.iter_unpack("<H", data[root * PAGE + 16 : root * PAGE + behind]):
         struct.pack_into("<HHH", data, root * PAGE + node, root & 0xFFFF, root >> 16, root >> 32)
-    for deep, said in ((2, "page .* is not the one"), (3, "form a cycle"), (32, "form a cycle")):
+    for deep, said in ((2, "page .* has the wrong number"), (3, "form a cycle"), (32, "form a cycle")):
         for page in (0, PAGE):
             struct.pack_into("<H", data, page + DEPTH, deep)
         path.write_bytes(data)

@@ -221,7 +221,7 @@ LMDB_SHARD = "shard-00000.lmdb"
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
-        ("drip", AnswerBroken, r"bytes came in 0\.4 s"),
+        ("drip", AnswerBroken, r"bytes arrived in 0\.4 s"),
         ("403 RequestTimeTooSkewed", RemoteDenied, "the clock of this machine"),
         ("400 ExpiredToken", RemoteDenied, "the credentials have expired"),
         ("to http://127.0.0.2:9/inner", RemoteFailed, "redirects to another host"),
@@ -342,7 +342,7 @@ def signatures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list
         ({"AWS_SKIP_SIGNATURE": "true"}, {""}, None),
         ({"AWS_PROFILE": "sso"}, set(), "'sso', which AWS_PROFILE names, has no keys; eval"),
         ({"AWS_PROFILE": "misspelt"}, set(), "'misspelt', which AWS_PROFILE names, is not in"),
-        ({"AWS_CONFIG_FILE": __file__}, set(), "test_fetch.py: is no file of profiles"),
+        ({"AWS_CONFIG_FILE": __file__}, set(), "test_fetch.py: is not a valid file of profiles"),
     ],
     ids=str,
 )

@@ -179,7 +179,7 @@ def test_a_web_server_may_deny_what_is_not_there(proxy: Proxy, monkeypatch: pyte
 
     async def about(folder: RemoteFolder, name: str) -> StoredFile:
         if (found := await really(folder, name)) is None:
-            raise RemoteDenied("gives no access")
+            raise RemoteDenied("denies access")
         return found
 
     monkeypatch.setattr(RemoteFolder, "about", about)
