@@ -1,4 +1,4 @@
-"""Images that a dataset has twice, byte for byte or nearly."""
+"""Finds images that occur twice, byte for byte or nearly."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy.typing as npt
 
 from shardprep.formats.shards.files import Rows
 
-BITS = 64
 Hashes = npt.NDArray[np.uint64]
-Pairs = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int64]
 
 
-def near_pairs(hashes: Hashes, distance: int) -> Iterator[Pairs]:
-    """Yield all pairs of ``hashes`` that differ in at most ``distance`` bits, each pair once.
+def near_pairs(hashes: Hashes, distance: int) -> Iterator[Numbers]:
+    """Yield all pairs of ``hashes`` that differ in at most ``distance`` bits, each once.
 
-    A pair is (i, j) with i < j; each array yielded is int64 [n, 2]. The 64 bits are dealt to ``distance`` + 1
-    bands: two hashes that differ in so few bits are equal in one of the bands at least, and only those are
-    compared. A pair is yielded for the first band in which it is equal. Memory is a few times that of
-    ``hashes``, unless very many are equal in a band."""
-    bands = distance + 1  # of every n-th bit, so that coarse and fine structure is in each
-    masks = [np.uint64(sum(1 << bit for bit in range(band, BITS, bands))) for band in range(bands)]
+    A pair is (i, j) with i < j; each array yielded is int64 [n, 2]. The bits are divided into one more band
+    than ``distance``. Two hashes within the distance are equal in at least one band, so only hashes equal in
+    a band are compared; a pair is yielded for the first such band. Needs a few times the memory of ``hashes``
+    or more, if very many are equal in a band.
+    """
+    bands = distance + 1  # of every n-th bit, so that each has coarse and fine structure
+    masks = [np.uint64(sum(1 << bit for bit in range(band, 64, bands))) for band in range(bands)]
     for number, mask in enumerate(masks):
         for first, second in _near_in_band(hashes, mask, distance):
             differing = hashes[first] ^ hashes[second]
@@ -34,10 +34,8 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Pairs]:
                 yield np.sort(np.stack([first[is_new], second[is_new]], axis=1), axis=1)
 
 
-def _near_in_band(
-    hashes: Hashes, mask: np.uint64, distance: int
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yield the places of hashes that are equal under a mask and near: neighbours in order, then the next."""
+def _near_in_band(hashes: Hashes, mask: np.uint64, distance: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield the indexes of near hashes that are equal under a mask: adjacent ones, then two apart, ..."""
     masked = hashes & mask
     order = np.argsort(masked, kind="stable")
     by_band, left = hashes[order], _left_in_run(masked[order])
@@ -50,8 +48,8 @@ def _near_in_band(
         apart += 1
 
 
-def _left_in_run(values: Hashes) -> npt.NDArray[np.int64]:
-    """Return for each of the sorted values how many equal ones begin with it.
+def _left_in_run(values: Hashes) -> Numbers:
+    """Return for each sorted value how many equal ones follow, itself included.
 
     >>> _left_in_run(np.array([5, 5, 5, 7], np.uint64)).tolist()
     [3, 2, 1, 1]
@@ -61,12 +59,12 @@ def _left_in_run(values: Hashes) -> npt.NDArray[np.int64]:
     return np.repeat(begins + lengths, lengths) - np.arange(len(values))
 
 
-DISTANCE = 4  # bits of 64 in which images that look alike differ at most
-MOST_NEAR = 100_000  # links between images that look alike; a video has no end of them
+DISTANCE = 4  # largest number of 64 bits in which images that look alike differ
+MOST_NEAR = 100_000  # links between images that look alike; the frames of a video have far more
 EQUAL_BYTES = -1
 
 LINK = np.dtype([("first", "<i8"), ("second", "<i8"), ("distance", "<i2")])
-"""Two records, and the bits in which their hashes differ, EQUAL_BYTES where their bytes are equal."""
+"""Two records, and the number of bits in which their hashes differ; EQUAL_BYTES if the images are equal."""
 
 Links = npt.NDArray[np.void]
 
@@ -75,10 +73,10 @@ Links = npt.NDArray[np.void]
 class Duplicates:
     """The duplicates among images that were read.
 
-    ``links`` are rows of LINK, equal bytes first, then by distance and record. Of n images that are equal, or
-    that have the same hash, there are n - 1 links, from each to the next; images that look alike have the
-    same hash, or hashes that differ in up to DISTANCE bits. ``is_bounded`` is whether there are more than
-    MOST_NEAR near links."""
+    ``links`` are rows of LINK: equal bytes first, then by distance and record. Images that look alike have
+    hashes that differ in at most DISTANCE bits. n images with equal bytes, or with the same hash, have n - 1
+    links, from each to the next. ``is_bounded`` is whether near links beyond MOST_NEAR were dropped.
+    """
 
     links: Links
     is_bounded: bool
@@ -86,12 +84,14 @@ class Duplicates:
     @property
     def exact(self) -> Links:
         """The links between images with equal bytes."""
-        return _only(self.links, self.links["distance"] == EQUAL_BYTES)
+        links: Links = self.links[self.links["distance"] == EQUAL_BYTES]
+        return links
 
     @property
     def near(self) -> Links:
         """The links between images that look alike."""
-        return _only(self.links, self.links["distance"] != EQUAL_BYTES)
+        links: Links = self.links[self.links["distance"] != EQUAL_BYTES]
+        return links
 
 
 def duplicates(codes: Rows) -> Duplicates:
@@ -108,10 +108,10 @@ def duplicates(codes: Rows) -> Duplicates:
 
 
 def shared(codes: Rows, others: Rows) -> Duplicates:
-    """Return the links from images of ``codes`` to those of ``others``, which have other record numbers.
+    """Return the links from images of ``codes`` to those of ``others``; all record numbers must differ.
 
-    An image of ``codes`` has a link to the first of ``others`` with its bytes, or else with its hash, and one
-    to the first of each hash that differs in up to DISTANCE bits.
+    Each image of ``codes`` is linked to the first of ``others`` with its bytes, or else with its hash, and to
+    the first image of each other hash within DISTANCE bits.
     """
     exact = _equal(codes, others, "digest", EQUAL_BYTES)
     mine, theirs = _by_hash(codes), _by_hash(others)
@@ -124,7 +124,7 @@ def shared(codes: Rows, others: Rows) -> Duplicates:
 
 
 def _equal(codes: Rows, others: Rows, column: str, distance: int) -> Links:
-    """Return a link for each row of ``codes`` with an equal value in ``others``, to the first such."""
+    """Return links from rows of ``codes`` to the first row of ``others`` with an equal value in a column."""
     others = others[np.lexsort((others["record"], others[column]))]
     if not len(others):
         return np.empty(0, LINK)
@@ -140,13 +140,16 @@ def _by_hash(codes: Rows) -> Rows:
 
 
 def _first_of_each(hashed: Rows) -> Rows:
-    """Return the first of the rows with the same hash, of rows in the order of their hashes."""
+    """Return the first row of each hash, from rows sorted by hash."""
     firsts: Rows = hashed[np.unique(hashed["hash"], return_index=True)[1]]
     return firsts
 
 
 def _near(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
-    """Return links of rows with different hashes, of a boundary those across, and whether there are more."""
+    """Return links of near but different hashes, and whether some were dropped.
+
+    With a ``boundary``, only rows before it are linked to rows after it.
+    """
     parts, count = [np.empty(0, LINK)], 0
     hashes, records = np.ascontiguousarray(hashed["hash"]), hashed["record"]
     for pairs in near_pairs(hashes, DISTANCE):
@@ -162,7 +165,7 @@ def _near(hashed: Rows, boundary: int | None) -> tuple[Links, bool]:
 
 
 def _with_same_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
-    """Return the links, each for all rows with the hash of its ``first``, and whether there are more."""
+    """Repeat each link for all rows with the hash of its ``first``; also return whether some were dropped."""
     _, starts, counts = np.unique(hashed["hash"], return_index=True, return_counts=True)
     firsts = hashed["record"][starts]
     order = np.argsort(firsts)
@@ -176,14 +179,7 @@ def _with_same_hash(links: Links, hashed: Rows) -> tuple[Links, bool]:
     return made, not kept.all()
 
 
-def _only(links: Links, mask: npt.NDArray[np.bool_]) -> Links:
-    kept: Links = links[mask]
-    return kept
-
-
-def _links(
-    first: npt.NDArray[np.int64], second: npt.NDArray[np.int64], distance: int | npt.NDArray[np.uint8]
-) -> Links:
+def _links(first: Numbers, second: Numbers, distance: int | npt.NDArray[np.uint8]) -> Links:
     made = np.empty(len(first), LINK)
     made["first"], made["second"] = np.minimum(first, second), np.maximum(first, second)
     made["distance"] = distance

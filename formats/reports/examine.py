@@ -1,4 +1,4 @@
-"""The examination of a dataset: its contents, compared with those of another one."""
+"""The examination of a dataset: its content, also compared with another dataset's."""
 
 from __future__ import annotations
 
@@ -32,19 +32,17 @@ from shardprep.formats.shards.manifest import QUARANTINE_NAME
 from shardprep.formats.shards.summary import class_counts, inspect
 from shardprep.formats.verification.checks import quarantined
 
-Pictures = Mapping[tuple[str, int], bytes]
-
 
 @dataclass(frozen=True)
 class Examination:
-    """Content of a dataset, examined.
+    """The findings of a dataset's examination.
 
-    ``found`` is a JSON object with all that the page shows, but for the pictures of single images, which it
-    names by record number. ``pictures`` are these as small JPEG files, by ("this" or "other", record number).
+    ``found`` is a JSON object of everything on the page except the pictures of single images, which it names
+    by record number. ``pictures`` has these as small JPEG files, by ("this" or "other", record number).
     """
 
     found: dict[str, Any]
-    pictures: Pictures
+    pictures: Mapping[tuple[str, int], bytes]
 
     def __repr__(self) -> str:
         about, seen = self.found["dataset"], self.found["observations"]
@@ -55,7 +53,7 @@ class Examination:
         return self.found
 
     def to_html(self) -> str:
-        """Return the page: one file that needs nothing else, makes no request, and runs no program."""
+        """Return the page: one self-contained file that makes no request and runs no script."""
         from shardprep.formats.images.decode import png_of  # start-up time: OpenCV
         from shardprep.formats.reports.pages import page  # start-up time: Jinja
 
@@ -67,11 +65,11 @@ class Examination:
         return page("dataset", title=title, found=self.found, pictures=pictures, mean=png)
 
     def findings(self) -> dict[str, Any]:
-        """Return which records to leave out of ``Loader(records=…)``, as a JSON object.
+        """Return the records to leave out of ``Loader(records=…)``, as a JSON object.
 
-        ``leave_out`` has record numbers by the kind of finding: all that are ``damaged``, ``leaks`` and
-        ``suspects``; of ``equal bytes`` and ``look alike`` all but the first; and those of each oddity.
-        ``partial`` are the kinds for which only some of the images were examined.
+        ``leave_out`` has record numbers by kind of finding: all ``damaged``, ``leaks`` and ``suspects``; of
+        ``equal bytes`` and ``look alike`` all but the first; and those of each oddity. ``partial`` lists the
+        kinds for which only some images were examined.
         """
         about, against = self.found["dataset"], self.found["against"]
         seen = {one["kind"]: one for one in self.found["observations"]}
@@ -91,15 +89,15 @@ class Examination:
         save_bytes(user_path(path), json.dumps(self.findings()).encode())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file ``path``, which it replaces at once.
+        """Write the page to a file, replaced atomically.
 
-        Raises OperationError if a folder or a device is there, OSError.
+        Raises OperationError if ``path`` is a folder or a device, OSError.
         """
         save_bytes(user_path(path), self.to_html().encode())
 
 
 def shown_in(value: Any) -> Iterator[tuple[str, int]]:
-    """Yield the records that a JSON object names, wherever in it they are."""
+    """Yield the records that a JSON object names at any depth."""
     if isinstance(value, dict):
         if value.keys() >= {"dataset", "record", "key"}:
             yield value["dataset"], value["record"]
@@ -110,15 +108,14 @@ def shown_in(value: Any) -> Iterator[tuple[str, int]]:
         yield from shown_in(part)
 
 
-MOST_OF_A_KEY = 200  # characters in an error
 MOST_LISTED = 50  # archives, and shards; all are counted
+MOST_CLASSES_LISTED = 20
 
 
 def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
-    """Return what leads from the source to the root, as a JSON object, with one record as an example.
+    """Return the chain from the source to the root, as a JSON object, with one record as an example.
 
-    It is the record with the ``key``, or the first. Raises UsageError for a key that the dataset does not
-    have.
+    This is the record with the ``key``, or the first one. Raises UsageError for an unknown key.
     """
     manifest, shards = dataset.manifest, dataset.manifest.shards
     archives, checked = manifest.source.get("archives"), manifest.archive_md5
@@ -127,9 +124,7 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
     if key is not None:
         found = np.flatnonzero(dataset.index["key"] == key.encode("utf-8", "surrogatepass"))
         if not len(found):
-            raise UsageError(
-                f"has no record with the key {printable(key, MOST_OF_A_KEY)!r}", path=dataset.path
-            )
+            raise UsageError(f"has no record with the key {printable(key, 200)!r}", path=dataset.path)
         number = int(found[0])
     if len(dataset):
         row = dataset.index[number]
@@ -164,13 +159,10 @@ def custody(dataset: Dataset, key: str | None = None) -> dict[str, Any]:
     }
 
 
-MOST_CLASSES_LISTED = 20
-
-
 def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str, Any]:
-    """Return the comparison of two datasets with the shared images ``across``, as a JSON object.
+    """Compare two datasets with the shared images ``across``; return a JSON object.
 
-    ``unbalanced`` are the common classes with the largest ratio of their shares.
+    ``unbalanced`` lists the common classes whose shares differ by the largest ratios.
     """
     mine, theirs = _shares(dataset), _shares(other)
     common = sorted(mine.keys() & theirs.keys())
@@ -202,7 +194,7 @@ def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str
 
 
 def _shares(dataset: Dataset) -> dict[str, tuple[int, float]]:
-    """Return the images of each class that has some, and their share of all."""
+    """Return each nonempty class's number of images, and their share of all."""
     labels = dataset.index["label"]
     counts = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
     total = max(sum(counts), 1)
@@ -231,14 +223,13 @@ def report(
 
     Args:
         dataset: The dataset's folder.
-        output: File of the page, replaced at once. None writes none: ``save`` the result then.
-        against: The folder of another dataset to compare with: images that both have, and the balance of
-            their classes.
-        pixels: How many images are read: "none", "sample" (at most 4,096 of each dataset are decoded, and the
-            bytes of at most 8,192 more compared) or "all" (0.5 to 1.5 ms of CPU and 25 bytes of memory each).
+        output: File of the page, replaced atomically. None writes no page; the result has ``save``.
+        against: The folder of another dataset to compare with: shared images, and the balance of classes.
+        pixels: The images to read: "none", "sample" (at most 4,096 of each dataset are decoded, and the bytes
+            of at most 8,192 more compared) or "all" (0.5 to 1.5 ms of CPU and 25 bytes of memory each).
         classes: Names of classes to show many images of; empty shows a few images of up to 24 classes.
         record: Key of the record whose provenance is shown, from its checksum to the root; None is the first.
-        seed: Chooses the sample and the images that are shown.
+        seed: Selects the sample and the images shown.
         workers: Number of processes that decode; None is one per usable CPU, 0 decodes in one other process.
         progress: Receives the progress; None shows a bar in a notebook.
 
@@ -256,7 +247,7 @@ def report(
         opened = [stack.enter_context(Dataset(path)) for path in paths]
         this, names = opened[0], RecordNames(opened)
         indexes = [one.index if one.manifest.has_images else one.index[:0] for one in opened]
-        # wrong usage is an error before anything is read
+        # raises UsageError before anything is read
         proof = custody(this, record)
         choices, looked_at = chosen(indexes, pixels, seed)
         sheets = contact_sheets(names, classes, seed) if len(indexes[0]) else []

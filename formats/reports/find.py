@@ -1,4 +1,4 @@
-"""Whether pictures are in a dataset: with the same bytes, or nearly."""
+"""Finds pictures in a dataset: the same bytes, or similar images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 
-MOST_SIDE_SHIFT = 1  # pixels: a shrunk side is rounded
+HASHES = "shardprep hashes 1"
+MOST_SIDE_SHIFT = 1  # pixels, as shrinking rounds a side
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class ImageMatch:
 
     Attributes:
         image: The picture's file.
-        record: Number of the record.
-        key: Its key.
+        record: The record's number.
+        key: The record's key.
         label: Its label in the dataset's label space.
         class_name: The name of its class, None without a label.
-        distance: Bits in which the perceptual hashes differ; None where the bytes are those of the record, or
-            of the image that the record was made of.
+        distance: Number of bits in which the perceptual hashes differ; None if the bytes equal the record's,
+            or those of the image that the record was made from.
     """
 
     image: str
@@ -60,7 +61,7 @@ def _original_digest(image: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Picture:
-    """A picture to look for: ``digests`` has that of its bytes and, if it is crop-ready, of its original."""
+    """A picture to find; ``digests`` are those of its bytes and, if it is crop-ready, of its original."""
 
     path: str
     size: int
@@ -78,25 +79,25 @@ def find(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[ImageMatch]:
-    """Return the records that show these pictures, in the order of the pictures and the records.
+    """Find the records that show these pictures, in the order of the pictures and the records.
 
-    By default those with the same bytes, and crop-ready or shrunk ones that were made of these bytes: only
-    records of fitting sizes are read. The result is the same for any number of workers.
+    By default these are records with the same bytes, and crop-ready or shrunk ones made from them; only
+    records of matching sizes are read. The result is the same for any number of workers.
 
     Args:
         dataset: The dataset's folder.
         images: Files of the pictures.
-        near: Whether to find images too whose perceptual hash differs in at most 4 of 64 bits: scaled
-            or compressed again, not cropped, turned or mirrored. All images are read, 0.5 to 1.5 ms of CPU
+        near: Whether to also find images whose perceptual hashes differ in at most 4 of 64 bits: scaled or
+            compressed again, but not cropped, rotated or mirrored. Reads all images, at 0.5 to 1.5 ms of CPU
             each.
-        hashes: With ``near``, a file that keeps the dataset's hashes, 25 bytes a record: read if it is
-            there, and else written.
+        hashes: With ``near``, a file of the dataset's hashes (25 bytes per record): read if it exists,
+            otherwise written.
         workers: Number of processes that read; None is one per usable CPU.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Raises:
         UsageError: A picture does not decode, no picture is given, or ``hashes`` are given without ``near``.
-        DataError: The hashes are of another dataset, or are none.
+        DataError: ``hashes`` has another dataset's hashes, or is another kind of file.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     if hashes is not None and not near:
@@ -133,14 +134,14 @@ def _picture(path: Path, near: bool) -> _Picture:
 
 
 def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[np.int64]:
-    """Return the records that may have been made of these bytes: by length, or by the ratio of sides."""
+    """Return the records that may come from these pictures, by their length or aspect ratio."""
     if not dataset.manifest.has_images:
         return np.empty(0, np.int64)
     index = dataset.index
     is_ready = (index["flags"] & ImageFlag.CROP_READY) != 0
     wide, high = index["width"].astype(np.int64), index["height"].astype(np.int64)
     fits = np.isin(index["length"], [picture.size for picture in pictures])
-    # a picture that is crop-ready or shrunk itself was made of another one, which may be a record
+    # a crop-ready picture was made from another one, which may be a record
     for (width, height), is_made in {(one.sides, len(one.digests) > 1) for one in pictures}:
         alike = np.abs(wide * height - high * width) <= MOST_SIDE_SHIFT * max(width, height)
         smaller = (wide <= width) & (high <= height)
@@ -151,29 +152,24 @@ def _candidates(dataset: Dataset, pictures: Sequence[_Picture]) -> npt.NDArray[n
 def _codes(
     dataset: Dataset, reading: ImageReading, hashes: str | os.PathLike[str] | None
 ) -> npt.NDArray[Any]:
-    """Return the rows of CODES of all images, from the file if it is there."""
+    """Return the rows of CODES of all images, from the file if it exists."""
     file = None if hashes is None else Path(user_path(hashes))
+    head = f"{HASHES} {dataset.root}".encode()
     if file is not None and file.exists():
-        return _read_codes(file, dataset.root)
+        with naming(file):
+            found, _, rows = file.read_bytes().partition(b"\n")
+        if not found.startswith(HASHES.encode()) or len(rows) % CODES.itemsize:
+            raise DataError("has no hashes of a dataset; remove it, and it is written again", path=file)
+        if found != head:
+            raise DataError(
+                "has the hashes of another dataset; remove it, and it is written again", path=file
+            )
+        return np.frombuffer(rows, CODES)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
     codes = reading.statistics(dataset, numbers, np.ones(len(numbers), bool)).all_codes
     if file is not None:
-        head = f"{HASHES} {dataset.root}\n".encode()
-        save_bytes(file, head + codes.tobytes())
+        save_bytes(file, head + b"\n" + codes.tobytes())
     return codes
-
-
-HASHES = "shardprep hashes 1"
-
-
-def _read_codes(file: Path, root: str) -> npt.NDArray[Any]:
-    with naming(file):
-        head, _, rows = file.read_bytes().partition(b"\n")
-    if not head.startswith(HASHES.encode()) or len(rows) % CODES.itemsize:
-        raise DataError("has no hashes of a dataset; remove it, and it is written again", path=file)
-    if head != f"{HASHES} {root}".encode():
-        raise DataError("has the hashes of another dataset; remove it, and it is written again", path=file)
-    return np.frombuffer(rows, CODES)
 
 
 def _found(

@@ -1,4 +1,4 @@
-"""The gate: the findings of a report against limits, as a step of continuous integration."""
+"""The gate: checks a report's findings against limits, as a step of continuous integration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from shardprep.formats.shards.manifest import read_manifest
 
 OTHER_NAMES = {"suspects": "mislabelled", "equal bytes": "duplicates", "look alike": "similar"}
 KINDS = {OTHER_NAMES.get(kind, kind.lower().replace(" ", "-")): kind for kind in OBSERVED}
-"""The names of limits, each with the kind of observation that it bounds."""
+"""The kind of observation that each limit bounds, by the limit's name."""
 
-MOST_NAMED = 10  # records of a check
+MOST_NAMED = 10  # records per check
 
 Limit = int | float
 
@@ -32,13 +32,12 @@ class GateCheck:
 
     Attributes:
         name: "root", "canaries", or the name of a limit.
-        passed: Whether it holds.
-        found: The root, the digest of the decoder's pixels, or the number of records (of classes, for
-            "empty-classes").
-        limit: The root that was asked for, the digest of the reference, or the largest number, or share of
-            the records below 1.
+        passed: Whether the check passed.
+        found: The root, the digest of the decoder's pixels, or the number of records (for "empty-classes", of
+            classes).
+        limit: The required root, the reference digest, or the largest number, or share below 1, of records.
         records: The keys of the first of these records, or names of classes or canaries.
-        is_partial: Whether only a sample of the images was looked at, so that there may be more.
+        is_partial: Whether only a sample of the images was examined, so that there may be more.
     """
 
     name: str
@@ -64,7 +63,7 @@ class GateResult:
         dataset: Its folder.
         root: Its root.
         records: The number of its records.
-        looked_at: The number of images that were decoded, with those of the other dataset.
+        looked_at: The number of decoded images, including the other dataset's.
         checks: The checks, "root" and "canaries" first.
     """
 
@@ -76,7 +75,7 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Whether all checks hold."""
+        """Whether all checks passed."""
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +83,7 @@ class GateResult:
         return asdict(self) | {"passed": self.passed}
 
     def to_junit(self) -> bytes:
-        """Return the result as a test suite in JUnit's XML, with a test for each check."""
+        """Return the result as a JUnit XML test suite, with a test case per check."""
         failures = sum(not check.passed for check in self.checks)
         name = f"prep gate {printable(self.dataset)}"
         suite = ElementTree.Element(
@@ -99,7 +98,7 @@ class GateResult:
         return data
 
     def save_junit(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`to_junit` to a file, which is replaced at once. Raises OperationError, OSError."""
+        """Write :meth:`to_junit` to a file, replaced atomically. Raises OperationError, OSError."""
         save_bytes(user_path(path), self.to_junit())
 
 
@@ -117,24 +116,24 @@ def gate(
     """Check a dataset against limits: damaged images, leaks, wrong labels, duplicates and oddities.
 
     The findings of :func:`.report` are counted as :meth:`.Examination.findings` lists them: of several
-    copies all but the first, of two images with different labels both.
+    copies all but the first, and both of two images with different labels.
 
     Args:
         dataset: The dataset's folder.
-        limits: For each name in KINDS that is to be checked, the largest number of records; or, as a float
-            below 1, their largest share of the dataset's records.
-        root: The root that the dataset must have; checked first, and nothing is read if it differs.
-        canaries: Whether this machine must decode images to the pixels of the reference, as most do.
-        against: The folder of another dataset, which "leaks" needs.
-        pixels: Which images are read: "all", "sample", or "none" if no limit needs them.
+        limits: The largest number of records for each name in KINDS to check; a float below 1 is their
+            largest share of the dataset's records.
+        root: The required root; checked first, and nothing is read if it differs.
+        canaries: Whether this machine must decode images to the reference pixels, as most machines do.
+        against: The folder of another dataset, required for "leaks".
+        pixels: The images to read: "all", "sample", or "none" if no limit needs them.
         workers: Number of processes that decode; None is one per usable CPU.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        The checks: "root" and "canaries" first, and the others in the order of KINDS.
+        The checks: "root" and "canaries" first, then the others in the order of KINDS.
 
     Raises:
-        UsageError: A limit is unknown or no number, or needs images or another dataset that are not given.
+        UsageError: A limit is unknown or not a number, or needs images or another dataset that are not given.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     wanted = {name: _checked_limit(name, limits[name]) for name in limits}
@@ -187,7 +186,7 @@ def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
         is_partial = KINDS[name] in OF_PIXELS and found.found["looked_at"]["pixels"] == "sample"
         return GateCheck(name, True, 0, limit, is_partial=is_partial)
     count = len(set(seen["leave_out"])) or seen["count"]
-    # divided, not multiplied: 0.29 * 100 is less than 29
+    # a division, as 0.29 * 100 is less than 29
     share = count / max(found.found["dataset"]["records"], 1)
     passed = (share if isinstance(limit, float) else count) <= limit
     shown = [*seen["records"], *(pair["records"][0] for pair in seen["pairs"])]
@@ -196,7 +195,7 @@ def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
 
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:
-    """Return the root and the limits in a TOML file: ``root``, and the numbers of its table ``max``.
+    """Return the root and the limits in a TOML file: its ``root``, and the numbers in its table ``max``.
 
     Raises UsageError for anything else, OSError.
     """

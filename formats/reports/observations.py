@@ -1,4 +1,4 @@
-"""Observations of a report, as JSON objects: statistics of the index, oddities, and images of each class."""
+"""A report's observations as JSON objects: index statistics, oddities, and images of each class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardprep.formats.runtime.sizes import count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import Rows
 
-MOST_SHOWN = 24  # examples of one kind
+MOST_SHOWN = 24  # examples per kind
 
 THIS, OTHER = "this", "other"
 
@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Kind(NamedTuple):
-    """A kind of observation: its title, what to do, the noun of what is counted, and if it must be mended."""
+    """A kind of observation: its title, advice, the noun of the counted things, and if it needs fixing."""
 
     title: str
     advice: str
@@ -85,16 +85,16 @@ KINDS = {
     "several frames": Kind("Several pages or frames", "The first is decoded."),
     "trailing bytes": Kind("Bytes after the end of the image", "Decoders ignore them."),
 }
-"""The kinds of observations, by their names for programs."""
+"""The kinds of observations by their JSON names."""
 
-OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # for which images are read
+OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # kinds that need images read
 
 
 def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Json:
     """Return an observation of one of KINDS as a JSON object; ``measured`` is a sentence before the advice.
 
-    ``more`` may be ``is_partial``, where only some of the images were looked at; the first ``records``,
-    ``pairs`` or ``names``; ``all_pairs``; and the records to ``leave_out``, so that nothing is found.
+    ``more`` may have ``is_partial``, if only some images were examined; the first ``records``, ``pairs`` or
+    ``names``; ``all_pairs``; and the records to ``leave_out``, without which nothing would be found.
     """
     known = KINDS[kind]
     lists = dict.fromkeys(("records", "pairs", "names", "all_pairs", "leave_out"), ())
@@ -104,19 +104,19 @@ def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Js
 
 @dataclass(frozen=True)
 class RecordNames:
-    """The records of one or two datasets, numbered one after the other, as a page names them."""
+    """The records of one or two datasets, numbered consecutively, in the form that a page shows."""
 
     datasets: Sequence[Dataset]
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return "this" or "other" for a record's dataset, and its number there."""
+        """Return a record's dataset, "this" or "other", and its number there."""
         first = len(self.datasets[0])
         return (THIS, number) if number < first else (OTHER, number - first)
 
     def shown(self, number: int, note: str = "") -> Json:
-        """Return the record of a number as a JSON object; ``note`` says more, such as why it is damaged.
+        """Return a record as a JSON object; ``note`` adds a remark, such as why it is damaged.
 
-        The class is None without a label; ``width`` and ``height`` are pixels, ``bytes`` the image's.
+        The class is None without a label; ``width`` and ``height`` are pixels, ``bytes`` is the image's size.
         """
         which, record = self.place(number)
         dataset = self.datasets[0 if which == THIS else 1]
@@ -137,18 +137,18 @@ class RecordNames:
         }
 
     def some(self, numbers: Iterable[int]) -> list[Json]:
-        """Return the records of the first of these numbers."""
+        """Return the first of these records."""
         return [self.shown(int(number)) for number in islice(numbers, MOST_SHOWN)]
 
     def pairs(self, links: Links) -> list[Json]:
-        """Return the first of these links; the distance is None where their bytes are equal."""
+        """Return the first of these links; the distance is None if the bytes are equal."""
         return [
             {"distance": _distance(distance), "records": [self.shown(first), self.shown(second)]}
             for first, second, distance in links[:MOST_SHOWN].tolist()
         ]
 
     def all_pairs(self, links: Links) -> list[tuple[int, str, int, int | None]]:
-        """Return for all these links the first record, the dataset of the second, this, and the distance."""
+        """Return (first record, dataset of the second, second record, distance) of all these links."""
         return [
             (first, *self.place(second), _distance(distance)) for first, second, distance in links.tolist()
         ]
@@ -158,18 +158,18 @@ def _distance(found: int) -> int | None:
     return None if found == EQUAL_BYTES else found
 
 
-MOST_POINTS = 1000  # of a scatter plot
+MOST_POINTS = 1000  # in a scatter plot
 BINS = 32
-OUTLIERS = 0.5  # percent of the values at either end
+OUTLIERS = 0.5  # percent of the values at each end
 RENARD = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)  # ISO 3: round numbers in equal ratios
 TINY = 32  # pixels of the shorter side
 
 
 def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict[str, list[Any]]:
-    """Return ``edges`` [n + 1] and ``counts`` [n] of positive numbers; the edges are round.
+    """Return round ``edges`` [n + 1] and ``counts`` [n] of positive numbers.
 
-    They are in equal ratios if it is logarithmic. The first and the last bar hold the outliers, if there are
-    some. Equal values are one bar.
+    A logarithmic histogram of widely spread values has edges in equal ratios. The first and last bars hold
+    any outliers. Equal values are one bar.
     """
     if not len(values):
         return {"edges": [0.0, 1.0], "counts": [0]}
@@ -192,9 +192,9 @@ def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict
 
 
 def index_statistics(index: Rows, classes: int, seed: int) -> Json:
-    """Return the statistics of an index of images with labels of so many classes, as a JSON object.
+    """Return statistics of an index of images in this number of classes, as a JSON object.
 
-    All are histograms but ``sides``, (width, height), and ``weights``, (pixels, bytes), of a seeded sample.
+    All are histograms, except ``sides`` (width, height) and ``weights`` (pixels, bytes) of a seeded sample.
     """
     sizes = np.bincount(index["label"][index["label"] >= 0], minlength=classes)
     chosen = np.sort(_sample(len(index), MOST_POINTS, seed))
@@ -211,7 +211,7 @@ def index_statistics(index: Rows, classes: int, seed: int) -> Json:
 
 
 def odd_records(index: Rows) -> dict[str, Numbers]:
-    """Return the record numbers of unusual images by property; an image may have several."""
+    """Return the record numbers of unusual images, by oddity; an image may have several."""
     flags, width, height = index["flags"], index["width"].astype(np.int64), index["height"].astype(np.int64)
     is_jpeg = flags & sum(IMAGE_KINDS.values()) == 0
     found = {
@@ -227,9 +227,9 @@ def odd_records(index: Rows) -> dict[str, Numbers]:
 
 
 def same_size(indexes: list[Rows]) -> Numbers:
-    """Return the numbers, over all indexes, of images with the length, width and height of another one.
+    """Return the numbers, over all indexes, of images that share length, width and height with another one.
 
-    Only these can have equal bytes. Those of small groups come first: of pairs, then of three, and so on.
+    Only these can have equal bytes. Small groups come first: pairs, then groups of three, and so on.
     """
     columns = [np.concatenate([index[name] for index in indexes]) for name in ("height", "width", "length")]
     order = np.lexsort(columns)
@@ -242,22 +242,22 @@ def same_size(indexes: list[Rows]) -> Numbers:
 
 
 def _sample(count: int, most: int, seed: int) -> Numbers:
-    """Return at most so many numbers below ``count``, none twice; all of them if they are not more."""
+    """Choose at most ``most`` different numbers below ``count``."""
     return np.random.default_rng(seed).choice(count, min(count, most), replace=False)
 
 
 PIXELS = ("none", "sample", "all")
 MOST_DECODED = 4096  # images of a sample
-MOST_COMPARED = 8192  # further images, read for their digest
+MOST_COMPARED = 8192  # further images, read for their digests
 
 
 def chosen(
     indexes: list[Rows], pixels: str, seed: int
 ) -> tuple[list[tuple[Numbers, npt.NDArray[np.bool_]]], Json]:
-    """Return which images of each dataset are read, and how much that is of all together.
+    """Choose the images to read from each dataset, and count them.
 
-    Of each dataset these are the records in order, and whether each is decoded. A sample is MOST_DECODED
-    images of each dataset, and up to MOST_COMPARED of those of the same size as another, whose bytes may be
+    For each dataset, returns record numbers in order and whether each is decoded. A sample is MOST_DECODED
+    images of each dataset, and up to MOST_COMPARED images of the same size as another, whose bytes may be
     equal. Raises UsageError for unknown ``pixels``.
     """
     if pixels not in PIXELS:
@@ -290,10 +290,10 @@ def observations(
     across: Duplicates | None,
     quarantine: Sequence[tuple[str, str]],
 ) -> list[Json]:
-    """Return what there is to point out; of nothing there is no observation.
+    """Return the observations with a count above zero.
 
-    ``inside`` are the duplicates within the dataset and ``across`` those shared with the other, numbered one
-    after the other; ``quarantine`` are (key, reason) of images that the conversion left out.
+    ``inside`` are the duplicates within the dataset, ``across`` those shared with the other one, numbered
+    consecutively; ``quarantine`` has (key, reason) of images that the conversion left out.
     """
     dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
     labels, classes = dataset.index["label"], dataset.manifest.labels.classes
@@ -351,9 +351,9 @@ def _of_duplicates(
 
 
 def _labels(datasets: Sequence[Dataset]) -> Numbers:
-    """Return the labels of all records, those of the other dataset by the names of this one's classes.
+    """Return the labels of all records; the other dataset's are translated by class name.
 
-    A class that only the other has is -2, and no label -1.
+    -2 is a class that only the other dataset has, -1 no label.
     """
     mine = datasets[0].manifest.labels.label_of
     parts = [datasets[0].index["label"].astype(np.int64)]
@@ -364,7 +364,7 @@ def _labels(datasets: Sequence[Dataset]) -> Numbers:
 
 
 def _measured(links: Links) -> str:
-    """Say how many of the links are of equal bytes, and how much the hashes of the others differ."""
+    """Describe how many links are between equal bytes, and how much the hashes of the others differ."""
     exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
     parts = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
     if near := len(links) - exact:
@@ -375,7 +375,7 @@ def _measured(links: Links) -> str:
 
 
 def _differ(labels: Numbers, links: Links) -> npt.NDArray[np.bool_]:
-    """Return which links are between different labels; an image without a label has no other one."""
+    """Return a mask of the links between different labels, ignoring images without a label."""
     first, second = labels[links["first"]], labels[links["second"]]
     differ: npt.NDArray[np.bool_] = (first != second) & (first != -1) & (second != -1)
     return differ
@@ -384,14 +384,14 @@ def _differ(labels: Numbers, links: Links) -> npt.NDArray[np.bool_]:
 MOST_PICTURES = 480  # on all sheets
 MOST_OF_A_NAMED_CLASS = 60
 OF_ANY_CLASS = 8
-MOST_CLASSES = 24  # where none is named
+MOST_CLASSES = 24  # if none is named
 
 
 def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> list[Json]:
-    """Return sheets of the named ``classes``; of none, small ones of some classes that the seed chooses.
+    """Return sheets of the named ``classes``, or small sheets of random ones if none is named.
 
-    Each has some ``records`` of a class that has so many ``images``, and its ``words``, None if unknown.
-    Raises UsageError for a class that the dataset does not have.
+    Each has some ``records`` of a class, its number of ``images``, and its ``words``, None if unknown. Raises
+    UsageError for an unknown class.
     """
     dataset, rng = names.datasets[0], np.random.default_rng(seed)
     labels = dataset.index["label"]

@@ -1,6 +1,6 @@
-"""Pages of HTML in one file, with charts as inline SVG: they ask nothing of any server.
+"""Self-contained HTML pages with charts as inline SVG, which make no request.
 
-The templates are in ``templates/``. Text from files is made safe before it is shown.
+The templates are in ``templates/``. Text from files is sanitized before it is shown.
 """
 
 from __future__ import annotations
@@ -25,15 +25,11 @@ from markupsafe import Markup, escape
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of, round_step, size as size_text
 
-MOST_IN_NAME = 80  # characters of a name in a page; the rest is in its tooltip, as far as that is bounded
 
+def shown_name(text: object, most: int = 80, *, breaks: bool = False) -> Markup:
+    """Return a name from a file as HTML: printable, of at most ``most`` characters, with isolated direction.
 
-def shown_name(text: object, most: int = MOST_IN_NAME, *, breaks: bool = False) -> Markup:
-    """Return a name from a file as HTML: printable, bounded, isolated from the text direction around it.
-
-    With ``breaks`` its lines break after a slash.
-
-    A longer name has up to 1,000 characters in its tooltip.
+    A longer name has up to 1,000 characters in its tooltip. With ``breaks``, lines may break after a slash.
     """
     whole, short = printable(str(text)), printable(str(text), most)
     tip = Markup(' title="{}"').format(whole) if whole != short else ""
@@ -41,7 +37,7 @@ def shown_name(text: object, most: int = MOST_IN_NAME, *, breaks: bool = False) 
 
 
 def shown_number(value: float) -> str:
-    """Return a number with separators, and with at most three significant digits after the point.
+    """Return a number with separators; a fraction has at most three significant digits.
 
     >>> shown_number(1281167), shown_number(0.12345), shown_number(12.0)
     ('1,281,167', '0.123', '12')
@@ -52,7 +48,7 @@ def shown_number(value: float) -> str:
 
 
 def shown_share(value: float) -> str:
-    """Return a fraction in percent; only 0 is shown as none, and only 1 as all.
+    """Return a fraction in percent; only 0 is shown as 0 %, and only 1 as 100 %.
 
     >>> shown_share(0.5), shown_share(0.00001), shown_share(1.0), shown_share(0.9999)
     ('50 %', 'under 0.1 %', '100 %', '99.9 %')
@@ -64,12 +60,12 @@ def shown_share(value: float) -> str:
 
 
 def shown_whole(value: float) -> str:
-    """Return a number without its fraction, with separators."""
+    """Return a rounded number with separators."""
     return shown_number(round(value))
 
 
 def shown_short(number: float) -> str:
-    """Return a number in a few characters, as for an axis.
+    """Return a number in a few characters, for an axis.
 
     >>> shown_short(1280000), shown_short(64512), shown_short(999)
     ('1.28M', '64.5k', '999')
@@ -81,19 +77,19 @@ def shown_short(number: float) -> str:
 
 
 def picture_uri(file: bytes) -> Markup:
-    """Return the bytes of a PNG or JPEG file as a URI that holds them, for the ``src`` of a picture."""
+    """Return a PNG or JPEG file as a data URI, for the ``src`` of a picture."""
     kind = "png" if file.startswith(b"\x89PNG") else "jpeg"
     return Markup("data:image/{};base64,{}").format(kind, base64.b64encode(file).decode("ascii"))
 
 
 def finalized(value: object) -> object:
-    """Return the text of a value in a template: text from anywhere is made printable and bounded."""
+    """Return a template's value with any text made printable, bounded and escaped."""
     if isinstance(value, Markup):
         return value
     return escape(printable(value)) if isinstance(value, str) else value
 
 
-WIDTH, HEIGHT = 360, 190  # of the view; the page scales it
+WIDTH, HEIGHT = 360, 190  # of the view box, which the page scales
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 38
 MOST_TABLE_ROWS = 100
 Show = Callable[[float], str]
@@ -108,10 +104,10 @@ def histogram(
     show: Show = shown_number,
     counted: str = "images",
 ) -> Markup:
-    """Return a histogram: ``counts`` [n] between ``edges`` [n + 1], in bars of equal width.
+    """Return a histogram of ``counts`` [n] between ``edges`` [n + 1], in bars of equal width.
 
-    ``title`` and ``axis`` say what it shows and what the edges are, ``counted`` what is counted; ``show``
-    writes an edge."""
+    ``axis`` names the edges, ``counted`` the things counted; ``show`` formats an edge.
+    """
     most = max([*counts, 1])
     step = (WIDTH - LEFT - RIGHT) / max(len(counts), 1)
     drawn = [_bar(LEFT + number * step, step, count / most) for number, count in enumerate(counts) if count]
@@ -130,7 +126,7 @@ def histogram(
 
 
 def _spaced(ticks: Sequence[tuple[float, float, str]]) -> list[tuple[float, str]]:
-    """Return the ends of (place, value, text), and between them the roundest whose texts do not touch."""
+    """Choose from ticks (place, value, text) both ends and the roundest ones whose texts do not touch."""
 
     def roundness(tick: tuple[float, float, str]) -> tuple[int, bool]:
         digits = f"{tick[1]:.3e}".partition("e")[0].replace(".", "").rstrip("0")
@@ -150,11 +146,8 @@ def scatter(
 ) -> Markup:
     """Return a scatter plot of positive ``points`` [n][2] on logarithmic axes called ``x`` and ``y``."""
     across, up = _Log([p[0] for p in points]), _Log([p[1] for p in points])
-    dots = "".join(
-        f"M{LEFT + across.share(a) * (WIDTH - LEFT - RIGHT):.0f} {height_of(up.share(b)):.0f}h0"
-        for a, b in points
-    )
-    ticks = [(LEFT + across.share(t) * (WIDTH - LEFT - RIGHT), shown_short(t)) for t in across.ticks()]
+    dots = "".join(f"M{left_of(across.share(a)):.0f} {height_of(up.share(b)):.0f}h0" for a, b in points)
+    ticks = [(left_of(across.share(t)), shown_short(t)) for t in across.ticks()]
     marks = [(up.share(t), show_y(t)) for t in up.ticks()]
     drawn = [Markup('<path class="dots" d="{}"/>').format(dots)]
     text = f"{len(points):,} images; {x} from {shown_number(across.low)} to {shown_number(across.high)}, "
@@ -164,7 +157,7 @@ def scatter(
 
 
 def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Show = shown_number) -> Markup:
-    """Return horizontal bars, one for each name and value, with the values; ``axis`` says what they are."""
+    """Return a horizontal bar for each name and value; ``axis`` names the values."""
     values = list(values)
     most = max([value for _, value in values] + [0]) or 1
     rows = [
@@ -183,7 +176,7 @@ def bars(values: Iterable[tuple[str, float]], *, title: str, axis: str, show: Sh
 
 
 class _Log:
-    """A logarithmic scale; outliers, of 200 values the least and the greatest, stand at its ends."""
+    """A logarithmic scale; outliers (one of 200 values at each end) are placed at its ends."""
 
     def __init__(self, values: Sequence[float]) -> None:
         positive = sorted(value for value in values if value > 0) or [1.0]
@@ -196,7 +189,7 @@ class _Log:
         return (math.log10(min(max(value, self.low), self.high)) - self._low) / self._span
 
     def ticks(self) -> list[float]:
-        """Return round values, about four."""
+        """Return about four round values."""
         decades = range(math.floor(self._low), math.ceil(self._low + self._span) + 1)
         for parts in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)):
             found = [p * 10.0**d for d in decades for p in parts if self.low <= p * 10.0**d <= self.high]
@@ -214,10 +207,10 @@ def _figure(
     names: tuple[str, str],
     rows: Sequence[tuple[str, str]],
 ) -> Markup:
-    """Return a figure: ``drawn`` shapes over a line, a text alternative, and a table of ``rows``.
+    """Return a figure: ``drawn`` shapes above an axis, a text alternative, and a table of ``rows``.
 
-    ``across`` are texts below, at places from the left, and ``up`` texts on the left, at shares of the
-    height. ``names`` head the columns of the table; the first is also that of the line.
+    ``across`` are tick labels below, at x coordinates; ``up`` are those on the left, at shares of the height.
+    ``names`` head the table's columns; the first one also names the axis.
     """
     tick = Markup('<text class="tick {}" x="{:.0f}" y="{:.0f}">{}</text>')
     below = [
@@ -248,20 +241,25 @@ def _figure(
     )  # fmt: skip
 
 
+def left_of(share: float) -> float:
+    """Return the x coordinate at a share of the width."""
+    return LEFT + share * (WIDTH - LEFT - RIGHT)
+
+
 def height_of(share: float) -> float:
-    """The place of a share of the whole height, from above."""
+    """Return the y coordinate at a share of the height."""
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
 def _bar(left: float, width: float, share: float) -> Markup:
-    top = min(height_of(share), HEIGHT - BOTTOM - 1)  # one of few is seen, too
+    top = min(height_of(share), HEIGHT - BOTTOM - 1)  # at least one unit, to stay visible
     return Markup('<rect class="mark" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
         left + 0.5, top, max(width - 1, 0.5), HEIGHT - BOTTOM - top
     )
 
 
 def _is_at_end(x: float) -> bool:
-    """Whether a text at this place ends there, as it would leave the chart."""
+    """Whether a text at this x must end there, as it would leave the chart."""
     return x > WIDTH - RIGHT - 25
 
 
@@ -279,15 +277,15 @@ def line_chart(
     dotted: bool = False,
     mark: tuple[float, str] | None = None,
 ) -> Markup:
-    """Return a line through ``points`` [n][2], ascending in x, over axes called ``x`` and ``y`` from zero.
+    """Return a line through ``points`` [n][2], ascending in x, on axes ``x`` and ``y`` that start at zero.
 
-    ``dotted`` also marks each point, and names its x. ``mark`` is an x of a point, and a word beside it.
+    ``dotted`` also marks each point and labels its x. ``mark`` is a point's x, and a word to write beside it.
     """
     most_x, most_y = max(a for a, _ in points) or 1.0, max(b for _, b in points) or 1.0
     top = _round_up(most_y)
 
     def place(a: float, b: float) -> tuple[float, float]:
-        return LEFT + a / most_x * (WIDTH - LEFT - RIGHT), height_of(b / top)
+        return left_of(a / most_x), height_of(b / top)
 
     places = [place(a, b) for a, b in points]
     line = "M" + "L".join(f"{left:.1f} {up:.1f}" for left, up in places)
@@ -307,7 +305,7 @@ def line_chart(
 
 
 def _round_up(value: float) -> float:
-    """The next value of 1, 1.5, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
+    """Return the next 1, 1.5, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
     power: float = 10.0 ** math.floor(math.log10(value))
     return next(
         power * digit for digit in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * digit >= value * (1 - 1e-9)
@@ -315,7 +313,7 @@ def _round_up(value: float) -> float:
 
 
 def _marked(left: float, up: float, word: str) -> list[Markup]:
-    """A ring around a point, and the word below it, or above it near the line below the chart."""
+    """Return a ring around a point, with the word below it, or above it near the bottom."""
     below = up + 24 if up + 24 < height_of(0) - 4 else up - 12
     return [
         Markup('<circle class="marked" cx="{:.1f}" cy="{:.1f}" r="6"/>').format(left, up),
@@ -334,18 +332,16 @@ FILTERS: dict[str, Callable[..., object]] = {
     "counted": count_of,
     "uri": picture_uri,
 }
-"""What templates apply to values; as globals they are passed to charts."""
-
-CHARTS: dict[str, Callable[..., object]] = {"histogram": histogram, "scatter": scatter, "bars": bars}
+"""Filters of templates; also globals, to pass to charts."""
 
 
 def page(template: str, *, title: str, **values: Any) -> str:
-    """Return the page of a template in ``templates/`` (without ``.html``), which extends ``base.html``.
+    """Render a template in ``templates/`` (named without ``.html``), which extends ``base.html``.
 
-    ``title`` names the page; ``values`` are what the template uses. The page is complete: its style is in it,
-    and its content security policy allows this style, pictures as data, and nothing else: no script, no style
-    attribute, no request. Text of ``values`` is escaped and made printable. The foot has the version, the day
-    (that of ``SOURCE_DATE_EPOCH``, if it is set) and the command; beside it, equal values give equal pages.
+    The page includes its style. Its content security policy allows only this style and pictures as data: no
+    script, no style attribute, no request. Text of ``values`` is escaped and made printable. The footer has
+    the version, the day (of ``SOURCE_DATE_EPOCH``, if set) and the command; otherwise equal values give equal
+    pages.
     """
     style = (resources.files(__package__) / "templates" / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -353,14 +349,14 @@ def page(template: str, *, title: str, **values: Any) -> str:
         f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     css = Markup(style)  # noqa: S704 - the package's own file
-    template_of = _environment().get_template(f"{template}.html")
+    rendered = _environment().get_template(f"{template}.html")
     day = time.strftime("%Y-%m-%d", time.gmtime(float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())))
     made_by = [f"shardprep {version('shardprep')}", day, *_command()]
-    return template_of.render(title=title, style=css, policy=policy, made_by=made_by, **values)
+    return rendered.render(title=title, style=css, policy=policy, made_by=made_by, **values)
 
 
 def _command() -> list[str]:
-    """The command line, where the program is ``prep``."""
+    """Return the command line if the program is ``prep``."""
     program = Path(*sys.argv[:1])  # an embedded interpreter has none
     is_prep = program.name == "prep" or program.parts[-2:] == ("cli", "__main__.py")
     return [shlex.join(["prep", *sys.argv[1:]])] if is_prep else []
@@ -377,5 +373,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= FILTERS
-    environment.globals |= FILTERS | CHARTS | {"zip": zip}
+    environment.globals |= FILTERS | {"histogram": histogram, "scatter": scatter, "bars": bars, "zip": zip}
     return environment

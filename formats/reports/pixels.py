@@ -1,4 +1,4 @@
-"""Statistics of a dataset's pixels, from some of its images, decoded in other processes."""
+"""Statistics of a dataset's pixels, from images decoded in other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,16 @@ from shardprep.formats.shards.read import Shard
 from shardprep.formats.verification.checks import stderr_in
 
 MEAN_SIDE = 32  # pixels of the mean image
-FLAT = 2.0  # gray levels: below this contrast, a hash is of noise
+FLAT = 2.0  # gray levels; below this contrast a hash is noise
 
 
 class Measures(NamedTuple):
-    """The measures of one image, decoded without EXIF's orientation.
+    """The measures of one image, decoded without applying EXIF orientation.
 
-    ``brightness`` is the mean gray level, ``contrast`` their standard deviation (both 0 to 255), and
-    ``sharpness`` the variance of the Laplacian, all of the image with a shorter side of at most 128 pixels.
-    ``hash`` is a perceptual hash of 64 bits, and ``small`` uint8 [32, 32, 3] in RGB."""
+    ``brightness`` is the mean gray level, ``contrast`` the standard deviation (both 0 to 255), and
+    ``sharpness`` the variance of the Laplacian, all with a shorter side of at most 128 pixels. ``hash`` is a
+    perceptual hash of 64 bits, and ``small`` the image as uint8 [32, 32, 3] in RGB.
+    """
 
     brightness: float
     contrast: float
@@ -48,17 +49,12 @@ class Measures(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether there is too little contrast for the hash to say anything."""
+        """Whether there is too little contrast for a meaningful hash."""
         return self.contrast < FLAT
 
 
-def digest(image: bytes) -> int:
-    """Return the first 8 bytes of the BLAKE3 digest of an image's bytes, as a number."""
-    return int.from_bytes(blake3(image).digest(8), "little")
-
-
-SHORTER_SIDE = 128  # pixels of a measured image: contrast and sharpness depend on the scale
-NEAR = 0.9  # of a scale: from there on, a change of size blurs more than it makes smaller
+SHORTER_SIDE = 128  # pixels of a measured image, as contrast and sharpness depend on the scale
+NEAR = 0.9  # scales above this blur more than they shrink
 THUMBNAIL_SIDE = 104
 THUMBNAIL_QUALITY = 72
 
@@ -71,9 +67,10 @@ REDUCED = {
 
 
 def measured(image: bytes, width: int, height: int) -> Measures:
-    """Return the measures of an encoded image with this header. Raises BadImage where it does not decode.
+    """Measure an encoded image of this size, shrunk to a shorter side of SHORTER_SIDE pixels if larger.
 
-    The gray levels of a larger one are measured with a shorter side of SHORTER_SIDE pixels."""
+    Raises BadImage if it does not decode.
+    """
     decoded = decode(image, _scale(image, min(width, height)) | cv2.IMREAD_IGNORE_ORIENTATION)
     gray = _smaller(cv2.cvtColor(decoded, cv2.COLOR_BGR2GRAY), SHORTER_SIDE / min(decoded.shape[:2]))
     mean, deviation = cv2.meanStdDev(gray)
@@ -89,39 +86,39 @@ def measured(image: bytes, width: int, height: int) -> Measures:
 
 
 def _scale(image: bytes, side: int) -> int:
-    """Return OpenCV's flag for the smallest scale of the JPEG format that leaves SHORTER_SIDE pixels.
+    """Return OpenCV's flag for the smallest JPEG scale that leaves SHORTER_SIDE pixels.
 
-    Images of other kinds are decoded as they are: OpenCV would leave pixels out, which makes them sharper.
+    Other kinds are decoded at full size: OpenCV would skip pixels, which makes images sharper.
     """
     enough = [each for each in REDUCED if side >= each * SHORTER_SIDE]
     return REDUCED[max(enough, default=1)] if image.startswith(JPEG_SIGNATURE) else REDUCED[1]
 
 
 def thumbnail(image: bytes) -> bytes:
-    """Return a JPEG file of about THUMBNAIL_SIDE pixels a side, or fewer, upright. Raises BadImage."""
+    """Return an upright JPEG file with a longer side of at most about THUMBNAIL_SIDE. Raises BadImage."""
     pixels = decode(image, cv2.IMREAD_COLOR)
     small = _smaller(pixels, THUMBNAIL_SIDE / max(pixels.shape))
     return cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, THUMBNAIL_QUALITY])[1].tobytes()
 
 
 def perceptual_hash(small: npt.NDArray[Any]) -> int:
-    """Return a hash of 64 bits that changes little where an image is scaled, or compressed again.
+    """Return a hash of 64 bits that changes little if an image is scaled or compressed again.
 
-    ``small`` is the image as 32x32 gray pixels. Of its cosine transform, the 64 lowest frequencies but the
-    mean are halved into the larger and the smaller ones.
+    ``small`` is the image as 32x32 gray pixels. The bits say which of the 64 lowest frequencies of its cosine
+    transform, except the mean, are in the upper half.
     """
     waves = cv2.dct(small.astype(np.float32))[LOWEST]
     bits = waves >= np.partition(waves, 32)[32]
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
 
-# The places of the lowest frequencies but the mean, from coarse to fine.
+# The lowest frequencies except the mean, from coarse to fine.
 _PLACES = sorted(product(range(MEAN_SIDE), repeat=2), key=lambda place: (sum(place), place))[1:65]
 LOWEST = tuple(np.array(_PLACES).T)
 
 
 def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
-    """Return the pixels at a scale; as they are at one that is near to 1, or above."""
+    """Return the pixels at a scale, unchanged if it is near to 1 or above."""
     if scale > NEAR:
         return pixels
     height, width = pixels.shape[:2]
@@ -130,14 +127,14 @@ def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
 
 
 MOST_EXTREMES = 12
-MOST_DAMAGED = 24  # images that are named; all are counted
+MOST_DAMAGED = 24  # images named; all are counted
 
 MEASURES: dict[str, npt.NDArray[np.float64]] = {
     "brightness": np.linspace(0, 256, 33),
     "contrast": np.linspace(0, 128, 33),
     "sharpness": np.concatenate([[0.0], np.geomspace(1, 1 << 16, 33)]),
 }
-"""The edges of each histogram; the last bar counts larger values, too."""
+"""The edges of each histogram; the last bar includes larger values."""
 
 EXTREMES: dict[str, tuple[str, int]] = {
     "brightest": ("brightness", -1),
@@ -145,28 +142,30 @@ EXTREMES: dict[str, tuple[str, int]] = {
     "flattest": ("contrast", 1),
     "blurriest": ("sharpness", 1),
 }
-"""What each list of extremes is sorted by, and whether the least (1) or the largest (-1) come first."""
+"""The measure that sorts each list of extremes, ascending (1) or descending (-1)."""
 
 CODES = np.dtype([("record", "<i8"), ("digest", "<u8"), ("hash", "<u8"), ("is_hashed", "?")])
-"""A row for each image that was read: its digest and, if decoded and not flat, its perceptual hash."""
+"""A row per image read: its digest and, if it was decoded and is not flat, its perceptual hash."""
 
 Numbers = npt.NDArray[np.int64]
 Looked = tuple[int, Measures | None]
-"""The digest of an image's bytes, and its measures if it was decoded."""
+"""The first 8 bytes of the BLAKE3 digest of an image's bytes, and its measures if it was decoded."""
 
 
 def look(row: np.void, image: bytes, is_decoded: bool) -> Looked:
-    """Return what the statistics have of an image. Raises BadImage."""
-    return digest(image), measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
+    """Digest and measure an image. Raises BadImage."""
+    digest = int.from_bytes(blake3(image).digest(8), "little")
+    return digest, measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
 
 
 class PixelStatistics:
-    """The statistics of images of one dataset, each named by its record number; added in their order.
+    """The statistics of one dataset's images, added in the order of their record numbers.
 
     ``images`` is the number of decoded images, and ``small_sum`` uint64 [32, 32, 3] the sum of their small
     versions. ``counts`` are int64 histograms, ``extremes`` the first images of each list as (value, record),
-    ``damaged`` the first images that cannot be read or decoded with the reasons, and ``damaged_records`` the
-    numbers of all. ``codes`` are arrays of CODES."""
+    ``damaged`` the first images that cannot be read or decoded, with reasons, and ``damaged_records`` the
+    numbers of all such images. ``codes`` are arrays of CODES.
+    """
 
     def __init__(self, looked: Sequence[tuple[int, Looked]] = ()) -> None:
         decoded = [(record, measures) for record, (_, measures) in looked if measures]
@@ -184,7 +183,7 @@ class PixelStatistics:
                 [
                     (round(getattr(measures, measure), 3), record)
                     for record, measures in decoded
-                    if name != "blurriest" or not measures.is_flat  # nothing there could be sharp
+                    if name != "blurriest" or not measures.is_flat  # it has nothing to be sharp
                 ],
             )
         self.damaged: list[tuple[int, str]] = []
@@ -196,7 +195,7 @@ class PixelStatistics:
         self.codes = [np.array(rows, CODES)]
 
     def merge(self, other: PixelStatistics, damaged: Sequence[tuple[int, str]]) -> None:
-        """Add the next part of the dataset, in which these images are damaged."""
+        """Add the next part of the dataset, with its damaged images."""
         self.images += other.images
         self.small_sum += other.small_sum
         for name, counts in other.counts.items():
@@ -214,23 +213,18 @@ class PixelStatistics:
 
     @property
     def all_codes(self) -> npt.NDArray[np.void]:
-        """The rows of all images that were read, in their order."""
+        """The rows of all images read, in order."""
         return np.concatenate(self.codes)
 
-    @property
-    def mean_image(self) -> npt.NDArray[np.uint8] | None:
-        """The mean of the small versions, uint8 [32, 32, 3] in RGB; None without images."""
-        return (self.small_sum / self.images).round().astype(np.uint8) if self.images else None
-
     def to_json(self) -> dict[str, Any]:
-        """Return the histograms and the mean image as a JSON object."""
-        mean = self.mean_image
+        """Return the histograms and the mean image, [32][32][3] in RGB, as a JSON object; None if unknown."""
+        mean = (self.small_sum / self.images).round().astype(np.uint8).tolist() if self.images else None
         return {
             "histograms": {
                 name: {"edges": [round(e, 3) for e in edges.tolist()], "counts": self.counts[name].tolist()}
                 for name, edges in MEASURES.items()
             },
-            "mean_image": None if mean is None else mean.tolist(),
+            "mean_image": mean,
         }
 
 
@@ -239,11 +233,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class ShardLook(Generic[T]):
-    """A look at records of the shard at ``path``: ``rows`` of the index, with their record ``numbers``.
-    Picklable.
+    """A look at records of the shard at ``path``: ``rows`` of the index, and their ``numbers``. Picklable.
 
-    ``is_decoded`` says for each record whether its pixels are looked at. ``look`` is called with row, image
-    and this, and ``gather`` with the list of record numbers and results.
+    ``look`` is called with a record's row, its image and its ``is_decoded``, which is whether to examine its
+    pixels. ``gather`` is called with the list of record numbers and results.
     """
 
     look: Callable[[np.void, bytes, bool], Any]
@@ -256,7 +249,7 @@ class ShardLook(Generic[T]):
     is_decoded: npt.NDArray[np.bool_]
 
     def made(self) -> tuple[T, list[tuple[int, str]]]:
-        """Read the records; return what was gathered, and the damaged ones with reasons. Raises OSError."""
+        """Read the records; return the gathered result, and damaged records with reasons. Raises OSError."""
         use_one_thread()
         found: list[tuple[int, Any]] = []
         damaged: list[tuple[int, str]] = []
@@ -285,21 +278,13 @@ class ShardLook(Generic[T]):
         """Return the result where no record can be examined."""
         return self.gather([]), [(number, reason) for number in self.numbers.tolist()]
 
-    def parts(self, most: int) -> Iterator[Self]:
-        """Yield looks at all of the records, at so many at most in each."""
-        for start in range(0, len(self.numbers), most):
-            part = slice(start, start + most)
-            yield replace(
-                self, rows=self.rows[part], numbers=self.numbers[part], is_decoded=self.is_decoded[part]
-            )
 
-
-MOST_AT_ONCE = 512  # images in one call, so that the progress moves
+MOST_AT_ONCE = 512  # images per call, to keep the progress moving
 
 
 @dataclass(frozen=True)
 class ImageReading:
-    """The processes that read, their number, and the progress."""
+    """Reads images in a pool of processes."""
 
     pool: WorkerPool
     workers: int
@@ -308,7 +293,7 @@ class ImageReading:
     def statistics(
         self, dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
     ) -> PixelStatistics:
-        """Return the statistics of these records, decoded or only read. Raises OSError."""
+        """Return the statistics of these records. Raises OSError."""
         found = PixelStatistics()
         title = f"examine {dataset.manifest.split}"
         for part, damaged in self._looked(title, look, PixelStatistics, dataset, records, is_decoded):
@@ -318,7 +303,7 @@ class ImageReading:
     def each(
         self, verb: str, made: Callable[[bytes], bytes], dataset: Dataset, records: Numbers
     ) -> dict[int, bytes]:
-        """Return what a function makes of each image that it and the shard can read. Raises OSError."""
+        """Return a function's results for the images that can be read and decoded. Raises OSError."""
         title, is_decoded = f"{verb} {dataset.manifest.split}", np.ones(len(records), bool)
         parts = self._looked(title, partial(_made, made), dict, dataset, records, is_decoded)
         return {record: value for part, _ in parts for record, value in part.items()}
@@ -332,10 +317,10 @@ class ImageReading:
         records: Numbers,
         is_decoded: npt.NDArray[np.bool_],
     ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
-        """Yield what is gathered of the records, part by part in their order, with the damaged ones.
+        """Yield the gathered results and the damaged records, part by part in order.
 
-        Few looks are submitted at a time, since each holds its rows of the index. Raises what a look raises,
-        and ChildLost.
+        Few looks are submitted at a time, since each holds its rows of the index. Raises a look's errors, and
+        ChildLost.
         """
         manifest = dataset.manifest
         ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
@@ -365,15 +350,18 @@ class ImageReading:
     def _values(
         self, look: ShardLook[T], future: Future[tuple[T, list[tuple[int, str]]]]
     ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
-        """Yield the result; a look that crashes its process is divided to find the image."""
+        """Yield the result; a look that crashes its process is halved until the image is found."""
         try:
             yield future.result()
         except ChildDied as error:
             if len(look.numbers) == 1:
                 yield look.all_damaged(crashes_decoder(error.signal))
                 return
-            for part in look.parts(-(-len(look.numbers) // 2)):
-                yield from self._values(part, self.pool.submit(part.made))
+            half = -(-len(look.numbers) // 2)
+            for part in (slice(half), slice(half, None)):
+                rows, numbers, is_decoded = look.rows[part], look.numbers[part], look.is_decoded[part]
+                smaller = replace(look, rows=rows, numbers=numbers, is_decoded=is_decoded)
+                yield from self._values(smaller, self.pool.submit(smaller.made))
 
 
 def _made(made: Callable[[bytes], bytes], row: np.void, image: bytes, is_decoded: bool) -> bytes:
