@@ -1,1 +1,1 @@
-"""Verification: that a dataset is complete and intact, at four levels."""
+"""Verification that a dataset is complete and intact, at four levels."""

@@ -1,6 +1,6 @@
-"""The checks of one file of a dataset: every record of a shard, every value of a column, and the claims.
+"""Checks of a dataset's files, records and column values, and of the manifest's claims.
 
-They run in a process of their own, since a damaged file may crash a library.
+A file is checked in a separate process, since a damaged one may crash a library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shardprep.formats.shards.tables import index_row, kinds_in
 from shardprep.formats.verification.report import CheckResult, Finding, reading
 
 OTHER_SHA256 = "its SHA-256 differs from the manifest"
-ROWS_BYTES = 1 << 20  # of a table, read at a time
+ROWS_BYTES = 1 << 20  # of a table, per read
 
 Value = tuple[bytes, int, bytes]
 """A record's key, its label, and its image or encoded value."""
@@ -52,13 +52,13 @@ Value = tuple[bytes, int, bytes]
 
 @dataclass(frozen=True, eq=False)
 class FileCheck:
-    """What to check of the file ``entry`` at ``path``: records or values of a column. Picklable.
+    """A check of the records or column values in the file ``entry`` at ``path``. Picklable.
 
-    A damaged container may crash the library that opens it, and a damaged image the decoder: the methods are
-    called in separate processes. ``container`` is empty for a column's table of values of one size. ``keys``
-    are the records', and ``rows`` those of the index or of the column's table; each is None if it is damaged.
-    ``number`` is the shard's, and ``field`` its column, None for the records themselves. ``region`` is where
-    the images are in the archive, None where the shard has them. With ``decode`` the values are decoded, too.
+    Its methods run in separate processes: a damaged container may crash the library that opens it, and a
+    damaged image the decoder. ``container`` is empty for a column's table of values of one size. ``keys`` are
+    the records' keys, and ``rows`` their rows of the index or the column's table; None if these are damaged.
+    ``number`` is the shard's, and ``field`` its column, None for records. ``region`` is the part of the
+    archive that holds the images, None if the shard does. With ``decode``, values are decoded, too.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class FileCheck:
     region: Region | None = None
 
     def found(self) -> CheckResult:
-        """Hash the file, and check what is in the same file, whatever its name becomes."""
+        """Hash the file, and check the content of the same file, even if it is renamed."""
         found, digests = CheckResult(), []
         descriptor = os.open(self.path, OPEN_FLAGS | os.O_NOFOLLOW)
         try:
@@ -81,7 +81,7 @@ class FileCheck:
                 if hash_descriptor(descriptor) != self.entry.sha256:
                     self._add(found, None, OTHER_SHA256)
                 if self.region:
-                    found.findings += changes_in(self.path.with_name(ARCHIVE_NAME), self.region)
+                    changes_in(self.path.with_name(ARCHIVE_NAME), self.region).add_to(found)
                 same = Path(f"/proc/self/fd/{descriptor}")
                 path = same if same.exists() else self.path
                 for key, label, value in self._values(path, found, range(self.entry.records)):
@@ -94,7 +94,7 @@ class FileCheck:
         return found
 
     def decoded(self, ordinals: range) -> CheckResult:
-        """Decode the readable records at these ordinals, and check nothing else."""
+        """Only decode the readable records at these ordinals."""
         found = CheckResult()
         with suppress(ShardDamaged):
             for key, _, value in self._values(self.path, CheckResult(), ordinals):
@@ -115,18 +115,18 @@ class FileCheck:
         return None if self.keys is None else self.keys[ordinal]
 
     def _values(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        """Yield the values at these ordinals that match their checksums; findings are added to ``found``."""
+        """Yield the values at these ordinals that match their checksums; add findings to ``found``."""
         return (self._stored if self.container else self._in_table)(path, found, ordinals)
 
     def _stored(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        named = self.path if self.container == IN_PLACE else path  # in place is found by the shard's name
+        named = self.path if self.container == IN_PLACE else path  # found by the shard's name
         with Shard(named, self.container) as reader:
             if reader.records != self.entry.records:
                 self._add(found, None, f"has {reader.records} records, not {self.entry.records}")
             for ordinal in ordinals:
                 wanted = self._key(ordinal)
                 if wanted is None and ordinal >= reader.records:
-                    return  # no record that is missing can be named
+                    return  # the keys of missing records are unknown
                 key = None if wanted is None else text_of(wanted)
                 try:
                     stored = reader.checked(ordinal)
@@ -135,12 +135,12 @@ class FileCheck:
                     continue
                 if difference := self._difference(stored, ordinal):
                     self._add(found, key, difference)
-                    if self.field is not None:  # it may be of another column, and of another kind
+                    if self.field is not None:  # the value may belong to a column of another kind
                         continue
                 yield stored.key, stored.label, stored.image
 
     def _difference(self, stored: StoredRecord, ordinal: int) -> str:
-        """Say in what a record differs from its row; empty if it does not."""
+        """Describe how a record differs from its row; empty if it does not."""
         key = text_of(stored.key)
         if self.field is not None:
             place = stored.offset, len(stored.image), stored.crc32c
@@ -159,14 +159,14 @@ class FileCheck:
         except BadImage as error:
             return error.message
         if row["flags"] & ~info.flags & ImageFlag.CROP_READY:
-            return f"record {ordinal} has a table of segments that is not that of its bytes"
+            return f"record {ordinal} has a table of segments that does not match its bytes"
         return "" if row.item() == expected else f"record {ordinal} differs from the index: its key is {key}"
 
     def _in_table(self, path: Path, found: CheckResult, ordinals: range) -> Iterator[Value]:
-        """Yield the values of a column's table; without keys no checksum can be checked."""
+        """Yield the values of a column's table. Without keys, checksums cannot be checked."""
         if self.keys is None or self.field is None:
             return
-        row = column_row(self.field)  # of values of one size, which every version has alike
+        row = column_row(self.field)  # the same in all versions, for values of one size
         start, size = len(table_header(row, self.entry.records)), row.itemsize
         file, at_once = ShardFile(path), max(1, ROWS_BYTES // size)
         try:
@@ -186,7 +186,7 @@ class FileCheck:
             file.close()
 
     def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
-        """Decode a record's image or value. A crash of the decoder ends the process."""
+        """Decode a record's image or value. A crash of the decoder kills the process."""
         try:
             if self.field is not None and self.field.kind != "image":
                 self.field.codec.decode(value)
@@ -202,23 +202,23 @@ class FileCheck:
             self._add(found, text_of(key), error.message)
 
 
-def changes_in(archive: Path, region: Region) -> list[Finding]:
-    """Return the finding for a region of an archive that differs from what was indexed, if it does."""
+def changes_in(archive: Path, region: Region) -> CheckResult:
+    """Check that a region of an archive is unchanged since it was indexed."""
     is_same = hash_region(archive, region) == region.sha256
-    return [] if is_same else [Finding(ARCHIVE_NAME, changed_in(archive, region))]
+    return CheckResult([] if is_same else [Finding(ARCHIVE_NAME, changed_in(archive, region))])
 
 
 def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
-    """Return the findings of a check in one of the ``children``, with the images that crash the decoder.
+    """Run a check in one of the ``children``, and find the images that crash the decoder.
 
-    A process is used again only if it found nothing: a damaged file may leave a library in disorder.
+    A process is reused only if it found nothing: a damaged file may corrupt a library's state.
     """
 
     def result(call: Callable[..., CheckResult], *given: range) -> CheckResult:
         return children.call_within(timeout_s, lambda found: found.is_empty, call, *given)
 
     def decoded(ordinals: range) -> CheckResult:
-        """Decode these images in one process; if it crashes, each half of them in another one."""
+        """Decode these images in one process; if it crashes, decode each half in another one."""
         try:
             return result(check.decoded, ordinals)
         except ChildDied as error:
@@ -246,7 +246,7 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
 
 @contextmanager
 def stderr_in(file: IO[bytes]) -> Iterator[None]:
-    """Redirect to a file all that a C library writes to descriptor 2, in a process that does nothing else."""
+    """Redirect descriptor 2, to which C libraries write, to a file; for a process that does nothing else."""
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
@@ -257,7 +257,6 @@ def stderr_in(file: IO[bytes]) -> Iterator[None]:
 
 
 def text_of(key: bytes) -> str:
-    """Return a key as text, whatever its bytes are."""
     return key.decode("utf-8", "replace")
 
 
@@ -267,9 +266,8 @@ MAX_QUARANTINE_BYTES = 64 << 20
 def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
     """Yield the claims of the manifest that the index contradicts.
 
-    That is of unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``. If
-    images were skipped, the plan's order and ``class_sorted`` cannot be checked. ``partial`` is checked for
-    the official classes only.
+    These are unique keys, the plan's order, ``kinds``, ``crop_ready``, ``class_sorted`` and ``partial``; the
+    order and ``class_sorted`` only if no image was skipped, ``partial`` only for the official classes.
     """
     if not _order_ok(manifest, index):
         yield f"its order differs from the plan's ({manifest.plan['order']}, seed {manifest.plan['seed']})"
@@ -301,7 +299,7 @@ def check_quarantine(dataset: Path, manifest: Manifest) -> None:
 
 
 def quarantined(dataset: Path) -> list[dict[str, str]]:
-    """Return the quarantine list: key, where and reason of each image. Raises ManifestDamaged, OSError."""
+    """Return the key, where and reason of each quarantined image. Raises ManifestDamaged, OSError."""
     path = dataset / QUARANTINE_NAME
     try:
         listed = parse_canonical_json(read_small(path, MAX_QUARANTINE_BYTES))

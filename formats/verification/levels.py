@@ -1,4 +1,4 @@
-"""Verification of a dataset in a folder, at one of four levels: it reports every finding."""
+"""Verification of a dataset in a folder at one of four levels, reporting every finding."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from shardprep.formats.verification.report import CheckResult, Finding, Report, 
 
 LEVELS = ("quick", "full", "records", "decode")
 
-# A library can loop without end over a damaged tree; a slow disk must not be taken for that.
+# A library can loop forever over a damaged tree; a slow disk must not look like that.
 SHARD_TIMEOUT_S = 600.0
 SLOWEST_BYTES_PER_SECOND = 1e6
 
@@ -73,7 +73,7 @@ UNFINISHED = "belongs to an unfinished join; the same prep join continues it, an
 
 
 def wrong_size(entry: FileEntry, size: int) -> str:
-    """Say that a file does not have its size; empty if it has."""
+    """Describe a file's wrong size; empty if it is right."""
     return f"has {size} bytes, not {entry.size}" if size != entry.size else ""
 
 
@@ -84,17 +84,17 @@ class DatasetFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._absolute = folder.absolute()  # another process has another current folder
+        self._absolute = folder.absolute()  # another process may have another working directory
 
     def manifest(self) -> Manifest:
         """Read the manifest. Raises ManifestDamaged, UnknownVersion, OSError."""
         return read_manifest(self.folder)
 
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
-        """Prepare :meth:`issue` for all of these files."""
+        """Prepare :meth:`issue` for these files."""
 
     def issue(self, entry: FileEntry) -> str:
-        """Say what is wrong with a file that is not read, by its kind and size; empty if nothing."""
+        """Describe what is wrong with a file's type or size, without reading it; empty if nothing is."""
         try:
             status = (self.folder / entry.name).lstat()
         except FileNotFoundError:
@@ -104,13 +104,13 @@ class DatasetFiles:
         return wrong_size(entry, status.st_size)
 
     def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
-        """Return a context of the path of a file, which stays there within it; it is no link."""
+        """Return a context in which a file stays at its path, which is not a link."""
         return nullcontext(self._absolute / entry.name)
 
     def check_others(self, report: Report, manifest: Manifest) -> None:
         """Report the files that the manifest does not list. Raises OSError.
 
-        While work on the dataset is not finished, files of columns are noted, and its folder belongs there.
+        While a join is unfinished, its work folder is expected, and its column files are only noted.
         """
         known = {file.name for file in manifest.files}
         work_folder = self.folder / WORK_FOLDER_NAME
@@ -128,8 +128,8 @@ class DatasetFiles:
 class SeenDataset:
     """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
 
-    ``manifest`` is the SHA-256 of its manifest, and ``archive_bytes`` the size of the archive that the images
-    are in, None if they are in none or this machine does not see it as it was.
+    ``manifest`` is the SHA-256 of its manifest, ``archive_bytes`` the size of the archive with the images;
+    None if there is no archive, or this machine sees it changed.
     """
 
     path: Path
@@ -139,7 +139,6 @@ class SeenDataset:
 
     @classmethod
     def here(cls, path: Path, manifest: Manifest, *, decode: bool) -> Self:
-        """Return the dataset as this machine sees it."""
         archive_bytes: int | None = None
         with suppress(OSError):
             if manifest.archive and not manifest.archive.issue(path):
@@ -148,7 +147,7 @@ class SeenDataset:
         return cls(path.absolute(), digest, _versions(decode=decode), archive_bytes)
 
     def called(self, name: str, size: int, call: Callable[[], CheckResult]) -> CheckResult:
-        """Make a call that reads the file ``name`` of that size.
+        """Make a call that reads the file ``name`` of this size.
 
         Raises OtherMachine unless this machine sees the same dataset and file, and has the same versions.
         """
@@ -159,7 +158,7 @@ class SeenDataset:
         return call()
 
     def _issue(self, name: str, size: int) -> str:
-        """Say what this machine does not see; empty if it sees all that a check of the file reads."""
+        """Describe what this machine cannot see; empty if it sees everything that the check reads."""
         try:
             if hash_file(self.path / MANIFEST_NAME) != self.manifest:
                 return "its root differs"
@@ -184,7 +183,7 @@ def _versions(*, decode: bool) -> dict[str, str]:
 
 
 def _size_of(path: Path, flags: int = 0) -> int:
-    """Return the size of a file, which is opened so that NFS asks the server; -1 if it is no regular one."""
+    """Return a file's size, -1 if it is not regular. It is opened, so that NFS asks the server."""
     descriptor = os.open(path, OPEN_FLAGS | flags)
     try:
         status = os.fstat(descriptor)
@@ -210,7 +209,7 @@ def verify_folder(
 
 
 def check_level(level: str) -> None:
-    """Raise UsageError for a level that there is not."""
+    """Raise UsageError for an unknown level."""
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}; known are {', '.join(LEVELS)}")
 
@@ -222,7 +221,7 @@ def verify_files(
     executor: Executor | None,
     progress: Progress | None,
 ) -> Report:
-    """Check the dataset of these files, as :func:`verify` does."""
+    """Check the dataset that these files belong to, as :func:`verify` does."""
     report = Report(files.folder, level, url=files.url)
     try:
         manifest = report.manifest = files.manifest()
@@ -233,14 +232,14 @@ def verify_files(
     there = None
     if executor is not None:
         there = executor, SeenDataset.here(report.dataset, manifest, decode=level == "decode")
-    with WorkerPool(1) as children:  # its calls are made in the threads of the checks
+    with WorkerPool(1) as children:  # called from the threads of the checks
         _Verification(files, report, manifest, workers, shown(progress), there, children).run()
     return report
 
 
 @dataclass(frozen=True)
 class _Verification:
-    """One run over one dataset with an intact manifest."""
+    """The verification of a dataset with an intact manifest."""
 
     files: DatasetFiles
     report: Report
@@ -279,7 +278,7 @@ class _Verification:
         self._check_records([checks[entry.name] for entry in sound if entry.name in checks])
 
     def _archive_issue(self) -> str:
-        """Say what is wrong with the archive that the images are in, by its size; empty if nothing."""
+        """Describe what is wrong with the size of the images' archive; empty if nothing is."""
         link, archive = self.report.dataset / ARCHIVE_NAME, self.manifest.archive
         issue = archive.issue(self.report.dataset) if archive else ""
         return issue and f"{place_of(link)} {issue}; {advice_for(link)}"
@@ -296,7 +295,7 @@ class _Verification:
         self.report.findings.append(Finding(name, problem))
 
     def _read_tables(self, sound: set[str]) -> tuple[Rows | None, dict[str, Rows | None]]:
-        """Check the tables named in ``sound``; return the index, and those of columns, that are intact."""
+        """Check the tables named in ``sound``; return the intact ones: the index, and columns by name."""
         index: Rows | None = None
         tables: dict[str, Rows | None] = {}
         columns = {column.table.name: column for column in self.manifest.column_entries}
@@ -312,7 +311,7 @@ class _Verification:
         return index, tables
 
     def _record_checks(self, index: Rows | None, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
-        """Return the check of each file with records by its name, from the tables that are intact."""
+        """Return the check of each file with records by its name, using the intact tables."""
         manifest, folder, decode = self.manifest, self.report.dataset, self.report.level == "decode"
         keys = None if index is None else np.ascontiguousarray(index["key"])
         regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
@@ -359,7 +358,7 @@ class _Verification:
                 check_quarantine(self.files.folder, self.manifest)
 
     def _hash(self, entries: list[FileEntry]) -> None:
-        """Hash the files that were not hashed when they were read."""
+        """Hash the files except those hashed while reading them."""
         varying = [column.table.name for column in self.manifest.column_entries if not column.field.is_fixed]
         unread = [entry for entry in entries if entry.name not in (INDEX_NAME, BOXES_NAME, *varying)]
         self._check("hash", unread, [partial(_hash, self.files, entry) for entry in unread])
@@ -368,7 +367,7 @@ class _Verification:
         shards = zip(self.manifest.shards, regions, strict=True)
         parts = [replace(shard, size=region.size) for shard, region in shards]
         link = self.report.dataset.absolute() / ARCHIVE_NAME
-        self._check("hash", parts, [partial(_hash_region, link, region) for region in regions])
+        self._check("hash", parts, [partial(changes_in, link, region) for region in regions])
 
     def _check_records(self, checks: Sequence[FileCheck]) -> None:
         room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
@@ -379,16 +378,23 @@ class _Verification:
             for check, file in zip(checks, files, strict=True)
         ]
         digests = self._check(self.report.level, files, calls)
-        if self.report.exit_code == 0:
-            self._check_content_roots(digests)
+        if self.report.exit_code:
+            return
+        if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
+            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
+        for column in self.manifest.column_entries:
+            roots = (digests[file.name] for file in column.shards or (column.table,))
+            if content_root(roots) != column.content_root:
+                of_column = f"of the column {column.field.name} differs from that of the values"
+                self._found(MANIFEST_NAME, f"its content_root {of_column}")
 
     def _check(
         self, title: str, files: Sequence[FileEntry], calls: Sequence[Callable[[], CheckResult]]
     ) -> dict[str, bytes]:
-        """Make each file's call; then report what was found, in order, and return the digests by name.
+        """Make each file's call, report the results in order, and return the digests by name.
 
-        The calls are made in threads, or on the executor, where they are pickled. An unreadable file is
-        reported, and the others are read. ExecutorFailed and OtherMachine end the rest.
+        The calls are made in threads, or pickled and made on the executor. An unreadable file is reported
+        without stopping the others. ExecutorFailed and OtherMachine stop everything.
         """
         count = usable_cpus() if self.workers is None else max(1, self.workers)
         records, size = sum(file.records for file in files), sum(file.size for file in files)
@@ -439,20 +445,9 @@ class _Verification:
                     found.add_to(self.report)
         return digests
 
-    def _check_content_roots(self, digests: Mapping[str, bytes]) -> None:
-        if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
-            self._found(MANIFEST_NAME, "its content_root differs from that of the records")
-        for column in self.manifest.column_entries:
-            files = column.shards or (column.table,)
-            if content_root(digests[file.name] for file in files) != column.content_root:
-                self._found(
-                    MANIFEST_NAME,
-                    f"its content_root of the column {column.field.name} differs from that of the values",
-                )
-
 
 def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
-    """Hash a file, through one descriptor, so that its name may change."""
+    """Hash a file through one descriptor, even if it is renamed."""
     with files.at_hand(entry) as path:
         descriptor = os.open(path, OPEN_FLAGS | os.O_NOFOLLOW)
         try:
@@ -462,14 +457,10 @@ def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
     return CheckResult([] if is_same else [Finding(entry.name, OTHER_SHA256)])
 
 
-def _hash_region(link: Path, region: Region) -> CheckResult:
-    return CheckResult(changes_in(link, region))
-
-
 def _check_apart(
     files: DatasetFiles, check: FileCheck, size: int, children: WorkerPool | None
 ) -> CheckResult:
-    """Make a check in one of the children; None starts own ones, on another machine."""
+    """Make a check in one of the children, or in a new one if there are none, as on another machine."""
     with (
         files.at_hand(check.entry) as path,
         WorkerPool(1) if children is None else nullcontext(children) as pool,

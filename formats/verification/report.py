@@ -18,10 +18,10 @@ NO_MEMORY = "there is not enough memory; use fewer workers"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong that a verification found.
+    """A problem that a verification found.
 
-    ``file`` is the file's name in the dataset, ``problem`` what is wrong, and ``key`` the record's key, None
-    if no record is concerned. The attributes may hold any text from a file; ``str`` is printable.
+    ``file`` is the file's name in the dataset, ``problem`` describes what is wrong, and ``key`` is the key of
+    the record concerned, or None. The attributes may hold any text from a file; ``str`` is printable.
     """
 
     file: str
@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass
 class CheckResult:
-    """What a check of one file found, as in a :class:`Report`, and the content digests of its records."""
+    """The result of checking one file, as in a :class:`Report`, and the content digests of its records."""
 
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[Finding] = field(default_factory=list)
@@ -43,11 +43,10 @@ class CheckResult:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all was read, and nothing is wrong or remarkable."""
+        """Whether everything was read, and there is nothing to report."""
         return not (self.findings or self.unchecked or self.notes)
 
     def add_to(self, other: Report | CheckResult) -> None:
-        """Add what was found to another result, or to the report."""
         other.findings += self.findings
         other.unchecked += self.unchecked
         other.notes += self.notes
@@ -58,14 +57,14 @@ class Report:
     """The result of a verification.
 
     Attributes:
-        dataset: The folder; of a dataset at a URL, the one in the cache.
-        level: The level that was checked.
+        dataset: The folder; for a dataset at a URL, the one in the cache.
+        level: The level checked.
         manifest: The manifest, None if it is damaged.
         findings: Damage.
         unchecked: Files that could not be read.
-        notes: Remarks that are no damage, such as messages of the decoder.
-        rebuilt: Names of the files that a repair replaced before.
-        url: The URL of a dataset that was read through a cache, else None.
+        notes: Remarks that are not damage, such as messages of the decoder.
+        rebuilt: Names of the files that a repair replaced before this verification.
+        url: The URL of a dataset read through a cache, or None.
     """
 
     dataset: Path
@@ -83,14 +82,13 @@ class Report:
         return self.url or os.fspath(self.dataset)
 
     def __repr__(self) -> str:
-        found = (
-            f"{len(self.findings):,} findings, {len(self.unchecked):,} unchecked, {len(self.notes):,} notes"
-        )
+        counts = len(self.findings), len(self.unchecked), len(self.notes)
+        found = "{:,} findings, {:,} unchecked, {:,} notes".format(*counts)
         return f"<Report on {self.location!r} ({self.level}): {found}>"
 
     @property
     def exit_code(self) -> int:
-        """The exit code: 0 intact, 1 damaged or incomplete, 3 not all could be checked."""
+        """The exit code: 0 for intact, 1 for damaged or incomplete, 3 if not everything could be checked."""
         return 1 if self.findings else 3 if self.unchecked else 0
 
     def raise_for_findings(self) -> None:
@@ -119,7 +117,7 @@ class Report:
 
 @contextmanager
 def reading(name: str, report: Report | CheckResult) -> Iterator[None]:
-    """Report damage of a file as a finding, and an error of the system as unchecked."""
+    """Report damage of a file as a finding, and a system error as unchecked."""
     try:
         yield
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Verification of a dataset, in a folder, or at a URL through a cache."""
+"""Verification of a dataset in a folder, or at a URL through a cache."""
 
 from __future__ import annotations
 
@@ -40,38 +40,37 @@ def verify(
     cache: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
 ) -> Report:
-    """Check a dataset, and return every finding. Never changes the dataset, and does not crash on damage.
+    """Check a dataset and report every finding. Never changes the dataset, and does not crash on damage.
 
     Each level includes the one before:
 
     ``quick``: the manifest matches its ``root``; its files exist with their sizes, and there are no others.
 
     ``full``: every SHA-256 matches. The index, the table of boxes and the columns' tables fit the manifest:
-    rows, shards, lengths (``image_bytes``), labels, boxes' records. So the dataset can be opened.
+    rows, shards, lengths (``image_bytes``), labels and the boxes' records. So the dataset can be opened.
 
-    ``records``: every record matches its checksum and its row of the index, every value of a column its
-    checksum, its record's key and its row of the table, and all match ``content_root``. Keys are unique; the
-    order is the plan's; ``skipped`` and ``class_sorted`` are true, and so is ``partial`` for the official
-    classes (for others it depends on the source). If images were skipped, the plan's order and
-    ``class_sorted`` cannot be checked. Each shard is read in a separate process.
+    ``records``: every record matches its checksum and its row of the index; every column value matches its
+    checksum, its record's key and its row of the table; and all match ``content_root``. Keys are unique. The
+    plan's order, ``skipped`` and ``class_sorted`` are correct, and for the official classes ``partial``
+    (otherwise it depends on the source). If images were skipped, the plan's order and ``class_sorted`` cannot
+    be checked. Each shard is read in a separate process.
 
-    ``decode``: every image decodes, and every value of a column is one of its kind.
+    ``decode``: every image decodes, and every column value decodes to the column's kind.
 
-    No level compares with the source: ``source``, ``writer``, the classes' words and the boxes' coordinates
-    are only protected by a pinned ``root``. At a URL, files that do not belong to the dataset are not looked
-    for.
+    No level compares with the source: only a pinned ``root`` protects ``source``, ``writer``, the classes'
+    words and the boxes' coordinates. At a URL, extra files are not looked for.
 
     Args:
         dataset: Folder or URL of the dataset.
         level: "quick", "full", "records" or "decode".
         workers: Number of parallel reads; None or 0 is one per usable CPU.
-        executor: An executor of :mod:`concurrent.futures`, of this machine or of many, that reads the shards
-            of a folder instead, and is left open. At most ``workers`` jobs are submitted at a time; None or 0
-            is 256. The report is that of this machine alone.
+        executor: An executor of :mod:`concurrent.futures`, on one or many machines, that reads the shards of
+            a folder instead, and is left open. At most ``workers`` jobs are submitted at a time; None or 0 is
+            256. The report is the same as without it.
         progress: Receives the progress; None shows a bar in a notebook.
         cache: Folder that the files at a URL pass through; damaged copies in it are replaced.
-        cache_limit: Largest size of the cache, in bytes or as "200GiB"; it may be less than the dataset. None
-            is the free space of the disk.
+        cache_limit: Largest size of the cache, in bytes or as "200GiB"; it may be smaller than the dataset.
+            None is the free space of the disk.
 
     Returns:
         All findings, the files that could not be checked, and notes.
@@ -81,23 +80,21 @@ def verify(
         UsageError: An argument is not valid.
         OSError: The manifest cannot be read.
         OperationError: The system allows no further thread. With an ``executor`` also ExecutorFailed, and
-            OtherMachine, which names a machine that sees another dataset, or none.
+            OtherMachine, which names a machine that sees another dataset or none.
     """
     cached = cached_place(dataset, cache, cache_limit)
     if cached is None:
         return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
     place, folder, limit = cached
     if executor is not None:
-        raise UsageError(
-            "is a URL, but an executor checks folders only; leave the executor out", path=place.url
-        )
+        raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=place.url)
     check_level(level)
     with FileCache(folder, limit, place) as files:
         return verify_files(CachedFiles(files), level, workers, None, progress)
 
 
 class CachedFiles(DatasetFiles):
-    """The files of a dataset that come into a cache when they are read. Not picklable."""
+    """The files of a dataset at a URL, cached when they are read. Not picklable."""
 
     def __init__(self, cache: FileCache) -> None:
         super().__init__(cache.folder.datasets)
@@ -114,7 +111,7 @@ class CachedFiles(DatasetFiles):
         return found.manifest
 
     def look(self, entries: Sequence[FileEntry], level: str) -> None:
-        if level != "quick":  # then the files come, which shows more
+        if level != "quick":  # reading the files then shows more than their sizes
             self._cache.check_fits(entries)
             self._room_bytes = self._cache.room_bytes
             return
@@ -142,7 +139,7 @@ class CachedFiles(DatasetFiles):
 
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
-        """Wait for other threads of this process, however long they check what has the room."""
+        """Yield the path of a cached file, after waiting for other threads to free its room."""
         with self._let_go:
             self._let_go.wait_for(
                 lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
@@ -157,4 +154,4 @@ class CachedFiles(DatasetFiles):
                 self._let_go.notify_all()
 
     def check_others(self, report: Report, manifest: Manifest) -> None:
-        """Check nothing: a place may hold anything else."""
+        """Check nothing: a URL may hold other files."""
