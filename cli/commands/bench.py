@@ -251,10 +251,10 @@ def bench_loader(
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
     profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
-    if names is None:
-        has_images = all(_has_images(place, cached) for place in splits.values() or [dataset])
-    else:
+    if names:
         has_images = "image" in names
+    else:
+        has_images = all(_has_images(place, cached) for place in splits.values() or [dataset])
     made = transform_of(transform, pixels) if has_images else None
 
     def measured(place: Path | str) -> Output:

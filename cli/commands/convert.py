@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -26,7 +26,6 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import Output, columns_text, fields, json_option, next_step, say
-from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import cluster_executor, cluster_option
 from shardprep.formats.conversion.convert import (
     Converted,
@@ -46,8 +45,6 @@ from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import CONTAINERS, IN_PLACE
 from shardprep.formats.sources.source import SPLITS, SourceOptions
 from shardprep.formats.transfer.to_url import ConvertedTo, convert_to_url
-
-T = TypeVar("T")
 
 on_bad_image_option: Option = click.option(
     "--on-bad-image",
@@ -181,11 +178,7 @@ def convert(
         raise click.UsageError("--part, --cluster and --dry-run are for an OUTPUT that is a folder")
     if scratch and not isinstance(output, str):
         raise click.UsageError("--scratch is for an OUTPUT in a bucket")
-    arguments = {name: chosen[name] for name in ("split", "workers", "progress")} | {
-        "plan_options": _options_of(PlanOptions, chosen),
-        "options": _options_of(ConvertOptions, chosen),
-        "source_options": _options_of(SourceOptions, chosen),
-    }
+    arguments = _arguments(chosen)
     if isinstance(output, str):
         return output_of(convert_to_url(source, output, scratch=scratch, **arguments), output)
     if dry_run:
@@ -197,9 +190,14 @@ def convert(
         return output_of(convert_source(source, output, executor=executor, **arguments), output)
 
 
-def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
-    """Return an options object made of the command's parameters of the same names."""
-    return kind(**{name: chosen[name] for name in signature(kind).parameters if name in chosen})
+def _arguments(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a conversion for the parameters of a command."""
+    arguments = {name: chosen[name] for name in ("split", "workers", "progress")}
+    kinds = {"plan_options": PlanOptions, "options": ConvertOptions, "source_options": SourceOptions}
+    for argument, kind in kinds.items():
+        names = signature(kind).parameters.keys() & chosen.keys()
+        arguments[argument] = kind(**{name: chosen[name] for name in names})
+    return arguments
 
 
 @command(
@@ -218,16 +216,7 @@ def _options_of(kind: Callable[..., T], chosen: Mapping[str, Any]) -> T:
 @allow_partial_option
 @flag("--restart", "Discard the work of an interrupted run.")
 @json_option
-def index(
-    archives: Path,
-    output: Path,
-    split: str | None,
-    shard_size: int,
-    workers: int | None,
-    progress: CommandProgress,
-    on_bad_image: str,
-    **chosen: Any,
-) -> Output:
+def index(archives: Path, output: Path, **chosen: Any) -> Output:
     """Index ARCHIVES in OUTPUT: a dataset per split, and the images stay where they are.
 
     ARCHIVES is one of the official tars, or the folder that holds them. Each is read once, and OUTPUT
@@ -235,18 +224,8 @@ def index(
     any dataset. After any interruption, the same command goes on; after the archives were moved, it
     links and checks them.
     """
-    done = convert_source(
-        archives,
-        output,
-        split=split,
-        plan_options=PlanOptions(
-            container=IN_PLACE, shard_size=shard_size, order=ARCHIVE_ORDER, on_bad_image=on_bad_image
-        ),
-        options=ConvertOptions(**chosen),
-        workers=workers,
-        progress=progress,
-    )
-    return output_of(done, output)
+    arguments = _arguments({"container": IN_PLACE, "order": ARCHIVE_ORDER, **chosen})
+    return output_of(convert_source(archives, output, **arguments), output)
 
 
 def output_of(done: Sequence[Converted | ConvertedTo], output: Path | str) -> Output:

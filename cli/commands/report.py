@@ -22,11 +22,12 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import Output, each_dataset
 from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import RunOptions, option_of, typed_options
-from shardprep.formats.errors import DataError, printable
+from shardprep.formats.errors import printable
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
 from shardprep.formats.reports.observations import PIXELS
+from shardprep.formats.runtime.files import naming_file
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of
 
@@ -86,14 +87,12 @@ def report(
     """
     check_replaced(output)
     check_replaced(save_findings)
-    if (dataset is None) == (run is None) or (run is None and (trace or disk)):
-        raise click.UsageError(
-            "give a DATASET, or --run STATS.json with --trace and --disk where there are some"
-        )
-    if run and (typed := typed_options().intersection(OF_A_DATASET)):
-        raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
-    if dataset is None:
-        return report_run(run or Path(), output, trace=trace, disk=disk)
+    if run and dataset is None:
+        if typed := typed_options().intersection(OF_A_DATASET):
+            raise click.UsageError(f"{option_of(min(typed))} is for a DATASET, not for a run")
+        return report_run(run, output, trace=trace, disk=disk)
+    if dataset is None or run or trace or disk:
+        raise click.UsageError("give a DATASET, or --run STATS.json, optionally with --trace and --disk")
     if record is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --record needs one of them")
 
@@ -134,10 +133,8 @@ def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None
     profile = DiskProfile.load(disk).to_json() if disk else None
     traced = json_of(trace, most=LARGEST_TRACE) if trace else None
     values = json_of(run)
-    try:
+    with naming_file(run):
         text = run_page(values, name=run.stem, disk=profile, trace=traced)
-    except DataError as error:
-        raise DataError(error.message, path=error.path or run) from error
     save_page(text, output)
     return Output({"page": str(output)}, [f"{output}: the run in {run}"])
 

@@ -34,17 +34,7 @@ if TYPE_CHECKING:
 
 
 NAMED = ("train", "eval", "none")
-OF_THE_CARD = (
-    "pixels",
-    "batch_size",
-    "shuffle",
-    "seed",
-    "world_size",
-    "drop_last",
-    "labels",
-    "columns",
-    "gaps",
-)
+OF_A_RUN = ("batch_size", "shuffle", "seed", "world_size", "drop_last", "labels", "gaps")
 
 
 def _transform_name(text: str) -> str:
@@ -95,7 +85,6 @@ class RunOptions:
 
         chosen: dict[str, Any] = {"records": self._numbers("subset"), "without": self._numbers("without")}
         if card is None:
-            names = ("batch_size", "shuffle", "seed", "rank", "world_size", "drop_last", "labels", "gaps")
             columns = self.values["columns"]
             return Loader(
                 self.dataset,
@@ -104,9 +93,9 @@ class RunOptions:
                 transform=self._transform(),
                 on_bad_record="skip",
                 **chosen,
-                **{name: self.values[name] for name in names},
+                **{name: self.values[name] for name in ("rank", *OF_A_RUN)},
             )
-        refuse_typed(OF_THE_CARD, self.typed, "the card or state sets it")
+        refuse_typed(("pixels", *OF_A_RUN, "columns"), self.typed, "the card or state sets it")
         given = {name: numbers for name, numbers in chosen.items() if numbers is not None}
         if "transform" in self.typed:
             given["transform"] = self._transform()

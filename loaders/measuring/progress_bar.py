@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -106,7 +107,7 @@ class _Screen:
             for stream in dict.fromkeys((sys.stderr, sys.stdout)) if not self._blocks else ():
                 if stream is self.terminal or stream.isatty():
                     with suppress(AttributeError):  # some streams have no settable attributes
-                        stream.write = self._above(stream, stream.write)  # type: ignore[method-assign]
+                        stream.write = partial(self._write_above, stream, stream.write)  # type: ignore[method-assign]
                         self._watched.append(stream)  # reaches loggers that already hold it, too
             self._blocks[block] = lines
             self._draw()
@@ -142,21 +143,17 @@ class _Screen:
             self._write(text)
             self.terminal.flush()
 
-    def _above(self, stream: TextIO, write: Callable[[str], int]) -> Callable[[str], int]:
-        """Return a ``write`` that erases the lines, writes, and redraws them below."""
-
-        def write_above(text: str) -> int:
-            if not text or os.getpid() != self._pid:  # a forked process does not know the current lines
-                return write(text)
-            with self._lock:
-                self._send(self._erased())
-                written = write(text)
-                stream.flush()
-                self._line_is_open = not text.endswith("\n")
-                self._draw()
-            return written
-
-        return write_above
+    def _write_above(self, stream: TextIO, write: Callable[[str], int], text: str) -> int:
+        """Erase the lines, write the text, and redraw them below."""
+        if not text or os.getpid() != self._pid:  # a forked process does not know the current lines
+            return write(text)
+        with self._lock:
+            self._send(self._erased())
+            written = write(text)
+            stream.flush()
+            self._line_is_open = not text.endswith("\n")
+            self._draw()
+        return written
 
 
 WINDOW_S = 1.0  # between two measurements
@@ -184,12 +181,12 @@ class StatusLines:
         self._screen = _Screen.current()
         self._draw()
 
-    def saw(self) -> None:
+    def count_batch(self) -> None:
         self._count += 1
         if perf_counter() >= self._next:
             self._draw()
 
-    def measured(self, stats: Any) -> None:
+    def update(self, stats: Any) -> None:
         now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
         self._rates.append(verdict.rate if verdict else 0.0)
         self._kept.append((now, stats))
@@ -257,10 +254,10 @@ class StatusBar:
             total=total, desc=title, leave=False, dynamic_ncols=True, unit="batches", bar_format=shape
         )
 
-    def saw(self) -> None:
+    def count_batch(self) -> None:
         self._bar.update()
 
-    def measured(self, stats: Any) -> None:
+    def update(self, stats: Any) -> None:
         """Show the rate since the last call, such as ``1,234 images/s, decode limits``."""
         verdict = stats.since(self._before).verdict
         text = f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
@@ -335,7 +332,7 @@ class LoaderBar(Owned, Iterator[Any]):
         finally:
             self._wait(None)
         if self._status is not None:
-            self._status.saw()
+            self._status.count_batch()
             if perf_counter() >= self._next:
                 self._measure()
         return batch
@@ -354,7 +351,7 @@ class LoaderBar(Owned, Iterator[Any]):
     def _measure(self) -> None:
         if self._status is not None:
             self._next = perf_counter() + WINDOW_S
-            self._status.measured(self._loader.stats())
+            self._status.update(self._loader.stats())
 
     def __enter__(self) -> Self:
         return self

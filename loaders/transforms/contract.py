@@ -250,29 +250,24 @@ class PixelFormat:
 
     def write(self, image: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Write uint8 RGB pixels to C-contiguous ``out`` of this shape and dtype, which may be ``image``."""
-        if self.dtype in ("uint8", "float32"):
-            self._write(image, out)
-            return
-        exact = np.empty(out.shape, np.float32)
-        self._write(image, exact)
-        np.copyto(out, exact if self.dtype == "float16" else bfloat16_bits(exact), casting="same_kind")
-
-    def _write(self, image: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         if not self._channels_last:
             planes = out if self.dtype == "uint8" else np.empty(out.shape, np.uint8)
             cv2.split(image, list(planes))
             image = planes
-        if image is not out:
-            np.copyto(out, image)
+        exact = out if self.dtype in ("uint8", "float32") else np.empty(out.shape, np.float32)
+        if image is not exact:
+            np.copyto(exact, image)
         if self.dtype == "uint8":
             return
-        scale, offset = self._affine
+        (scale, offset), values = self._affine, exact
         if self._channels_last:
             # whole rows: an inner loop over three channels takes five times as long
-            out = out.reshape(len(out), -1)
-            scale, offset = np.resize(scale, out.shape[1]), np.resize(offset, out.shape[1])
-        out *= scale
-        out += offset
+            values = exact.reshape(len(exact), -1)
+            scale, offset = np.resize(scale, values.shape[1]), np.resize(offset, values.shape[1])
+        values *= scale
+        values += offset
+        if exact is not out:
+            np.copyto(out, exact if self.dtype == "float16" else bfloat16_bits(exact), casting="same_kind")
 
     @cached_property
     def _channels_last(self) -> bool:
