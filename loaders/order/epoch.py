@@ -56,13 +56,13 @@ class EpochPlan:
             )
         if self._closes and self.omission and self.omission.weights:
             raise UsageError(
-                'gaps="close" is not possible with weights, by which a record comes a different number of times in '
+                'gaps="close" is not possible with weights, which repeat a record a different number of times in '
                 'each epoch; use gaps="keep"'
             )
         records, partitions = self.split(0).whole.records, self.shuffle.partitions if self.shuffle else 1
         if not self.passed and 0 < records < partitions:
             raise UsageError(
-                f"{records} records are too few for {partitions} partitions; use at most as many"
+                f"{records} records are too few for {partitions} partitions; use fewer partitions"
             )
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
@@ -127,12 +127,11 @@ class EpochPlan:
         """
         whole, ranges = replace(self, passed=()).split(0).whole, list(self.passed)
         each = self.world_size * self.batch_size
-        if odd := [
-            end for end in (start, *(e for r in ranges for e in r)) if end % each and end != whole.records
-        ]:
+        ends = (start, *(end for both in ranges for end in both))
+        if odd := [end for end in ends if end % each and end != whole.records]:
             raise UsageError(
-                f"this epoch goes on, or leaves out steps, at place {odd[0]:,}, which is not a multiple of its "
-                f"steps of {each:,} records; skip steps with the batch size and the world size of before"
+                f"this epoch continues, or skips steps, at place {odd[0]:,}, which is not a multiple of its steps of "
+                f"{each:,} records; skip steps with the previous batch size and world size"
             )
         for step in sorted(set(steps)):
             begin, end = step * each, whole.end(step)
@@ -153,10 +152,8 @@ class EpochPlan:
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
         """Return the order in which this rank reads its shards; None if it may read any at any time."""
-        mine = self.split(0).partitions
-        return shard_order(
-            self.shard_counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=mine
-        )
+        counts, partitions = self.shard_counts, self.split(0).partitions
+        return shard_order(counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=partitions)
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the order; the dataset's root covers its shards."""
@@ -299,7 +296,7 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     except (DataError, UnknownVersion) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
-        raise UsageError("not the state of a loader: its receipt is of another epoch or dataset")
+        raise UsageError("not the state of a loader: its receipt is for another epoch or dataset")
     is_same_rank = ranks == [plan.rank, plan.world_size]
     plan = replace(plan, passed=checked_ranges(state.get("passed", []), sum(plan.shard_counts)))
     return Epoch(plan, number, start=place, receipt=receipt if is_same_rank else None)

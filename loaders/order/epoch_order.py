@@ -170,9 +170,8 @@ class EpochOrder:
             own = (tuple(places_in(each, number, partitions) for each in both) for both in ranges)
             return np.concatenate([np.arange(start, stop) for start, stop in own])
 
-        return EpochOrder(
-            [ClosedOrder(part, len(gaps(n)), partial(gaps, n)) for n, part in enumerate(self._parts)]
-        )
+        closed = (ClosedOrder(part, len(gaps(n)), partial(gaps, n)) for n, part in enumerate(self._parts))
+        return EpochOrder(list(closed))
 
 
 def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int) -> EpochOrder:

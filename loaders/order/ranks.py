@@ -121,7 +121,7 @@ def _lightning(environ: Mapping[str, str]) -> ProcessRank:
     per_node = environ.get("LOCAL_WORLD_SIZE", "")
     if not all(number.isdecimal() for number in (node, local, per_node)):
         raise UsageError(
-            f"NODE_RANK={node}, LOCAL_RANK={local} and WORLD_SIZE={world_size} do not say this process's rank: set "
+            f"NODE_RANK={node}, LOCAL_RANK={local} and WORLD_SIZE={world_size} do not determine this process's rank: set "
             "LOCAL_WORLD_SIZE too, or make the Loader once torch.distributed is initialised (in Lightning, in "
             "train_dataloader()), or give it rank= and world_size="
         )

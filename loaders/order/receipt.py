@@ -215,5 +215,5 @@ def _digest(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
 def _common(name: str, values: set[T]) -> T:
     if len(values) != 1:
         given = ", ".join(sorted(map(str, values))) or "none"
-        raise UsageError(f"receipts merge only where they agree on {name}: {given}")
+        raise UsageError(f"receipts can be merged only if they agree on {name}: {given}")
     return values.pop()
