@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -83,23 +83,19 @@ class LogEntry:
         OSError, and UsageError for a signed file: nothing may follow its signature.
         """
         file, line = Path(user_path(path)), self.line()
-        with naming(file):
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            log = LockDescriptor(os.open(file, flags, 0o666))
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with naming(file), closing(LockDescriptor(os.open(file, flags, 0o666))) as log:
+            log.lock()
+            size = os.fstat(log.fileno()).st_size
+            if _SIGNATURE in os.pread(log.fileno(), SIGNATURE_BYTES, max(0, size - SIGNATURE_BYTES)):
+                raise UsageError("is signed; log to another file", path=file)
             try:
-                log.lock()
-                size = os.fstat(log.fileno()).st_size
-                if _SIGNATURE in os.pread(log.fileno(), SIGNATURE_BYTES, max(0, size - SIGNATURE_BYTES)):
-                    raise UsageError("is signed; log to another file", path=file)
-                try:
-                    while line:
-                        line = line[os.write(log.fileno(), line) :]
-                    os.fsync(log.fileno())
-                except OSError:
-                    os.ftruncate(log.fileno(), size)
-                    raise
-            finally:
-                log.close()
+                while line:
+                    line = line[os.write(log.fileno(), line) :]
+                os.fsync(log.fileno())
+            except OSError:
+                os.ftruncate(log.fileno(), size)
+                raise
 
     def _value(self) -> dict[str, Any]:
         values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
@@ -118,7 +114,7 @@ class LogEntry:
         if not is_line and not is_state:
             raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}")
         if "card" not in value:
-            raise DataError("is a state without a card, as those of older releases")
+            raise DataError("is a state without a card, from an older release")
         try:
             part = cls(**built_fields(cls, {"origin": 0, "passed": []} | value))
             checked_ranges(plain(part.passed), MAX_RECORDS)
@@ -127,7 +123,7 @@ class LogEntry:
                 raise
             raise DataError(f"is neither the log of a run nor a loader's state: {error}") from error
         if is_line and value != part._value() | {"sha256": part._digest()}:
-            raise DataError("was changed: its SHA-256 is another")
+            raise DataError("was changed: its SHA-256 does not match")
         return part
 
 
@@ -199,7 +195,7 @@ class RunLog:
                 if other.place == entry.place and both[0] != both[1]:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
-                        "the logs of one run, and of one that went back only those that it went on with",
+                        "the logs of one run only and, if it went back, only those with which it continued",
                         path=user_path(path),
                     )
         entries = [found[slot] for slot in sorted(found)]
@@ -317,10 +313,10 @@ def prove(
     from shardprep.loaders.loader.loader import Loader
 
     if key is not None and save is None:
-        raise UsageError("key signs the log that is saved; give save, the file for it, too")
+        raise UsageError("key signs the saved log; give save, the file for it, too")
     read = [RunLog.load(log) for log in logs]
     if not read:
-        raise DataError("there is no log to prove anything from")
+        raise DataError("there is no log to prove a run from")
     for path, log in zip(logs, read, strict=True):
         if not log.entries:
             raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=path)
@@ -339,7 +335,7 @@ def prove(
     with Loader(dataset, workers=0, **options) as loader:
         if loader.dataset.root != card.dataset:
             raise DataError(
-                f"the run was of the dataset with the root {card.dataset}", path=loader.dataset.location
+                f"the run used the dataset with the root {card.dataset}", path=loader.dataset.location
             )
         numbers = sorted({part.receipt.epoch for part in parts})
         epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
@@ -396,7 +392,7 @@ def _common_card(parts: Sequence[LogEntry]) -> RunCard:
         for name in SAME:
             one, two = (getattr(each.without_numbers(), name) for each in (card, other))
             if one != two:
-                raise DataError(f"the logs are of runs with another {name}: {one} and {two}")
+                raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
     return card
 
 
@@ -433,9 +429,8 @@ def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> Ep
     stop = plan.split(place_within(passed, last.start)).whole.stop
     left_out = Tally.of(plan.delivered(plan.order(number)[stop:], number))
     omitted = plan.omitted(number)
-    merged.check(
-        sum(plan.shard_counts), left_out=left_out.count, omitted=omitted.count, skipped=len(merged.skipped)
-    )
+    counts = {"left_out": left_out.count, "omitted": omitted.count, "skipped": len(merged.skipped)}
+    merged.check(sum(plan.shard_counts), **counts)
     if (merged.left_out, merged.omitted) != (left_out, omitted):
         raise DataError(f"epoch {number}: the receipts left out other records than the run's options say")
     numbers = loader._subset.numbers_at(np.array(merged.skipped, np.int64), number)
@@ -454,9 +449,8 @@ def _statement(
     which = "epoch" if len(epochs) == 1 else "each of the epochs"
     said = [f"Each of {what} is accounted for, exactly once, in {which} {numbers}"]
     if len(transforms) > 1:
-        said.append(
-            f"made with {len(transforms)} different transforms: {', '.join(map(printable, transforms))}"
-        )
+        names = ", ".join(map(printable, transforms))
+        said.append(f"made with {len(transforms)} different transforms: {names}")
     if without:
         said.append(f"left out on purpose: {count_of(len(without), 'record')}, {_some(without)}")
     for epoch in epochs:

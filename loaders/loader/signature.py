@@ -124,7 +124,7 @@ class Signature:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError("has lines after its signature, or a damaged one; sign it again") from error
         if found.line() != line:
-            raise DataError("was changed: its signature is not as it was written")
+            raise DataError("was changed: its signature has another form")
         return found
 
     def check(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ class Signature:
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(self.signature, data)
         except (InvalidSignature, ValueError) as error:
-            raise DataError("was changed: its signature is of other bytes") from error
+            raise DataError("was changed: its signature does not match") from error
 
     def line(self) -> bytes:
         """Return the last line of a signed log."""
