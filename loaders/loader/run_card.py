@@ -71,9 +71,8 @@ class ChosenRecords:
     def given(self, option: str = "subset") -> Records:
         """Return the record numbers, int64. Raises UsageError if they are not listed."""
         if self.numbers is None:
-            raise UsageError(
-                f"the run had {WAYS[option]} {self.count} records that its card does not list; give the same ones"
-            )
+            chosen = f"{WAYS[option]} {self.count} records"
+            raise UsageError(f"the run had {chosen} that its card does not list; give the same ones")
         return np.array(self.numbers, np.int64)
 
 
@@ -111,9 +110,8 @@ class TransformCard:
     def made(self) -> Transform:
         """Return the transform, made from its arguments. Raises UsageError without them."""
         if self.arguments is None or self.name not in OWN:
-            raise UsageError(
-                f"the run's transform, {self.name}, is not one of {', '.join(OWN)}; give the same one"
-            )
+            own = ", ".join(OWN)
+            raise UsageError(f"the run's transform, {self.name}, is not one of {own}; give the same one")
         return _made(self.name, self.arguments)
 
     @property
@@ -271,7 +269,7 @@ class RunCard:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
             raise DataError(f"is a damaged run card ({error}); {ADVICE}") from error
         if not same:
-            raise DataError(f"is a damaged run card: it has other parts than a card; {ADVICE}")
+            raise DataError(f"is a damaged run card: it has unexpected parts; {ADVICE}")
         return card
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -380,10 +378,9 @@ def _parts(value: Any) -> tuple[str, Iterable[object]]:
     if isinstance(value, FunctionType | MethodType | CodeType):
         return _parts_of_code(value)
     if isinstance(value, tuple | list):
-        is_flat = all(type(part) in ATOMS for part in value)
-        return _name_of(kind), [
-            _Literal(repr(list(value)).encode("utf-8", "backslashreplace"))
-        ] if is_flat else value
+        if all(type(part) in ATOMS for part in value):
+            value = [_Literal(repr(list(value)).encode("utf-8", "backslashreplace"))]
+        return _name_of(kind), value
     if isinstance(value, Mapping):
         return _name_of(kind), [part for item in value.items() for part in item]
     return _parts_of_object(value)
@@ -552,9 +549,9 @@ def _difference(there: Any, here: Any) -> tuple[str, str] | None:
     if named or one is None or other is None:
         return named
     if differing_transforms(one, other):
-        return f"{one.name} of other values", other.name
+        return f"{one.name} with other values", other.name
     has_code = there["python"] == here["python"] and there["code"] and here["code"]
-    return (f"{one.name} of other code", other.name) if has_code and there["code"] != here["code"] else None
+    return (f"{one.name} with other code", other.name) if has_code and there["code"] != here["code"] else None
 
 
 def _transform_digest(transform: Transform, *without: type) -> str | None:

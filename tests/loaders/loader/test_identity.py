@@ -122,9 +122,9 @@ OTHER_TRANSFORMS: list[tuple[Any, Any, str]] = [
     (TrainTransform(32), None, "TrainTransform where this one has none"),
     (None, lengths, "none where this one has lengths"),
     (lengths, doubled, "lengths where this one has doubled"),
-    (Tagging(), Tagging({"a key": fail}), "Tagging of other values"),
-    (partial(with_default, factor=1), partial(with_default, factor=2), "partial of other values"),
-    (same_name("1"), same_name("2"), "<lambda> of other code"),
+    (Tagging(), Tagging({"a key": fail}), "Tagging with other values"),
+    (partial(with_default, factor=1), partial(with_default, factor=2), "partial with other values"),
+    (same_name("1"), same_name("2"), "<lambda> with other code"),
 ]
 
 
