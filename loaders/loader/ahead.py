@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -315,7 +315,7 @@ class ShardFeed(LocalShards, Owned):
         self._dataset, self._cache = dataset, dataset.cache
         self._files = files
         self._plan = plan
-        self._known: dict[int, ShardUses] = {}
+        self._uses = lru_cache(maxsize=3)(partial(shard_uses, plan))
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
         self._holders, self._counting = 0, threading.Lock()  # of ``held``
@@ -350,16 +350,10 @@ class ShardFeed(LocalShards, Owned):
         if shuffle is None:
             return "smaller shards"
         if shuffle.window_of(records) >= records:
-            return "LocalShuffle with a window of less than the dataset"
+            return "a LocalShuffle with a window smaller than the dataset"
         if shuffle.partitions < self._plan.world_size:
             return f"a smaller window, or LocalShuffle(..., partitions={self._plan.world_size})"
         return "a smaller window"
-
-    def _uses(self, epoch: int) -> ShardUses:
-        if epoch not in self._known:
-            self._known = {known: uses for known, uses in self._known.items() if abs(known - epoch) <= 1}
-            self._known[epoch] = shard_uses(self._plan, epoch)
-        return self._known[epoch]
 
     @contextmanager
     def epoch(self, plan: EpochPlan, number: int, start: int) -> Iterator[EpochFeed]:

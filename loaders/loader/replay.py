@@ -114,10 +114,8 @@ def sightings(order: RunOrder, numbers: Iterable[int], epochs: Iterable[int]) ->
         for rank in range(order.plan.world_size):
             own = order._replace(plan=replace(order.plan, rank=rank))
             for step, records in enumerate(own.steps(epoch)):
-                found += [
-                    Sighting(number, epoch, step, rank)
-                    for number in records[np.isin(records, wanted)].tolist()
-                ]
+                there = records[np.isin(records, wanted)].tolist()
+                found += [Sighting(number, epoch, step, rank) for number in there]
         yield from sorted(found, key=lambda one: (one.step, one.rank))
 
 
@@ -219,10 +217,8 @@ def order_difference(one: RunOrder, other: RunOrder, epochs: Iterable[int]) -> O
 
 
 def _passed(order: RunOrder) -> str:
-    parts = (
-        f"{start}-{stop - 1} of epoch {epoch}" for epoch, own in order.passed.items() for start, stop in own
-    )
-    return ", ".join(parts) or "none"
+    ranges = ((epoch, *both) for epoch, own in order.passed.items() for both in own)
+    return ", ".join(f"{start}-{stop - 1} of epoch {epoch}" for epoch, start, stop in ranges) or "none"
 
 
 def _in_step(one: RunOrder, other: RunOrder, some: Records, others: Records) -> Iterator[tuple[Kind, int]]:
@@ -369,12 +365,8 @@ def pictures_of(batch: Sequence[Any], transform: Transform | None) -> list[Pictu
     if not isinstance(transform, Views):
         return [_picture(image, transform) for image in first]
     one, shape = transform.each[0], transform.outputs[0].shape
-    return [
-        np.hstack(
-            [_picture(view, one) for view in values.reshape(-1, *(shape if values.ndim == 3 else shape[1:]))]
-        )
-        for values in first
-    ]
+    views = (values.reshape(-1, *(shape if values.ndim == 3 else shape[1:])) for values in first)
+    return [np.hstack([_picture(view, one) for view in each]) for each in views]
 
 
 def _picture(image: Any, transform: Transform | None) -> Picture:
@@ -390,9 +382,8 @@ def _picture(image: Any, transform: Transform | None) -> Picture:
     if own and values.dtype != np.uint8:
         return _plain(values, own)
     if values.ndim != 3 or values.shape[2] != 3 or values.dtype.kind not in "uif":
-        raise UsageError(
-            f"the batch has {values.dtype}{list(values.shape)} for each record, which is not an RGB image"
-        )
+        form = f"{values.dtype}{list(values.shape)}"
+        raise UsageError(f"the batch has {form} for each record, which is not an RGB image")
     return _stretched(values)
 
 
@@ -424,12 +415,9 @@ def shown_batch(
     """Return up to ``most`` first images of a step, as PNG files. Raises UsageError without images."""
     count = max(0, min(most, MOST_SHOWN, len(made)))
     pictures = pictures_of(made.batch, transform)[:count]
-    shown = [
-        ShownImage(
-            png_of(picture), f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", ")
-        )
-        for record, picture in zip(made.delivered, pictures, strict=False)
-    ]
-    return Gallery(
-        f"{title}: {count} of {len(made):,} images of step {made.step:,} of epoch {made.epoch:,}", shown
-    )
+    shown = []
+    for record, picture in zip(made.delivered, pictures, strict=False):
+        text = f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", ")
+        shown.append(ShownImage(png_of(picture), text))
+    step = f"step {made.step:,} of epoch {made.epoch:,}"
+    return Gallery(f"{title}: {count} of {len(made):,} images of {step}", shown)

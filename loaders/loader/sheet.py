@@ -64,14 +64,11 @@ class ContactSheet:
 
     def _shown(self) -> list[tuple[ReplayedRecord, Picture | None]]:
         """Return the records of the step with their pictures, None for skipped ones."""
-        if len(self.replayed.records) > MOST:
-            raise UsageError(
-                f"a sheet has at most {MOST} pictures, but the step has {len(self.replayed.records)}"
-            )
+        records = self.replayed.records
+        if len(records) > MOST:
+            raise UsageError(f"a sheet has at most {MOST} pictures, but the step has {len(records)}")
         pictures = iter(pictures_of(self.replayed.batch, self.transform))
-        return [
-            (record, next(pictures) if record.skipped is None else None) for record in self.replayed.records
-        ]
+        return [(record, next(pictures) if record.skipped is None else None) for record in records]
 
     def drawn(self) -> Picture:
         """Return the pixels of the sheet: uint8 [height, width, 3] in RGB."""
@@ -99,7 +96,7 @@ class ContactSheet:
 def check_suffix(path: Path) -> None:
     """Raise UsageError unless a sheet's name ends in .png or .html."""
     if path.suffix.lower() not in (".png", ".html"):
-        raise UsageError("a sheet is a .png or .html file; give such a name", path=path)
+        raise UsageError("a sheet is a .png or .html file; use one of these suffixes", path=path)
 
 
 def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
