@@ -31,6 +31,7 @@ DTYPES = frozenset(
     ["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 )
 ITEM_FORMS: Any = ({}, {"of": "text"}, {"of": "json"})  # of lists of bytes, text and JSON values
+JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 LENGTH = np.dtype("<u8")
 MAX_DIMENSIONS = 32
 MAX_SIZE = (1 << 63) - 1  # bytes that numpy can address
@@ -187,7 +188,10 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     of: dict[str, Any] = {}
     items = part
     if isinstance(part, JsonValues):
-        of, items = {"of": "json"}, list(map(_json_bytes, part))
+        try:
+            of, items = {"of": "json"}, [JSON.encode(value).encode() for value in part]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"an item of a list of JSON values is not JSON: {error}") from error
     elif part and all(isinstance(item, str) for item in part):
         try:
             of, items = {"of": "text"}, [text.encode() for text in part]
@@ -203,13 +207,6 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     table = [array.shape for array in part] if "axes" in of else [memoryview(item).nbytes for item in items]
     raw = b"".join([np.array(table, LENGTH).tobytes(), *items])
     return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
-
-
-def _json_bytes(value: Any) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"an item of a list of JSON values is not JSON: {error}") from error
 
 
 def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -94,7 +94,11 @@ class OpenParts:
             self._pass_number = pass_number
         for step in steps:
             number, part = divmod(step, self._count)
-            opened = self._opened(part, number)
+            if part in self._parts and number < self._parts[part].due:  # too far: begin again
+                end(self._parts.pop(part).items)
+            if part not in self._parts:
+                self._parts[part] = OpenPart(self._begin(pass_number, part))
+            opened = self._parts[part]
             while held := list(islice(opened.items, 1)):
                 opened.due += 1
                 if opened.due > number:
@@ -104,14 +108,6 @@ class OpenParts:
                 yield PassEnd(opened.due * self._count + part)
                 return
             yield made_of(held.pop(), step)
-
-    def _opened(self, part: int, number: int) -> OpenPart:
-        """Return the part, reopened if it is already past item ``number``."""
-        if part in self._parts and number < self._parts[part].due:
-            end(self._parts.pop(part).items)
-        if part not in self._parts:
-            self._parts[part] = OpenPart(self._begin(self._pass_number, part))
-        return self._parts[part]
 
     def close(self) -> None:
         while self._parts:
@@ -130,8 +126,6 @@ class Refused(UsageError):
 FAILED = (ReceiverGone, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
 
 WAITING = "waiting for the receiver"
-STANDING_BY = "standing by"
-SENDING = "sending"
 
 
 class Link(Owned):
@@ -197,12 +191,12 @@ class Link(Owned):
         """
         self.wait_for(lambda: self.is_admitted or self.is_done)
         while not self.is_done:
-            self.state = STANDING_BY
+            self.state = "standing by"
             self._drawn.clear()
             self.wait_for(lambda: bool(self._leased) or self.is_done)
             if self.is_done:
                 return
-            self.state = SENDING
+            self.state = "sending"
             number = self._leased[0].pass_number
             with closing(self._make(number, self._steps(number))) as batches:  # type: ignore[type-var]
                 while self._wants(number) and self._send_next(batches):
