@@ -76,11 +76,9 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
             if not isinstance(spec, tf.TensorSpec):
                 raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
         return given
-    element_spec = getattr(passes.source, "element_spec", None)
-    if element_spec is not None:
+    if (element_spec := getattr(passes.source, "element_spec", None)) is not None:
         return element_spec
-    specs = getattr(passes.source, "batch_specs", None)
-    if specs is not None:
+    if (specs := getattr(passes.source, "batch_specs", None)) is not None:
         return tuple(tf.TensorSpec(s.shape, s.dtype or tf.string, name=s.name) for s in specs)
     return _mapped(_spec_of, _first_batch(passes))
 
@@ -142,8 +140,9 @@ def _spec_of(part: Any) -> Any:
         return tf.TensorSpec([None], tf.string)
     array = np.asarray(part)
     if array.dtype.hasobject or array.dtype.fields is not None:
-        kind = type(part).__name__
-        raise UsageError(f"a part of the first batch is {kind}, not an array; give a signature")
+        raise UsageError(
+            f"a part of the first batch is {type(part).__name__}, not an array; give a signature"
+        )
     return tf.TensorSpec([None, *array.shape[1:]] if array.ndim else [], tf.as_dtype(array.dtype))
 
 
@@ -176,8 +175,7 @@ def capacity_of(passes: Passes, capacity: int | str | None, element_spec: Any, *
 
 
 def _batch_bytes(passes: Passes, element_spec: Any, *, waits: bool) -> int:
-    size = getattr(passes.source, "batch_bytes", None)
-    if size is not None:
+    if (size := getattr(passes.source, "batch_bytes", None)) is not None:
         return int(size)
     specs = flat(element_spec)
     if all(spec.shape.is_fully_defined() and spec.dtype != tf.string for spec in specs):
