@@ -273,7 +273,7 @@ class PartFiles:
     def records(self) -> int:
         return sum(shard.records for shard in self.shards)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of a record's columns, boxes last."""
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
@@ -303,8 +303,8 @@ class OpenRecords(Owned):
 
     def __init__(self, parts: Sequence[PartFiles], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
+        self.names = parts[0].names
         self._files = files
-        self._names = [part.names for part in parts]
         self._first_records = [0, *accumulate(part.records for part in parts)]
         self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
         self._columns = {entry.field.name: at for at, entry in enumerate(parts[0].columns)}
@@ -368,15 +368,11 @@ class OpenRecords(Owned):
         shards = part.columns[column - 1].shards if column else part.shards
         return part, shards[place - self._first_shards[at]]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The column names of the first part, boxes last."""
-        return self._names[0]
-
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
         """Return the record at ``place`` with its columns, which are read on access."""
         part = self._part_of(place)
-        return ColumnRecord.of(record, ColumnValues(self._names[part], partial(self._named, part, place)))
+        values = ColumnValues(self._parts[part].names, partial(self._named, part, place))
+        return ColumnRecord.of(record, values)
 
     def _named(self, part: int, place: RecordPlace, name: str) -> Any:
         boxes = self._parts[part].boxes

@@ -395,7 +395,11 @@ class TransformedDataset:
             )
         self.dataset = dataset
         self.transform = transform
-        self._is_random = _takes_two(transform)
+        try:
+            inspect.signature(transform).bind(None, None)
+            self._is_random = True
+        except (TypeError, ValueError):  # one argument, or a builtin without a signature
+            self._is_random = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -432,15 +436,6 @@ class TransformedDataset:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _takes_two(transform: Callable[..., Any]) -> bool:
-    """Whether the transform takes a random generator after the record."""
-    try:
-        inspect.signature(transform).bind(None, None)
-    except (TypeError, ValueError):  # one argument, or a builtin without a signature
-        return False
-    return True
 
 
 @lru_cache

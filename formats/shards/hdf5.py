@@ -152,9 +152,6 @@ class _Skeleton(_FileObject):
     def readinto(self, buffer: Any) -> int:
         raise io.UnsupportedOperation("a skeleton is written in one go and never read back")
 
-    def flush(self) -> None:
-        """Do nothing: the parts are used when the file is closed."""
-
 
 def _create(file: h5py.File, name: str, values: npt.NDArray[Any] | int) -> None:
     """Create a contiguous dataset without fill, filter, time or attribute; for an int, one of that size."""
