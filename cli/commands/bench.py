@@ -81,12 +81,7 @@ def _picture(text: str) -> Path:
 )
 @file_option("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
 def bench_disk(
-    path: Path,
-    seconds: float,
-    record_bytes: int | None,
-    progress: CommandProgress,
-    plot: Path | None,
-    save: Path | None,
+    path: Path, progress: CommandProgress, plot: Path | None, save: Path | None, **chosen: Any
 ) -> Output:
     """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
 
@@ -99,7 +94,7 @@ def bench_disk(
     for place in (plot, save):
         check_writable(place)
     with progress.status(SHARE) as show:
-        profile = measure_disk(path, seconds=seconds, record_bytes=record_bytes, progress=show)
+        profile = measure_disk(path, progress=show, **chosen)
     if save:
         profile.save(save)
     if plot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from shardprep.cli.console.options import (
     work_options,
 )
 from shardprep.cli.console.output import Output, each_dataset
-from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import RunOptions, option_of, typed_options
 from shardprep.formats.errors import printable
 from shardprep.formats.reports.examine import report as report_dataset
@@ -203,14 +202,10 @@ def gate(
     dataset: Path,
     against: Path | None,
     root: str | None,
-    canaries: bool,
     others: dict[str, Limit],
     file: Path | None,
     junit: Path | None,
-    pixels: str,
-    workers: int | None,
-    progress: CommandProgress,
-    **named: Limit | None,
+    **chosen: Any,
 ) -> Output:
     """Check DATASET, or each split in that folder, against limits, and exit with 1 if one is exceeded.
 
@@ -219,31 +214,22 @@ def gate(
     """
     check_replaced(junit)
     file_root, limits = read_limits(file) if file else (None, {})
-    typed = {name.removeprefix("max_"): limit for name, limit in named.items() if limit is not None}
+    named = {name: chosen.pop(f"max_{name}") for name in NAMED_LIMITS}
+    typed = {name: limit for name, limit in named.items() if limit is not None}
     limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
     root = root or file_root
     if root is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; a root is of one of them")
 
     def checked(place: Path) -> Output:
-        found = gate_dataset(
-            place,
-            limits,
-            root=root,
-            canaries=canaries,
-            against=against,
-            pixels=pixels,
-            workers=workers,
-            progress=progress,
-        )
+        found = gate_dataset(place, limits, root=root, against=against, **chosen)
         if junit is not None:
             found.save_junit(file_of(junit, place, dataset))
         return Output(found.to_json(), _gate_lines(found), 0 if found.passed else 1, found)
 
-    def summary(results: Mapping[str, GateResult]) -> str:
-        return f"{sum(one.passed for one in results.values())} of {len(results)} passed"
-
-    return each_dataset(dataset, checked, summary)
+    return each_dataset(
+        dataset, checked, lambda found: f"{sum(one.passed for one in found.values())} of {len(found)} passed"
+    )
 
 
 def _gate_lines(found: GateResult) -> Iterator[str]:

@@ -75,10 +75,7 @@ class OpenFiles(Owned):
 
 @dataclass(frozen=True)
 class Target:
-    """Files to read, in a loader's order; ``kind`` is "file", "folder" or "dataset".
-
-    ``place`` is a writable folder on the same disk; None without one.
-    """
+    """Files to read, in a loader's order; ``place`` is a writable folder on their disk, if there is one."""
 
     path: Path
     kind: str

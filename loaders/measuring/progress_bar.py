@@ -166,10 +166,7 @@ NARROW_WIDTH = 60  # characters; on less, counts would leave no room for the bar
 
 
 class StatusLines:
-    """Lines on a terminal: epoch progress, rate and limit, the stages, the queue, and downloads.
-
-    Rate, limit and stages cover the last minute. Not thread-safe.
-    """
+    """Lines on a terminal: progress, and the last minute's rate, limit, stages and queue. Not thread-safe."""
 
     def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)

@@ -98,10 +98,7 @@ def lighting_offset(weights: npt.ArrayLike) -> Matrix:
 
 @contextmanager
 def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and, if imported, PyTorch (CPU); restore them at the end.
-
-    Not thread-safe.
-    """
+    """Seed the generators of Python, NumPy and, if imported, PyTorch (CPU) for a while. Not thread-safe."""
     torch = sys.modules.get("torch")
     of_torch = torch.random.default_generator if torch is not None else None
     states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,7 @@ from shardprep.formats.images.fast import jpeg_decoder
 from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2
-from shardprep.loaders.transforms.contract import check_choice
-
-if TYPE_CHECKING:
-    from shardprep.loaders.transforms.contract import TransformInput
-
+from shardprep.loaders.transforms.contract import TransformInput, check_choice
 
 Orientation = Literal["ignore", "apply"]
 ORIENTATIONS = ("ignore", "apply")
