@@ -261,8 +261,9 @@ class Ledger(Generic[T]):
             window.steps.clear()
 
     def held(self, peer: bytes) -> int:
-        """Return the number of steps that are leased to a peer and have not arrived."""
-        return len(self._windows[peer].steps) if peer in self._windows else 0
+        """Return the number of steps that are leased to a peer and have not arrived. Thread-safe."""
+        window = self._windows.get(peer)
+        return len(window.steps) if window else 0
 
     def join(self, peer: bytes, *, wants: int, now: float) -> None:
         """Add a peer that takes at most ``wants`` steps at a time."""
