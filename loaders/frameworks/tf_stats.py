@@ -131,17 +131,17 @@ class InputStats(ShownStats):
         """The limiting stage: one of the Loader, an input or the step. None before the second batch."""
         if not self.timed or self.elapsed <= 0:
             return None
-        images = _rows(self)
-        rate = self.timed * (images or 1) / self.elapsed
-        unit = "images" if images else "batches"
-        name, next_rate, advice = _limit_of(self, images or 1.0)
+        rows = _rows(self)
+        unit, images = ("images", rows) if rows else ("batches", 1.0)
+        rate = self.timed * images / self.elapsed
+        name, next_rate, advice = _limit_of(self, images)
         waits = self.waited > MAX_WAITING_SHARE * self.elapsed
         if not (self.starved > STARVED_SHARE if self.unseen else waits):
             return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
         if self.unseen:  # the step's own time is not known
             return Verdict(name, rate, "", math.inf, advice, unit)
         step = max(0.0, self.elapsed - self.waited)
-        alone = rate_of(step / self.timed / (images or 1))
+        alone = rate_of(step / self.timed / images)
         return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
 
     def since(self, previous: Self) -> Self:
