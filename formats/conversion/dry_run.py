@@ -1,4 +1,4 @@
-"""The dry run of a conversion: every problem that it would find, and its time and space."""
+"""The dry run of a conversion, which finds all problems, and estimates time and space."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
-from shardprep.formats.runtime.progress import NoProgress, Progress
+from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.sources.source import ByteReader, Entries, Problems, SourceOptions
 
-SAMPLE_EVERY = 8  # one image of so many is hashed, to measure how long that takes
+SAMPLE_EVERY = 8  # every 8th image is hashed, to measure how long that takes
 _DETAILS = re.compile(r"\(.*?\)|\d+")
 
 
@@ -44,14 +44,14 @@ class PlannedSplit:
         image_bytes: Bytes of the images in the source.
         container: Container of the shards.
         shards: Number of shards.
-        disk_bytes: The most bytes that all files can take.
+        disk_bytes: Upper bound of the size of all files.
         skipped: Number of bad images that would be left out.
-        ignored: Number of files of file managers, and hidden ones, by name.
-        already_complete: Whether it would only be verified.
-        columns: Kinds of the columns beside key, label and image, by name.
+        ignored: Number of ignored files (hidden ones, and those of file managers), by name.
+        already_complete: Whether the split is finished, and would only be verified.
+        columns: Kinds of the columns besides key, label and image, by name.
         notes: Lines about other parts of the source that are left out.
-        has_images: False where no record has an image.
-        has_labels: False where no record has a label.
+        has_images: False if no record has an image.
+        has_labels: False if no record has a label.
     """
 
     split: str
@@ -79,12 +79,12 @@ class DryRun:
     Attributes:
         source: Description of the source, empty if it was not recognised.
         splits: Splits that could be listed.
-        problems: Errors that would make the conversion fail: of each kind the number, and the first one.
-        skipped: Errors of the images that it would leave out, likewise.
+        problems: Errors that would make the conversion fail: the number of each kind, and the first one.
+        skipped: Errors of the images that would be left out, in the same form.
         workers: Number of processes that ``seconds`` assumes.
-        seconds: About how long the conversion would take, None if nothing was read: the time in which these
-            workers read all images in this run, and that of hashing them, by a sample of one in SAMPLE_EVERY.
-            Writing is not measured, because nothing is written.
+        seconds: About how long the conversion would take, None if nothing was read. It is the time that
+            reading all images took, and hashing them by a sample of one in SAMPLE_EVERY. Writing is not
+            measured, because nothing is written.
         read_rate: Bytes per second at which the images were read.
     """
 
@@ -98,7 +98,7 @@ class DryRun:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of ``prep`` for the conversion: 0, or that of the first problem."""
+        """The exit code of ``prep`` for the conversion: 0, or the first problem's."""
         return next((problem.exit_code for problem in self.problems), 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def plan_conversion(
     progress: Progress | None = None,
     part: tuple[int, int] | None = None,
 ) -> DryRun:
-    """Return what :func:`.convert.convert` with these arguments would do; write nothing.
+    """Find out what :func:`.convert.convert` with these arguments would do, without writing anything.
 
-    Every split is listed, counted, labelled and planned, the outputs are checked, and every image is read and
-    its header checked, which takes about as long as reading the source. Images are not decoded. Problems do
-    not end it: all are in the result.
+    This lists, counts, labels and plans every split, checks the outputs, and reads every image and checks its
+    header, which takes about as long as reading the source. It does not decode images. A problem does not end
+    the run: all problems are in the result.
 
     Args:
         source: As for :func:`.convert.convert`.
@@ -141,17 +141,16 @@ def plan_conversion(
         source_options: As for :func:`.convert.convert`.
         workers: Number of processes; None is one per usable CPU, 0 reads in this process.
         progress: Receives the progress; None shows a bar in a notebook.
-        part: As for :func:`.convert.convert_part`: only the shards of this part count and are read. None is
-            all.
+        part: As for :func:`.convert.convert_part`: only this part's shards are read and counted. None is all.
 
     Returns:
         The plan of each split, with all problems.
 
     Raises:
         WorkerDied, ChildLost: A process that reads images ended.
-        MemoryError: There is too little memory.
+        MemoryError: There is not enough memory.
     """
-    progress, problems, skipped = progress or NoProgress(), Problems(), Problems()
+    progress, problems, skipped = shown(progress), Problems(), Problems()
     count = usable_cpus() if workers is None else workers
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
     description, prepared = "", list[PreparedSplit]()
@@ -199,7 +198,7 @@ def _planned(one: PreparedSplit, skipped: int) -> PlannedSplit:
 
 @dataclass
 class _Findings:
-    """The findings about the images of some shards, and the seconds that reading and hashing them took."""
+    """The findings about the images of some shards, and the seconds spent reading and hashing them."""
 
     problems: Problems = field(default_factory=Problems)
     bad: Problems = field(default_factory=Problems)
@@ -217,7 +216,7 @@ class _Findings:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def check(self, reader: ByteReader, entry: np.void, *, has_images: bool, hashes: bool) -> None:
-        """Read an entry's image and columns, and check them; hash them as a conversion does with each."""
+        """Read and check an entry's image and columns; with ``hashes``, hash them as a conversion does."""
         start, image = perf_counter(), b""
         try:
             if has_images:
@@ -243,7 +242,7 @@ class _Findings:
             self.hashed_bytes += len(data)
 
     def estimate(self, workers: int) -> tuple[float | None, float | None]:
-        """Return the seconds that the conversion would take, and the bytes per second that were read."""
+        """Return the estimated seconds of the conversion, and the bytes read per second."""
         at_once = max(1, min(workers, self.shards))
         if not self.hashed_bytes or not self.read:
             return None, None
@@ -280,9 +279,9 @@ def _checked_shards(one: PreparedSplit, shards: Iterable[PlannedShard], workers:
 
 
 def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Findings:
-    """Read the images and columns of one shard, check the images' headers, and hash some of them."""
+    """Read one shard's images and columns, check the images' headers, and hash a sample."""
     found = _Findings()
-    with found.problems.collected(), copy(reader) as opened:  # an open reader is of one process
+    with found.problems.collected(), copy(reader) as opened:  # an open reader is bound to one process
         opened.expect(entries)
         for number, entry in enumerate(entries):
             with found.problems.collected():

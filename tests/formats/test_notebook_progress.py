@@ -31,13 +31,14 @@ module("ipywidgets", HTML=Widget, FloatProgress=Widget, HBox=Widget)
 
 WORK = """
 from pathlib import Path
-from shardprep.formats import convert, verify
+from shardprep.formats import convert, plan_conversion, verify
 from shardprep.loaders import Loader
 from shardprep.loaders.measuring import watched
 
 path = Path(sys.argv[1])
 verify(path / "lmdb", workers=1)
-convert(path / "archives", sys.argv[2], split="val", workers=1)
+for call in (plan_conversion, convert):
+    call(path / "archives", sys.argv[2], split="val", workers=1)
 with Loader(path / "lmdb", batch_size=50, workers=0) as loader:
     for _ in watched(loader, title="train"):
         pass
@@ -50,7 +51,7 @@ def test_in_a_notebook_there_are_widgets(lmdb_shards: Path, tmp_path: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("widget\n") == done.stdout.count("closed ") >= 3
+    assert done.stdout.count("widget\n") == done.stdout.count("closed ") >= 4
     assert "closed 204 204" in done.stdout  # verification, in images
     assert "closed 4 4" in done.stdout  # an epoch, in batches
     assert "%" not in done.stderr
