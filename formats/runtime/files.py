@@ -344,13 +344,6 @@ def no_space(path: str | os.PathLike[str]) -> NoSpace:
     return NoSpace(advice(path), path=path)
 
 
-def as_no_space(error: BaseException | None, path: Path) -> NoSpace | None:
-    """Return NoSpace if the disk was full, else None. It names ``path`` if the error names no file."""
-    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
-        return None
-    return no_space(error.filename or path)
-
-
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
     """Convert the OSError of a full disk to NoSpace for this path."""
@@ -364,22 +357,16 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 def advice(path: str | os.PathLike[str] | None) -> str:
     """Return a message that says whether the file's disk ran out of space or inodes, and what to do."""
-    if path is not None and _has_no_inodes(Path(os.fsdecode(path))):
-        return (
-            "the disk has free space but no free inodes: it holds as many files as it can; remove some and "
-            "try again"
-        )
+    if path is not None:
+        with suppress(OSError):
+            disk = os.statvfs(existing_folder(Path(os.fsdecode(path))))
+            # f_files and f_favail are both 0 on file systems without a fixed number of inodes.
+            if disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0:
+                return (
+                    "the disk has free space but no free inodes: it holds as many files as it can; remove "
+                    "some and try again"
+                )
     return "the disk is full; make room and try again"
-
-
-def _has_no_inodes(path: Path) -> bool:
-    place = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    try:
-        disk = os.statvfs(place)
-    except OSError:
-        return False
-    # f_files and f_favail are both 0 on file systems without a fixed number of inodes.
-    return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
 
 
 _PIECE = 1 << 20

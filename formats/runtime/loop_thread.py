@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeVar
@@ -93,19 +93,19 @@ async def run_all(works: Sequence[RunnableWork], at_once: int) -> None:
     """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
     waiting = iter(works)
     failure: BaseException
+
+    async def run_waiting() -> None:
+        for work in waiting:
+            await work.run()
+
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(at_once, len(works))):
-                group.create_task(_each(waiting))
+                group.create_task(run_waiting())
         return
     except BaseExceptionGroup as error:
         failure = error.exceptions[0]
     raise failure
-
-
-async def _each(waiting: Iterator[RunnableWork]) -> None:
-    for work in waiting:
-        await work.run()
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:

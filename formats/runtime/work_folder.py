@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from shardprep.formats.errors import OutputBusy, PlanMismatch, UsageError
-from shardprep.formats.runtime.files import as_no_space, flush_file, publish_bytes
+from shardprep.formats.errors import NoSpace, OutputBusy, PlanMismatch, UsageError
+from shardprep.formats.runtime.files import flush_file, no_space, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.owned import LockDescriptor, Owned
 
@@ -176,7 +176,9 @@ class WorkFolder(Owned):
     ) -> None:
         if self._lock is None or not self.made_here:
             return
-        full = as_no_space(error, self.output)  # checked before files are removed
+        full: NoSpace | None = None
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            full = no_space(error.filename or self.output)  # before files are removed
         try:
             with suppress(OSError):  # the next run removes it, or reports why not
                 remove_run_folder(self.run)
