@@ -1,1 +1,1 @@
-"""From a source, or any items, to published shards; repair, and columns joined later."""
+"""Conversion of sources, and of any items, to published shards; joins of columns."""

@@ -37,14 +37,13 @@ class Converted:
     """One converted split.
 
     Attributes:
-        path: Its folder.
-        manifest: Its manifest.
-        already_complete: Whether an earlier call had finished it, so that it was verified only.
-        skipped: Bad images that were left out, by cause, and the classes that have none left.
-        ignored: Number of files and folders of file managers, and hidden ones, that were left out of the
-            source, by name.
-        notes: Lines about other omissions, and about images in columns that do not fit their records'.
-        has_labels: False where no record of the source has a label.
+        path: The split's folder.
+        manifest: The split's manifest.
+        already_complete: Whether an earlier call had finished it, so that this one only verified it.
+        skipped: Bad images that were left out, by cause, and the classes left without images.
+        ignored: Number of ignored files and folders (hidden ones, and those of file managers), by name.
+        notes: Lines about other omissions, and about images in columns that do not fit their records' images.
+        has_labels: False if no record of the source has a label.
     """
 
     path: Path
@@ -70,22 +69,22 @@ def convert(
 ) -> list[Converted]:
     """Convert a source to shards. After a kill at any point, the same call finishes the conversion.
 
-    The result has the same bytes for any number of workers and interruptions. An interruption, such as
+    The resulting bytes do not depend on the number of workers or interruptions. An interruption, such as
     KeyboardInterrupt, gets a note that says how many shards the next call keeps.
 
     Args:
-        source: Path of the archives, the image tree, the tensorpack LMDB, the tars of WebDataset, the
-            TFRecord or Parquet files, or a list of images; or the URL of a folder of official archives in
-            object storage or on a server, which are read in place by ranges.
-        output: Folder of the dataset if ``split`` is given; else every split found is converted into
+        source: Path of archives, an image tree, a tensorpack LMDB, WebDataset tars, TFRecord or Parquet
+            files, or a list of images; or the URL of a folder of official archives in object storage or on a
+            server, which are read in place, in ranges.
+        output: Folder of the dataset if ``split`` is given. Otherwise each split found is converted into
             ``output/<split>``.
         split: "train", "val" or "test"; None converts all.
-        plan_options: Options that decide the bytes of the output; None takes the defaults.
-        options: Other options of the conversion; None takes the defaults.
-        source_options: How the source is read; None takes the defaults.
-        workers: Number of processes; None is one per usable CPU, 0 works in this process, except for decode
+        plan_options: Options that decide the bytes of the output; None is the defaults.
+        options: Other options of the conversion; None is the defaults.
+        source_options: Options of reading the source; None is the defaults.
+        workers: Number of processes. None is one per usable CPU. 0 works in this process, except for decode
             checks, which need a process that may crash.
-        executor: An executor of :mod:`concurrent.futures`, of this machine or of many, that runs the shard
+        executor: An executor of :mod:`concurrent.futures`, local or on many machines, that runs the shard
             jobs instead, and is left open. At most ``workers`` jobs are submitted at a time; None is 256.
         progress: Receives the progress; None shows a bar in a notebook.
 
@@ -93,9 +92,9 @@ def convert(
         The converted splits.
 
     Raises:
-        UsageError: An argument is not valid; PlanMismatch if ``output`` holds another conversion.
+        UsageError: An argument is invalid; PlanMismatch if ``output`` contains another conversion.
         DataError: The source is damaged or incomplete.
-        OperationError: OutputBusy, NoSpace or WorkerDied; with an ``executor`` also ExecutorFailed and
+        OperationError: OutputBusy, NoSpace or WorkerDied; with an ``executor`` also ExecutorFailed or
             OtherMachine.
         OSError: A file cannot be read or written.
     """
@@ -114,7 +113,7 @@ def convert(
 def convert_each(
     conversion: Conversion, progress: Progress, convert_one: Callable[[PreparedSplit], T]
 ) -> list[T]:
-    """Prepare all splits, then convert one after the other. Raises what is wrong with any before that."""
+    """Prepare all splits, raise their problems, then convert the splits one by one."""
     source, problems = conversion.source(progress), Problems()
     conversion.check_outputs(source)
     if conversion.part:
@@ -131,9 +130,9 @@ def convert_each(
 
 
 def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
-    """Remove the unfinished work in the outputs of all splits, before any is begun anew.
+    """Remove the unfinished work of all splits, before the first is converted.
 
-    What a run leaves that is interrupted after this can be continued without restart.
+    An interrupted run can then be continued without another restart.
     """
     for one in prepared:
         if not one.is_finished:
@@ -176,13 +175,12 @@ def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
 
 
 def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedImages:
-    """Return the bad images that these shards of a split left out."""
     images = [image for shard in built for image in shard.skipped]
     return sum_up(images, prepared.listing.entries, prepared.listing.labels)
 
 
 def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
-    """Return the notes for the user about a split: of its listing, and of images of other sizes."""
+    """Return the user's notes: the listing's, and one per column with images of other sizes."""
     found = []
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
@@ -201,7 +199,7 @@ def build_shards(
     runner: JobRunner,
     builder: Callable[[ShardJob], BuiltShard] | None = None,
 ) -> list[BuiltShard]:
-    """Build the missing shards of a split with the ``builder`` of their jobs, and return all of them."""
+    """Build a split's missing shards, and return all of them. ``builder`` replaces ``build_shard``."""
     planned, shards, listing = prepared.planned, prepared.shards, prepared.listing
     if listing.kept_by is not None:
         stored = StoredEntries(work_folder.folder, listing.kept_by)
@@ -217,13 +215,13 @@ def build_shards(
 
 
 def shards_done(prepared: PreparedSplit) -> set[str]:
-    """Return the names of those shards of a split that are to be built, and are."""
+    """Return the names of the finished ones among the shards to build."""
     names = {shard.name for shard in prepared.shards}
     return names if prepared.is_finished else names & finished_shards(prepared.output)
 
 
 def kept_of(prepared: Sequence[PreparedSplit]) -> str:
-    """Return how many of the shards of each split are done; empty if none is."""
+    """Return a text with the number of finished shards of each split; empty if there are none."""
     parts = [
         f"{done} of {len(one.shards)} shards" + (f" of {one.listing.split}" if len(prepared) > 1 else "")
         for one in prepared
@@ -234,7 +232,7 @@ def kept_of(prepared: Sequence[PreparedSplit]) -> str:
 
 @dataclass(frozen=True)
 class ConvertedPart:
-    """Shards of one split that one part of a conversion has built.
+    """One part's shards of one split.
 
     Attributes:
         path: The split's folder.
@@ -242,13 +240,13 @@ class ConvertedPart:
         part: The part's number, from 1, and the number of parts.
         shards: Names of the part's shards, all finished.
         records: Number of records in these shards.
-        file_bytes: Bytes of these shards.
-        total: Number of the split's shards.
-        missing: Number of the split's shards that are not finished yet.
+        file_bytes: Size of these shards.
+        total: Number of shards in the split.
+        missing: Number of shards in the split that are not finished yet.
         already_complete: Whether the whole split was finished before, so that nothing was read.
         skipped: Bad images that these shards left out, by cause.
-        has_images: False where no record has an image.
-        has_labels: False where no record has a label.
+        has_images: False if no record has an image.
+        has_labels: False if no record has a label.
     """
 
     path: Path
@@ -277,12 +275,12 @@ def convert_part(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[ConvertedPart]:
-    """Build the shards of one part of a conversion; publish no manifest.
+    """Build the shards of one part of a conversion, without publishing a manifest.
 
-    Shards are dealt to the parts one by one, over all splits. Parts run in any order, any number of them at a
-    time, on any machines that see the same source and output; a part that is repeated, or runs twice at once,
-    changes nothing. When all have ended, :func:`.convert.convert` with the same arguments builds what is
-    missing, and finishes. The bytes are those of a conversion in one call.
+    Shards are dealt to the parts one by one, over all splits. Parts run in any order, any number at a time,
+    on any machines that see the same source and output. Repeating a part, or running it twice at once,
+    changes nothing. After all parts, :func:`.convert.convert` with the same arguments builds what is missing,
+    and finishes. The bytes are the same as from a single call.
 
     Args:
         source: As for :func:`.convert.convert`, and the same for all parts.
@@ -296,13 +294,13 @@ def convert_part(
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        What this part has of each split.
+        The part's shards of each split.
 
     Raises:
-        PlanMismatch: Another part has other options, another source, or other libraries that write shards.
+        PlanMismatch: Another part has different options, sources, or versions of libraries that write shards.
         OutputBusy: The output is being converted without ``part``.
-        UsageError: The part does not exist, or ``restart`` is given. Else what :func:`.convert.convert`
-            raises.
+        UsageError: The part does not exist, or ``restart`` is given.
+        ShardprepError: Other errors of :func:`.convert.convert`.
     """
     progress = shown(progress)
     conversion = Conversion(source, output, split, plan_options, options, source_options, part=part)
@@ -316,7 +314,7 @@ def convert_part(
 
 
 def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRunner) -> ConvertedPart:
-    """Build one part's shards of a split. Raises PlanMismatch for a finished one with another plan."""
+    """Build one part's shards of a split. Raises PlanMismatch if it was finished with another plan."""
     planned, skipped, missing = prepared.planned, SkippedImages(), set[str]()
     shards: Sequence[BuiltShard | FileEntry] | None = None
     with prepared.begun(shared=True) as work_folder:

@@ -24,6 +24,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import (
     BOX_DTYPE,
@@ -45,7 +46,7 @@ TABLE_NAMES = {INDEX_NAME, BOXES_NAME, QUARANTINE_NAME}
 
 
 def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
-    """Publish the tables, the provenance and, last, the manifest; then remove the work folder."""
+    """Publish the tables, the provenance and, last, the manifest, then remove the work folder."""
     output = work_folder.output
     manifest = gather(work_folder, prepared, built)
     if archive := prepared.planned.in_place:
@@ -57,7 +58,7 @@ def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 
 
 def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
-    """Publish the tables of all shards; return the manifest, which is not published. Raises DataError."""
+    """Publish the tables of all shards, and return the manifest. Raises DataError if there are no images."""
     output, planned, listing = work_folder.output, prepared.planned, prepared.listing
     if len(built) != len(planned.shards):
         raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
@@ -105,14 +106,14 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         columns=columns,
     )
     names = [*(table.name for table in tables), *(column.table.name for column in manifest.column_entries)]
-    for stale in TABLE_NAMES - set(names):  # of an earlier, unfinished conversion
+    for stale in TABLE_NAMES - set(names):  # left by an unfinished conversion
         (output / stale).unlink(missing_ok=True)
     publish_tables(work_folder, names)
     return manifest
 
 
 def verify_finished(output: Path, progress: Progress) -> None:
-    """Verify a dataset that was found finished, and remove a work folder that is left of it."""
+    """Verify an already finished dataset, and remove a leftover work folder."""
     progress.note(f"{output} is complete already; verifying it")
     report = verify_folder(output, level="full", progress=progress)
     report.raise_for_findings()
@@ -124,7 +125,7 @@ def verify_finished(output: Path, progress: Progress) -> None:
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:
-    """Return time, host, command, its folder and checked archives: for information only, and in no hash."""
+    """Return the time, host, command and archives of a conversion: for information only, in no hash."""
     try:
         folder = str(Path.cwd())
     except FileNotFoundError:  # it was removed
@@ -142,19 +143,21 @@ def _provenance(listing: Listing) -> dict[str, Any]:
 def build_tables(
     work_folder: WorkFolder, index: Rows, built: Sequence[BuiltShard], boxes: Rows | None
 ) -> tuple[FileEntry, ...]:
-    """Write the index and, if there are any, boxes and quarantine list into the run's folder."""
-    tables = [_made(work_folder, INDEX_NAME, len(index), _table(index))]
+    """Write the index and, if there are any, the boxes and the quarantine list into the run's folder."""
+    tables = {INDEX_NAME: index}
     if boxes is not None:
-        rows = _placed(boxes, index)
-        tables.append(_made(work_folder, BOXES_NAME, len(rows), _table(rows)))
-    skipped = [{"key": s.key, "where": s.where, "reason": s.reason} for b in built for s in b.skipped]
-    if skipped:
-        tables.append(_made(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
-    return tuple(tables)
+        tables[BOXES_NAME] = _in_index_order(boxes, index)
+    entries = [
+        _written(work_folder, name, len(rows), (table_header(rows.dtype, len(rows)), rows.tobytes()))
+        for name, rows in tables.items()
+    ]
+    if skipped := [asdict(image) for shard in built for image in shard.skipped]:
+        entries.append(_written(work_folder, QUARANTINE_NAME, len(skipped), [canonical_json(skipped)]))
+    return tuple(entries)
 
 
-def _placed(boxes: Rows, index: Rows) -> Rows:
-    """Return the boxes in the order of the index, without those of images that are not in it."""
+def _in_index_order(boxes: Rows, index: Rows) -> Rows:
+    """Return the boxes in the order of the index, without those of images not in it."""
     by_key = np.argsort(index["key"], kind="stable")
     sorted_keys = index["key"][by_key]
     at = np.minimum(np.searchsorted(sorted_keys, boxes["key"]), len(sorted_keys) - 1)
@@ -165,13 +168,8 @@ def _placed(boxes: Rows, index: Rows) -> Rows:
     return in_order
 
 
-def _table(rows: Rows) -> Iterator[bytes]:
-    yield table_header(rows.dtype, len(rows))
-    yield rows.tobytes()
-
-
-def _made(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
-    """Write a file in the run's folder, flushed, and return its entry."""
+def _written(work_folder: WorkFolder, name: str, records: int, parts: Iterable[bytes]) -> FileEntry:
+    """Write and flush a file in the run's folder; return its entry."""
     path = work_folder.run / name
     with naming(path), path.open("xb") as file:
         file.writelines(parts)
@@ -180,19 +178,18 @@ def _made(work_folder: WorkFolder, name: str, records: int, parts: Iterable[byte
 
 
 def publish_tables(work_folder: WorkFolder, names: Collection[str]) -> None:
-    """Publish those of the built tables."""
     for name in names:
         publish(work_folder.run / name, work_folder.output / name)
 
 
 def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator[Rows]:
-    """Yield each shard's rows with the records' content digests. Raises ManifestDamaged if they changed."""
+    """Yield each shard's rows, with content digests. Raises ManifestDamaged if they changed."""
 
     def row_of(width: int) -> np.dtype[np.void] | None:
         key_bytes = width - row_dtype(1).itemsize + 1
         return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
-    for shard in (each for each in built if each.records):  # without rows the columns are unknown
+    for shard in (each for each in built if each.records):  # the key width of empty shards is unknown
         yield _rows_in(work_folder, shard.name + ".rows", shard.rows_sha256, shard.records, row_of)
 
 
@@ -210,7 +207,7 @@ def _rows_in(
 def index_of(
     work_folder: WorkFolder, planned: Plan, built: Sequence[BuiltShard], *, offsets: bool = True
 ) -> Rows:
-    """Return the index, of the rows of all shards. Without ``offsets`` it is that of format 1.0."""
+    """Return the index of all shards' rows. Format 1.0 has no ``offsets``."""
     index = np.zeros(sum(b.records for b in built), index_dtype(planned.key_bytes, offsets=offsets))
     names = list(index.dtype.names or ())
     start = 0
@@ -227,7 +224,7 @@ def column_entry(
     *,
     offsets: bool = True,
 ) -> ColumnEntry:
-    """Write the table of a column, of its parts in order, into the run's folder; return the column."""
+    """Write a column's table, from its parts in order, into the run's folder; return the column's entry."""
     name, row, of_built = table_name(field.name), column_row(field, offsets=offsets), built_row(field)
     records = sum(part.records for part in built)
 
@@ -248,7 +245,7 @@ def column_entry(
 
     return ColumnEntry(
         field,
-        _made(work_folder, name, records, table()),
+        _written(work_folder, name, records, table()),
         tuple(part.shard for part in built if part.shard),
         content_root(rows["digest"].tobytes() for rows in parts()),
     )
@@ -256,7 +253,7 @@ def column_entry(
 
 @dataclass(frozen=True, slots=True)
 class SkippedCause:
-    """A cause: ``count`` images, and the key of the ``first``."""
+    """A cause for which ``count`` images were left out, and the key of the ``first``."""
 
     cause: str
     count: int
@@ -270,8 +267,8 @@ class SkippedCause:
 class SkippedImages:
     """The images that were left out.
 
-    ``count`` is their number, and ``causes`` has a :class:`SkippedCause` for each cause, the most frequent
-    first. ``emptied`` are the names of the classes that have no image left: they keep their labels.
+    ``count`` is their number. ``causes`` has a :class:`SkippedCause` for each cause, the most frequent first.
+    ``emptied`` has the names of the classes left without images; they keep their labels.
     """
 
     count: int = 0
@@ -280,12 +277,12 @@ class SkippedImages:
 
     def __str__(self) -> str:
         """Return "12 images: 7 not an image (first: a/b.txt), 5 truncated (first: a/c.jpg)"."""
-        images = f"{self.count:,} image" + ("s" if self.count != 1 else "")
+        images = count_of(self.count, "image")
         return f"{images}: {', '.join(map(str, self.causes))}" if self.causes else images
 
 
 def sum_up(skipped: Sequence[SkippedImage], entries: Entries, labels: LabelSpace) -> SkippedImages:
-    """Return the summary of the images that were left out of ``entries``."""
+    """Summarise the images that were left out of ``entries``."""
     if not skipped:
         return SkippedImages()
     keys = defaultdict(list)

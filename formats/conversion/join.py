@@ -1,6 +1,6 @@
-"""Joining columns to a finished dataset: their files are added, and the manifest is replaced last.
+"""Joins of columns to a finished dataset: their files are added, and the manifest is replaced last.
 
-The values are those of arrays, tables or other datasets, matched by the records' keys.
+The values come from arrays, tables or other datasets, and are matched to records by key.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     unlisted_columns,
 )
-from shardprep.formats.shards.dataset import Dataset, open_unreplaced, refuse_folder_of_splits, splits_of
+from shardprep.formats.shards.dataset import open_unreplaced, refuse_folder_of_splits, splits_of
 from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import Extent
 from shardprep.formats.shards.tables import checked_index
@@ -75,7 +75,7 @@ Built = tuple[BuiltColumn, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class JoinJob(DecodesNothing, PublishingJob):
-    """All that a worker needs to build columns of the shard that has these ``keys``. Picklable."""
+    """Everything a worker needs to build columns for the shard with these ``keys``. Picklable."""
 
     keys: Keys
     columns: tuple[JoinedColumn, ...]
@@ -93,16 +93,17 @@ class JoinJob(DecodesNothing, PublishingJob):
         return built
 
     def key_at(self, place: int) -> str:
-        """Return the key of the record at that place, or of the last one."""
         key: bytes = self.keys[min(place, len(self.keys) - 1)]
         return key.decode()
 
     def _finished(self) -> Built | None:
-        """Return the columns of a finished job if all their files are as they were written."""
+        """Return the columns of a finished job if all their files are unchanged, else None."""
         try:
             commit = parse_canonical_json(self.beside(JOINED_SUFFIX).read_bytes())
             built = tuple(BuiltColumn(**column) for column in commit["columns"])
-            is_intact = all(column.is_intact(self.output, self.work_folder) for column in built)
+            shards = [column.shard for column in built if column.shard]
+            is_intact = all(column.has_rows(self.work_folder) for column in built)
+            is_intact = is_intact and all(shard.is_in(self.output) for shard in shards)
             return built if commit["plan"] == self.plan and is_intact else None
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
@@ -122,7 +123,7 @@ class JoinJob(DecodesNothing, PublishingJob):
 def requested(
     columns: Mapping[str, str | os.PathLike[str]], manifest: Manifest, keys: Keys
 ) -> list[JoinedColumn]:
-    """Return the columns to join to the dataset with these keys, in order. Raises UsageError, DataError."""
+    """Return the columns to join to a dataset with these keys, in order. Raises UsageError, DataError."""
     if not columns:
         raise UsageError("name at least one column to join")
     choices = [column_choice(name, "NAME or NAME:KIND") for name in columns]
@@ -149,7 +150,7 @@ def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) ->
 
 
 def _parts(origin: str) -> tuple[Path, str]:
-    """Return the path, and the name of a column in it after the last ``#``, empty without one."""
+    """Split PATH#COLUMN at the last ``#``. The column is empty if there is none, or such a path exists."""
     path = user_path(origin)
     if path.exists() or "#" not in origin:
         return path, ""
@@ -157,7 +158,7 @@ def _parts(origin: str) -> tuple[Path, str]:
     return user_path(place), part
 
 
-ROW_BYTES = 64  # of a column's table, its rows with digests, and a container, for each value
+ROW_BYTES = 64  # per value, in a column's table, its rows with digests, and a container
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Joined:
         path: The dataset's folder.
         manifest: Its manifest, now with the columns.
         added: Names of the new columns.
-        rebuilt: Names of the damaged files of columns joined before, which have their old bytes again.
+        rebuilt: Names of damaged files of columns joined before, which now have their old bytes again.
     """
 
     path: Path
@@ -186,28 +187,28 @@ def join(
 ) -> Joined:
     """Add columns to a finished dataset. After a kill at any point, the same call finishes the work.
 
-    No file of the dataset is written again: those of the columns are added, and last the manifest is replaced
-    at once. A dataset that is already open continues without the columns. The ``content_root`` is that of a
-    dataset that was converted with the same columns. Columns that were joined before with the same values
-    stay as they are, and their damaged files are rebuilt.
+    No file of the dataset is rewritten: the columns' files are added, and finally the manifest is replaced
+    atomically. An already open dataset continues without the columns. The ``content_root`` is the same as if
+    the dataset had been converted with these columns. Columns joined before with the same values are kept,
+    and their damaged files are rebuilt.
 
     Args:
         dataset: Folder of one split.
-        columns: Maps "NAME" or "NAME:KIND" to where the values come from: the folder of a dataset, for its
-            images, or "FOLDER#COLUMN" for one of its columns; a ``.npy`` file with a row for each record, in
+        columns: Maps "NAME" or "NAME:KIND" to the source of the values: the folder of a dataset, for its
+            images, or "FOLDER#COLUMN" for one of its columns; a ``.npy`` file with one row per record, in
             stored order; or a table (``.csv``, ``.tsv``, ``.jsonl``) with a column of keys or paths (``key``,
             ``file_name``, ``path``, …) and a column NAME, or another as "FILE#COLUMN". Datasets and tables
-            have one partner for each record, matched by key, or by key or file name without extension where
-            these are unique.
+            have one partner per record, matched by key, or by key or file name without extension if these
+            are unique.
         workers: Number of processes; None is one per usable CPU, 0 works in this process.
         progress: Receives the progress; None shows a bar in a notebook.
 
     Returns:
-        The columns, and whether they were joined already.
+        The dataset's new manifest, and the names of added columns and rebuilt files.
 
     Raises:
-        UsageError: A column exists with different values, or an argument is not valid.
-        SourceIncomplete: A record has no partner, or a partner no record; it names one.
+        UsageError: A column exists with different values, or an argument is invalid.
+        SourceIncomplete: A record has no partner, or a partner has no record; the error names one.
         DataError: The dataset or the values are damaged.
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
@@ -251,7 +252,7 @@ def join(
 
 
 def _new(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> list[JoinedColumn]:
-    """Return the columns that the dataset lacks. Raises UsageError for one that it has with other values."""
+    """Return the columns that the dataset lacks. Raises UsageError if it has one with different values."""
     known, schema = manifest.source.get(JOINED, []), manifest.schema
     new = [one for one in columns if one.field.name not in schema]
     for one in columns:
@@ -263,10 +264,10 @@ def _new(columns: Sequence[JoinedColumn], manifest: Manifest, path: Path) -> lis
 
 
 def _bytes_to_write(path: Path, manifest: Manifest, columns: Sequence[JoinedColumn]) -> int:
-    """Return about how many bytes the columns take that are not there yet.
+    """Estimate how many more bytes the columns take.
 
-    Values in a table are in the work folder, too, until the end. What a join left that was not finished is
-    kept, or removed first.
+    Values in a table are also in the work folder until the end. The files of an unfinished join count as
+    there: they are kept or removed first.
     """
     sizes = [one.values.size() * (2 if one.field.is_fixed else 1) for one in columns]
     listed = {file.name for file in manifest.files}
@@ -282,10 +283,10 @@ def _built(
     columns: Sequence[JoinedColumn],
     runner: JobRunner,
 ) -> list[ColumnEntry]:
-    """Begin the join, or go on with it, and return the columns with their files published.
+    """Begin or resume the join; publish the columns' files, and return the columns.
 
-    Files of another join that was not finished are removed. Raises PlanMismatch for a table that differs from
-    that in the manifest.
+    Removes the files of a different, unfinished join. Raises PlanMismatch for a table that differs from the
+    manifest's.
     """
     output, custody = work_folder.output, [dict(one.custody) for one in columns]
     fields = [one.field.to_json() for one in columns]
@@ -329,7 +330,7 @@ def _built(
 
 
 def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
-    """Whether a join to the dataset was begun there, and its manifest not published. Raises OSError."""
+    """Whether the work folder has an unfinished join to this dataset. Raises OSError."""
     with suppress(FileNotFoundError, ValueError):
         begun = parse_canonical_json((work_folder.folder / PLAN_NAME).read_bytes())
         return isinstance(begun, dict) and begun.get(JOINED_TO) == manifest.root
@@ -339,7 +340,6 @@ def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
 def _with_columns(
     manifest: Manifest, added: Sequence[JoinedColumn], entries: Sequence[ColumnEntry]
 ) -> Manifest:
-    """Return the manifest with the entries of the added columns."""
     fields, custody = [one.field for one in added], [dict(one.custody) for one in added]
     new = [entry for entry in entries if entry.field in fields]
     columns = DatasetColumns((*manifest.column_entries, *new), manifest.records_root, manifest.has_images)
@@ -349,7 +349,7 @@ def _with_columns(
 
 @dataclass(frozen=True)
 class JoinedColumn:
-    """A column to join: its field, its values, and their source for the manifest."""
+    """A column to join, with its values, and their source for the manifest."""
 
     field: Field
     values: FileValues | DatasetValues
@@ -361,10 +361,10 @@ KINDS = "biuf"  # of dtypes: bool, signed, unsigned, float
 
 
 def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
-    """Return the column of the array in a .npy file, [records, …] of bool, int, uint or float.
+    """Return the column in a .npy file: an array [records, …] of bool, int, uint or float.
 
-    Numbers, one for each record, become the kind int or float; others an array of the rows' dtype and shape.
-    Raises UsageError, SourceDamaged, and SourceIncomplete for another number of rows.
+    One number per record becomes the kind int or float; other rows become arrays of their dtype and shape.
+    Raises UsageError, SourceDamaged, and SourceIncomplete for a wrong number of rows.
     """
     with ArchiveFile(path) as file:
         with foreign_file(path, "write it with numpy.save"):
@@ -396,7 +396,7 @@ def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _field_of(path: Path, choice: ColumnChoice, dtype: np.dtype[Any], row: tuple[int, ...]) -> Field:
-    """Return the column for such rows. Raises UsageError for a kind that cannot hold them."""
+    """Return the field for such rows. Raises UsageError if the chosen kind cannot hold them."""
     exact = f"{dtype.newbyteorder('=').name}[{','.join(map(str, row))}]"
     fits = [exact]
     if not row and dtype.kind != "b":
@@ -416,9 +416,9 @@ def _encoded_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], dat
 
 @dataclass(frozen=True)
 class FileValues:
-    """The values of a column for some records, in their stored order, ``encoded`` from rows of a file.
+    """A column's values for some records, in stored order, ``encoded`` from rows of a file. Picklable.
 
-    A row has an offset and a length in bytes. Picklable.
+    Each row has an offset and a length in bytes.
     """
 
     path: Path
@@ -428,24 +428,23 @@ class FileValues:
     encoded: Callable[[bytes], bytes]
 
     def only(self, first: int, last: int) -> FileValues:
-        """Return the values of the records from ``first`` to before ``last`` alone."""
+        """Return the values of the records [first, last)."""
         return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
 
     def size(self) -> int:
-        """Return about how many bytes all values take."""
+        """Return the approximate size of all values in bytes."""
         return int(self.lengths.sum())
 
     @contextmanager
     def opened(self) -> Iterator[Callable[[int], bytes]]:
-        """Open the values for this process; the context's function returns one, by its number."""
+        """Open the values in this process; yield a function that returns a value by its number."""
         with ArchiveFile(self.path, self.identity) as file:
-            yield partial(self._value, file)
-
-    def _value(self, file: ArchiveFile, number: int) -> bytes:
-        return row_at(file, int(self.lengths[number]), int(self.offsets[number]), self.encoded)
+            yield lambda number: row_at(
+                file, int(self.lengths[number]), int(self.offsets[number]), self.encoded
+            )
 
     def where(self, number: int) -> str:
-        """Return the place of a value, for messages."""
+        """Describe the place of a value, for messages."""
         return f"{self.path}, the row at byte {self.offsets[number]}"
 
 
@@ -453,11 +452,11 @@ Keys = npt.NDArray[np.bytes_]
 
 
 def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
-    """Return for each record the place of its partner, int64; ``path`` is that of the partners.
+    """Return the position of each record's partner, int64. ``path`` is the partners', for messages.
 
-    Partners have the records' keys, or these without extensions, or the names of their files without
-    extensions: the first that gives each record one partner, and each partner one record. Raises
-    SourceIncomplete, which names a record without a partner, or a partner without a record.
+    Matches by key, by key without extension, or by file name without extension, whichever first gives each
+    record one partner and each partner one record. Raises SourceIncomplete, which names a record without a
+    partner, or a partner without a record.
     """
     closest, most = (keys, partners), -1
     for mine, others in zip(_forms(keys), _forms(partners), strict=True):
@@ -504,10 +503,7 @@ def _file_name(key: bytes) -> bytes:
 
 
 def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
-    """Return the column of the dataset in ``folder``, or of its split of that name.
-
-    ``column`` is the name of one of its columns, empty for its images.
-    """
+    """Return a column of the dataset in ``folder``, or in its folder of this split; "" is the images."""
     folder = splits_of(folder).get(split, folder)
     manifest = read_manifest(folder)
     if not column and not manifest.has_images:
@@ -523,7 +519,7 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
 
 @dataclass(frozen=True)
 class DatasetValues:
-    """The values of the records ``places`` of the dataset in ``folder``, as :class:`FileValues` has them."""
+    """The values of the records ``places`` of another dataset, with the methods of :class:`FileValues`."""
 
     folder: Path
     root: str
@@ -541,13 +537,11 @@ class DatasetValues:
     @contextmanager
     def opened(self) -> Iterator[Callable[[int], bytes]]:
         with open_unreplaced(self.folder, self.root) as dataset:
-            yield partial(self._value, dataset)
-
-    def _value(self, dataset: Dataset, number: int) -> bytes:
-        place = int(self.places[number])
-        if not self.column:
-            return dataset[place].image
-        return dataset.columns.data(self.column, dataset.place(place))
+            if self.column:
+                columns = dataset.columns
+                yield lambda number: columns.data(self.column, dataset.place(int(self.places[number])))
+            else:
+                yield lambda number: dataset[int(self.places[number])].image
 
     def where(self, number: int) -> str:
         return f"{self.folder}, record {self.places[number]}"
@@ -557,7 +551,7 @@ KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
 
 
 def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> JoinedColumn:
-    """Return the column under ``header`` of a table with a column of keys; its kind may be guessed."""
+    """Return the column ``header`` of a table with a column of keys; guess its kind if none is chosen."""
     table = GrowingTable(np.dtype([("key", "S1"), ("offset", "<i8"), ("length", "<i8")]))
     line = 1  # 0 between two rows
     with ArchiveFile(path) as file:
@@ -587,7 +581,7 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
 
 
 def _first_in(form: TableForm, names: Sequence[str], missing: str) -> str:
-    """Return the first of the names that is a column's. Raises ValueError, which says what is missing."""
+    """Return the first of the names that a column has. Raises ValueError, which says what is missing."""
     found = next((name for name in names if name in form.names), None)
     if found is None:
         raise ValueError(f"has no {missing}: {', '.join(form.names)[:200]}")

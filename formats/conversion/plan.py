@@ -1,4 +1,4 @@
-"""The plan: the shard of each image, and their order. A pure function of listing and options."""
+"""The plan: the order of the images, and their shards. A pure function of listing and options."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ MAX_SHORTER_SIDE = 8192
 class PlanOptions:
     """Options of a conversion that decide the bytes of its output.
 
-    Images stay as they are, byte for byte, unless ``crop_ready`` or ``shorter_side`` is given.
+    Images keep their bytes unless ``crop_ready`` or ``shorter_side`` is given.
 
     Args:
         container: "lmdb" or "hdf5"; "tar" for images that stay in the official tar, in the order "archive".
         shard_size: Image bytes per shard, at most 4 GiB.
-        order: "shuffled", a permutation by ``seed``, or "key", sorted by key. Images in their archive have
-            "archive", saved items "given" or "given-shuffled".
+        order: "shuffled", a permutation by ``seed``, or "key", sorted by key. Images that stay in their
+            archive have "archive", saved items "given" or "given-shuffled".
         seed: Seed of the order, 0 to 2**64 - 1.
         on_bad_image: "fail" raises BadImage; "skip" leaves the image out and lists it in quarantine.json.
         decode_check: Whether an image that does not decode is a bad image, too.
-        crop_ready: Whether to re-encode JPEGs losslessly, in segments: a crop is decoded without the rest.
+        crop_ready: Whether to re-encode JPEGs losslessly in segments, so that crops decode without the rest.
         shorter_side: Pixels of the shorter side to which larger images are shrunk and encoded as crop-ready
             JPEGs, which is lossy; None keeps their size.
         quality: JPEG quality for ``shorter_side``, 1 to 100.
 
     Raises:
-        UsageError: A value is not valid.
+        UsageError: A value is invalid.
     """
 
     container: str = "lmdb"
@@ -95,22 +95,22 @@ class PlanOptions:
 
     @property
     def transcodes(self) -> bool:
-        """Whether images may be stored with other bytes than the source has."""
+        """Whether stored images may have different bytes than in the source."""
         return self.crop_ready or self.shorter_side is not None
 
     @property
     def transcoder(self) -> str:
-        """The programs that make other bytes of images, and their versions. Raises OperationError."""
+        """The programs that re-encode images, and their versions. Raises OperationError."""
         if not self.transcodes:
             return ""
-        # A plan takes 40 MB less where nothing needs OpenCV.
+        # Imported here because OpenCV takes 40 MB.
         from shardprep.formats.images.crop_ready import encoder_version, jpegtran_version
 
         programs = [jpegtran_version()] if self.crop_ready else []
         return "; ".join([*programs, encoder_version()] if self.shorter_side is not None else programs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that decide the bytes: those of transcoding only where it is asked for."""
+        """Return the options, those of re-encoding only if it is asked for."""
         values = asdict(self)
         if self.shorter_side is None:
             del values["shorter_side"], values["quality"]
@@ -121,7 +121,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A shard to build: its name, and its records as positions ``first`` … ``last`` of the order."""
+    """A shard to build from the records at positions ``first`` (inclusive) to ``last`` (exclusive)."""
 
     name: str
     number: int
@@ -131,20 +131,20 @@ class PlannedShard:
 
     @property
     def records(self) -> int:
-        """The number of records, before bad ones are left out."""
+        """The number of records, including bad ones."""
         return self.extent.records
 
     @property
     def size(self) -> int:
-        """The most bytes that the records can have."""
+        """An upper bound of the records' bytes."""
         return self.extent.payload_bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole conversion: ``entries[order[i]]`` is the record at position *i* of the output.
+    """A whole conversion, in which ``entries[order[i]]`` is the record at position *i* of the output.
 
-    ``digests`` has the plan's digest for each policy for bad images.
+    ``digests`` maps each policy for bad images to the digest of the plan with that policy.
     """
 
     listing: Listing
@@ -157,27 +157,26 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything that decides the output except the images' bytes."""
+        """The SHA-256 of all that decides the output, except the images' bytes."""
         return self.digests[self.options.on_bad_image]
 
     @property
     def work_digest(self) -> str:
-        """The same for any policy for bad images, which decides nothing about shards without them."""
+        """The digest of unfinished work: any policy for bad images gives the same shards without them."""
         return self.digests[BAD_IMAGE_POLICIES[0]]
 
     @property
     def has_labels(self) -> bool:
-        """Whether any record has a label."""
         return bool((self.listing.entries["label"] >= 0).any())
 
     @property
     def in_place(self) -> WholeArchive | None:
-        """The archive that the images stay in; None where the shards have them."""
+        """The archive in which the images stay; None if the shards contain them."""
         return self.listing.reader.archive if self.options.container == IN_PLACE else None
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The region of each shard in the archive that the images stay in; empty without one."""
+        """Each shard's region of the archive in which the images stay; empty without one."""
         if (archive := self.in_place) is None:
             return ()
         last = self.listing.entries[self.order[[shard.last - 1 for shard in self.shards]]]
@@ -189,10 +188,10 @@ class Plan:
 
 
 def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = FORMAT_VERSION) -> Plan:
-    """Return the plan, which is the same on every platform and for any order of the entries.
+    """Plan a conversion, with the same result on every platform and for any order of the entries.
 
-    ``version`` is that of the format: an earlier one plans the repair of an earlier dataset. Takes 16 bytes
-    per entry in addition to the listing. Raises UsageError for an empty listing.
+    An earlier format ``version`` plans the repair of an earlier dataset. Takes 16 bytes per entry in addition
+    to the listing. Raises UsageError for an empty listing.
     """
     entries = listing.entries
     if not len(entries):
@@ -229,18 +228,15 @@ def _order(entries: Entries, options: PlanOptions) -> npt.NDArray[np.uint32]:
     if options.order in ITEM_ORDERS:
         numbers = np.arange(len(entries), dtype=np.uint32)
         return numbers if options.order == GIVEN else numbers[permutation(len(entries), options.seed)]
-    if options.order == ARCHIVE_ORDER:
-        return np.argsort(entries["offset"], kind="stable").astype(np.uint32)
-    by_key = np.argsort(entries["key"], kind="stable").astype(np.uint32)
-    if options.order == "key":
-        return by_key
-    return by_key[permutation(len(entries), options.seed)]
+    column = "offset" if options.order == ARCHIVE_ORDER else "key"
+    in_order = np.argsort(entries[column], kind="stable").astype(np.uint32)
+    return in_order[permutation(len(entries), options.seed)] if options.order == "shuffled" else in_order
 
 
 def spans(lengths: npt.NDArray[np.int64], shard_size: int) -> Iterator[tuple[int, int]]:
-    """Return the first record of each shard and the one after its last, given the records' lengths in bytes.
+    """Return each shard's range of records [first, last), given the records' lengths in bytes.
 
-    A shard has at least one record, and is filled until the next would exceed ``shard_size``.
+    A shard has at least one record, and is filled until the next record would exceed ``shard_size``.
     """
     ends = np.cumsum(lengths)
     bounds = [0]
@@ -278,13 +274,13 @@ def _digest(
 
 
 def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield an order in pieces, whose entries take little memory."""
+    """Yield an order in blocks whose entries take little memory."""
     return (order[start : start + (1 << 16)] for start in range(0, len(order), 1 << 16))
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionPart:
-    """Part ``number`` of ``of``, counted from 1. Raises UsageError if there is no such part."""
+    """Part ``number`` of ``of`` parts, counted from 1. Raises UsageError if there is no such part."""
 
     number: int
     of: int
@@ -296,7 +292,7 @@ class ConversionPart:
     def shares(self, plans: Iterable[Plan]) -> Iterator[tuple[PlannedShard, ...]]:
         """Yield this part's shards of each plan.
 
-        Shards are dealt out one by one, over all plans, so that two parts differ by one shard at most.
+        Shards are dealt out one by one over all plans, so parts differ by at most one shard.
         """
         before = 0
         for plan in plans:
@@ -305,7 +301,7 @@ class ConversionPart:
 
 
 def versions_for(options: PlanOptions) -> dict[str, str]:
-    """Return the versions and settings of this machine that decide the bytes of shards with these options."""
+    """Return this machine's versions and settings that affect the bytes of shards with these options."""
     found = {"shardprep": version("shardprep")}
     found |= {name: str(value) for name, value in container(options.container).library().items()}
     return found | ({"transcoder": options.transcoder} if options.transcodes else {})
@@ -314,9 +310,9 @@ def versions_for(options: PlanOptions) -> dict[str, str]:
 def check_machine(
     home: Mapping[str, str], options: PlanOptions, run: Path, reader: ByteReader, entries: Entries
 ) -> None:
-    """Raise OtherMachine unless this machine can build a shard to the bytes of the one that planned it.
+    """Raise OtherMachine unless this machine builds the same bytes as the one that planned the shard.
 
-    ``home`` has that machine's versions, and ``run`` is a folder that it made. The first entry is read.
+    ``home`` has that machine's versions; ``run`` is a folder that it made. Reads the first entry.
     """
     refuse_other_versions(home, versions_for(options), "conversion")
     if not run.is_dir():

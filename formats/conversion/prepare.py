@@ -1,4 +1,4 @@
-"""Preparation of a conversion: list and plan each split, and check the output."""
+"""Preparation of a conversion: listing and planning the splits, and checking the outputs."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from shardprep.formats.storage.store import SCHEMES, Location, path_or_place
 
 
 def refuse_other_shape(output: Path, split: str | None) -> None:
-    """Raise UsageError for a dataset, begun or finished, in the place of a folder of splits, or the reverse.
+    """Raise UsageError if ``output`` is a dataset instead of a folder of splits, or the other way round.
 
-    ``output`` is to be a folder of splits if ``split`` is None. A file in its place is refused, too.
+    It should be a folder of splits if ``split`` is None. Unfinished datasets count. A file is refused, too.
     """
     if os.path.lexists(output) and not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
@@ -73,9 +73,9 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> None:
-    """Raise NoSpace unless as many bytes fit into each output folder; all lie on one file system.
+    """Raise NoSpace unless these bytes fit into the output folders, which are on one file system.
 
-    A run that works ``alone`` removes the leftovers of killed runs first; others may be alive.
+    A run that works ``alone`` counts the leftovers of killed runs as free, because it removes them first.
     """
     if not bytes_to_write:
         return
@@ -92,7 +92,7 @@ def check_room(bytes_to_write: Mapping[Path, int], *, alone: bool = True) -> Non
 
 
 def refuse_network(output: Path, kind: str) -> None:
-    """Raise UsageError for LMDB on a network file system: LMDB maps its file, which is not coherent there."""
+    """Raise UsageError for LMDB on a network file system, where its memory-mapped file is not coherent."""
     found = filesystem_type(output)
     if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or found.startswith("fuse.")):
         raise UsageError(
@@ -103,9 +103,9 @@ def refuse_network(output: Path, kind: str) -> None:
 
 
 def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str = "a conversion") -> None:
-    """Raise UsageError for a folder in the source, or with other contents than unfinished work.
+    """Raise UsageError for an output in the source, or one that contains anything but unfinished work.
 
-    ``work`` names this work in the error. Raises OSError for a place that cannot be written to.
+    ``work`` names this work in the error. Raises OSError if the output is not writable.
     """
     parent = existing_folder(output)
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -120,13 +120,13 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
         return
     if not output.is_dir():
         raise UsageError("is not a folder; choose another output", path=output)
-    # In this order: another part of the conversion may begin meanwhile, its work folder first.
+    # In this order: another part of the conversion may start in between, and makes its work folder first.
     if any(output.iterdir()) and not (output / WORK_FOLDER_NAME).exists():
         raise UsageError(f"is not empty, and is not {work} begun here; choose another output", path=output)
 
 
 MOST_NAMED = 5  # classes in one line
-IN_PLAN = ("key", "label", "length")  # columns of the entries that the plan's digest covers
+IN_PLAN = ("key", "label", "length")  # columns of the entries covered by the plan's digest
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class ConvertOptions:
     Args:
         allow_partial: Whether to accept a wrong number of images.
         restart: Whether to discard unfinished work.
-        check_md5: Whether to check the MD5 of official archives first, which reads them whole; the manifest
-            keeps them under its root.
+        check_md5: Whether to check the MD5 sums of official archives first, which reads them completely; the
+            manifest stores the sums under its root.
         allow_network_fs: Whether to build LMDB even on a network file system.
     """
 
@@ -149,9 +149,9 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, listed and planned; ``output`` is the folder of its dataset.
+    """One split, listed and planned. ``output`` is the dataset's folder.
 
-    ``shards`` are those of the plan that are to be built: all, or the share of one part.
+    ``shards`` are the plan's shards to build: all, or one part's.
     """
 
     output: Path
@@ -165,12 +165,12 @@ class PreparedSplit:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the output has a manifest, by now."""
+        """Whether the output has a manifest now."""
         return (self.output / MANIFEST_NAME).exists()
 
     @contextmanager
     def begun(self, *, shared: bool = False) -> Iterator[WorkFolder | None]:
-        """Lock the output and begin the work there, or go on; None if it is finished."""
+        """A context that locks the output, and begins or resumes work there; None if it is finished."""
         if not self.is_finished:
             with WorkFolder(self.output, shared=shared) as work_folder:
                 if not self.is_finished:  # another run may have finished it since
@@ -180,18 +180,18 @@ class PreparedSplit:
         yield None
 
     def most_bytes(self, shards: Iterable[PlannedShard]) -> int:
-        """Return an upper bound of the size of these shards and of the tables."""
+        """Return an upper bound of the size of the tables and these shards."""
         kind, planned = container(self.planned.options.container), self.planned
         tables = len(planned.order) * (index_dtype(planned.key_bytes).itemsize + 32)
         return tables + sum(kind.bytes_needed(shard.extent) for shard in shards)
 
     def bytes_to_write(self, shards: Iterable[PlannedShard]) -> int:
-        """Return the most bytes that the missing ones of these shards take."""
+        """Return an upper bound of the bytes still to write for these shards."""
         missing = (shard for shard in shards if not (self.output / shard.name).exists())
-        return self.most_bytes(()) + self.most_bytes(missing)  # rows are in the work folder until the end
+        return self.most_bytes(()) + self.most_bytes(missing)  # at the end, rows exist in both folders
 
     def check_output(self, folders: Iterable[Path], options: ConvertOptions, problems: Problems) -> None:
-        """Add to ``problems`` why the split cannot be converted there; ``folders`` are the source's."""
+        """Add to ``problems`` why the split cannot be written; ``folders`` are the source's."""
         if self.is_finished:
             with problems.collected():
                 self.finished_manifest()
@@ -205,16 +205,16 @@ class PreparedSplit:
                 refuse_network(self.output, self.planned.options.container)
 
     def finished_manifest(self) -> Manifest:
-        """Return the finished output's manifest. Raises PlanMismatch if it is of another plan, DataError."""
+        """Return the finished output's manifest. Raises DataError; PlanMismatch if the plan was another."""
         manifest = read_manifest(self.output)
         self.refuse_other(manifest, self.output)
         return manifest
 
     def refuse_other(self, manifest: Manifest, place: str | os.PathLike[str]) -> None:
-        """Raise PlanMismatch if the finished dataset at a place is of another plan.
+        """Raise PlanMismatch if the finished dataset at ``place`` was made with another plan.
 
-        The policy for bad images counts if any was skipped. Options of the source count only where they made
-        other images.
+        The policy for bad images matters only if images were skipped, the options of the source only if they
+        lead to different images.
         """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
         begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
@@ -232,7 +232,7 @@ class PreparedSplit:
             )
 
     def guard(self) -> dict[str, Any]:
-        """Return the values that must be equal when a conversion is resumed, by names that users know."""
+        """Return the values that must not change until the conversion is finished, by users' names."""
         planned, entries = self.planned, self.listing.entries
         times = hashlib.sha256()
         for rows in blocks(planned.order):
@@ -240,7 +240,7 @@ class PreparedSplit:
                 times.update(entries[column][rows].tobytes())
         writer = {"shardprep": version("shardprep"), **container(planned.options.container).library()}
         options = planned.options.to_json() | dict(self.listing.options)
-        del options["on_bad_image"]  # it only concerns shards that are not built
+        del options["on_bad_image"]  # it does not affect finished shards
         return options | {
             "split": self.listing.split,
             "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
@@ -251,10 +251,10 @@ class PreparedSplit:
 
 
 class Conversion:
-    """A conversion with the arguments of :func:`.convert.convert`: options that are None take their defaults.
+    """A conversion with the arguments of :func:`.convert.convert`; None options take their defaults.
 
-    ``part`` is None for all of it. ``kept_shards`` is the number of shards that lie in the output at a time,
-    None for all. Raises UsageError.
+    ``part`` is None for the whole conversion. ``kept_shards`` is the number of shards in the output at a
+    time, None for all. Raises UsageError.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Conversion:
             )
 
     def source(self, progress: Progress) -> Source:
-        """Return the source, and note it. Raises UsageError, DataError, OSError."""
+        """Recognise the source, and note its description. Raises UsageError, DataError, OSError."""
         found = recognise(
             self.path,
             split=self.split,
@@ -300,22 +300,22 @@ class Conversion:
         return found
 
     def outputs(self, source: Source) -> dict[str, Path]:
-        """Return the folder of each split that is asked for."""
+        """Return the folder of each requested split."""
         if self.split:
             return {self.split: self.output}
         return {split: self.output / split for split in source.splits}
 
     def check_outputs(self, source: Source) -> None:
-        """Raise UsageError for an output of another shape, and OutputBusy for one that is in use."""
+        """Raise UsageError for an output of the wrong shape, OutputBusy for one in use."""
         refuse_other_shape(self.output, self.split)
         for path in self.outputs(source).values():
             refuse_busy(path, shared=self.part is not None)
 
     def share_listing(self, source: Source, split: str, output: Path, progress: Progress) -> None:
-        """Read an archive's headers and store their contents, unless another part has; wait while one does.
+        """Store the listing of an archive for all parts, unless another part has; wait while one does.
 
-        A check of MD5 is no part's work for the others, and folders are listed by each part: nothing less
-        says that they have not changed.
+        With an MD5 check, each part reads the archive itself. Each part also lists folders itself, because
+        there is no other way to know that they have not changed.
         """
         is_finished = (output / MANIFEST_NAME).exists()
         known_by = None if is_finished or self.options.check_md5 else source.known_by(split)
@@ -331,7 +331,7 @@ class Conversion:
                 stored.write(listing.entries, work_folder.run)
 
     def _survey(self, source: Source, split: str, output: Path) -> Listing:
-        """Return a split's survey; a part of this conversion may have read the archive's headers already."""
+        """Return a split's listing, from the one that a part of this conversion stored, if any."""
         if self.options.restart or not (output / WORK_FOLDER_NAME).is_dir():
             return source.survey(split)
         known_by = source.known_by(split)
@@ -339,31 +339,36 @@ class Conversion:
         return source.survey(split, entries)
 
     def prepared(self, source: Source, problems: Problems, progress: Progress) -> list[PreparedSplit]:
-        """Return the splits that can be planned; write nothing.
+        """Return the splits that can be planned, without writing anything.
 
-        A problem with one split or output is added to ``problems``, and the others are prepared all the same.
+        Adds the problems of each split and output to ``problems``, and prepares the others all the same.
         """
         outputs = self.outputs(source)
         listings, prepared = [], []
         for split, output in outputs.items():
             with problems.collected():
                 listings.append(self._survey(source, split, output))
-        for found in dict.fromkeys(listing.problems for listing in listings):  # parts of one share theirs
+        for found in dict.fromkeys(listing.problems for listing in listings):  # splits may share theirs
             problems.merge(found)
         for listing in listings:
-            miscounted = Problems()
-            with miscounted.collected():
-                self._check_count(listing)
-            problems.merge(miscounted)
-            if not len(listing.entries) and (miscounted or listing.problems):
-                continue  # why there is no image is said
+            is_short = listing.is_partial and not self.options.allow_partial
+            if is_short:
+                of = "" if listing.expected is None else f", not {listing.expected:,}"
+                detail = f" ({listing.shortfall})" if listing.shortfall else ""
+                message = (
+                    f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; "
+                    "add --allow-partial to convert these"
+                )
+                problems.add(SourceIncomplete(message))
+            if not len(listing.entries) and (is_short or listing.problems):
+                continue  # the problems say why there are no images
             with problems.collected():
                 if self.plan_options.container == IN_PLACE and listing.reader.archive is None:
                     raise UsageError(
                         f"the images of {listing.split} are not in an official tar, and can stay in no other "
                         "archive; convert them with prep convert"
                     )
-                boxes = source.boxes(listing.split, listing.labels)  # errors come before the first shard
+                boxes = source.boxes(listing.split, listing.labels)  # now, to raise errors before any work
                 planned = plan(listing, self.plan_options)
                 prepared.append(PreparedSplit(outputs[listing.split], planned, boxes, planned.shards))
         if self.part:
@@ -382,18 +387,9 @@ class Conversion:
             check_room(needed, alone=self.part is None)
         return prepared
 
-    def _check_count(self, listing: Listing) -> None:
-        if listing.is_partial and not self.options.allow_partial:
-            of = "" if listing.expected is None else f", not {listing.expected:,}"
-            detail = f" ({listing.shortfall})" if listing.shortfall else ""
-            raise SourceIncomplete(
-                f"the split {listing.split} has {count_of(len(listing.entries), 'image')}{of}{detail}; add "
-                "--allow-partial to convert these"
-            )
-
 
 def _note_untrained(prepared: Iterable[PreparedSplit], progress: Progress) -> None:
-    """Show the classes of val that train has no image of: a folder's name may be misspelt."""
+    """Note the classes in val without images in train: a folder's name may be misspelt."""
     listings = {one.listing.split: one.listing for one in prepared}
     if not {"train", "val"} <= listings.keys():
         return

@@ -1,4 +1,4 @@
-"""The job that builds one shard from its plan, on any executor, and publishes its file."""
+"""The job that builds and publishes one shard of a plan, on any executor."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from shardprep.formats.sources.trees import TreeReader
 
 @dataclass(frozen=True, kw_only=True)
 class PublishingJob:
-    """Part of a job that makes files of the kind ``container`` for the ``shard`` of a dataset. Picklable.
+    """Base of jobs that make ``container`` files for one ``shard`` of a dataset. Picklable.
 
-    ``output`` is the dataset's folder, and ``run`` that of unfinished files. The end of the run removes it,
-    and nothing can be published after that. ``expected_sha256`` maps names of files to the SHA-256 that they
-    must have to be published; ``wanted`` are those that are written, None for all.
+    ``output`` is the dataset's folder. ``run`` is the folder of unfinished files; once the end of the run has
+    removed it, nothing can be published. ``expected_sha256`` maps file names to the SHA-256 required for
+    publishing. ``wanted`` has the names of the files to write, None for all.
     """
 
     output: Path
@@ -65,24 +65,23 @@ class PublishingJob:
         return self.output / WORK_FOLDER_NAME
 
     def beside(self, suffix: str) -> Path:
-        """Return the path of the shard's file with that suffix in the work folder."""
+        """Return the path of the shard's file with this suffix in the work folder."""
         return self.work_folder / (self.shard.name + suffix)
 
     def writes(self, name: str) -> bool:
-        """Whether that file is to be written."""
         return self.wanted is None or name in self.wanted
 
     def published(
         self, name: str, built: Path, crcs: npt.NDArray[np.uint32]
     ) -> tuple[str, npt.NDArray[np.uint64]]:
-        """Check the file ``built`` and publish it, or check the one there, which is not to be written.
+        """Check and publish the file ``built``, or check the existing file if it is not written.
 
-        ``crcs`` are the records' checksums. Return the file's SHA-256 and the records' offsets.
+        ``crcs`` are the records' checksums. Returns the file's SHA-256 and the records' offsets.
         """
         final = self.output / name
         if not self.writes(name):
             return self.expected_sha256[name], check_written(final, self.container, crcs)
-        with ThreadPoolExecutor(1) as disk:  # flushes while this thread reads the file back
+        with ThreadPoolExecutor(1) as disk:  # flush while this thread reads the file back
             with starting_thread():
                 flushed = disk.submit(flush_file, built)
             sha256 = hash_file(built)
@@ -102,7 +101,7 @@ class PublishingJob:
 
 
 def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Read a shard back, compare each record's checksum, and return the offsets. Raises CorruptRecord."""
+    """Read a shard back, compare its checksums, and return the records' offsets. Raises CorruptRecord."""
     offsets = np.zeros(len(crcs), np.uint64)
     with Shard(path, kind) as reader:
         for ordinal, crc32c in enumerate(crcs.tolist()):
@@ -117,11 +116,11 @@ def check_written(path: Path, kind: str, crcs: npt.NDArray[np.uint32]) -> npt.ND
 
 @dataclass(frozen=True, slots=True)
 class BuiltColumn:
-    """A finished column of a shard, as in the shard's commit record.
+    """A finished column of a shard, as in the commit record.
 
-    ``rows`` is the file of its rows in the work folder. ``name``, ``size`` and ``sha256`` are those of the
-    column's shard, empty and 0 for values in a table. ``other_sizes`` counts images with another width or
-    height than their record's, and ``first_other`` is the key of the first.
+    ``rows`` is the file of its rows in the work folder. ``name``, ``size`` and ``sha256`` describe the
+    column's shard; they are empty and 0 for values in a table. ``other_sizes`` counts images whose width or
+    height differs from the record's image; ``first_other`` is the key of the first.
     """
 
     rows: str
@@ -134,26 +133,21 @@ class BuiltColumn:
     first_other: str = ""
 
     def has_rows(self, work_folder: Path) -> bool:
-        """Whether the rows are those that were written. Raises OSError."""
+        """Whether the file of the rows is unchanged. Raises OSError."""
         return hash_file(work_folder / self.rows) == self.rows_sha256
-
-    def is_intact(self, output: Path, work_folder: Path) -> bool:
-        """Whether the files are those that were written. Raises OSError."""
-        return self.has_rows(work_folder) and (self.shard is None or self.shard.is_in(output))
 
     @property
     def shard(self) -> FileEntry | None:
-        """The entry of the column's shard; None for values in a table."""
+        """The column's shard; None for values in a table."""
         return FileEntry(self.name, self.size, self.sha256, self.records) if self.name else None
 
 
 def build_column(
     job: PublishingJob, field: Field, values: Iterable[tuple[bytes, bytes, ImageInfo]]
 ) -> BuiltColumn:
-    """Publish the column's shard, unless its values are in a table, and its rows.
+    """Publish a column's rows and, unless its values are in a table, its shard.
 
-    ``values`` are the keys of the job's records, the encoded values, and the properties of the records'
-    images.
+    ``values`` has for each record its key, the encoded value, and the properties of its image.
     """
     stored, others = list[StoredRecord](), list[bytes]()
     for key, value, image in values:
@@ -193,13 +187,13 @@ def build_column(
 
 
 def built_row(field: Field) -> np.dtype[np.void]:
-    """Return the dtype of a row of the column's table with the value's content digest."""
+    """Return the dtype of a row of the column's table plus the value's content digest."""
     return np.dtype([("row", column_row(field)), ("digest", "V32")])
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedImage:
-    """A bad image that was left out on request: its key, its place in the source, and the problem."""
+    """A bad image that was left out on request, with its key, its place in the source, and the problem."""
 
     key: str
     where: str
@@ -223,36 +217,34 @@ class BuiltShard:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """The shard's file, and those of its columns."""
+        """The files of the shard and of its columns."""
         shard = FileEntry(self.name, self.size, self.sha256, self.records)
         return (shard, *(column.shard for column in self.columns if column.shard))
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> BuiltShard:
-        """Return the shard of a commit record."""
         skipped = tuple(SkippedImage(**s) for s in value["skipped"])
         columns = tuple(BuiltColumn(**c) for c in value["columns"])
         return cls(**{**value, "skipped": skipped, "columns": columns})
 
 
 Sample = tuple[StoredRecord, ImageInfo, tuple[bytes, ...]]
-"""A record to store, the properties of its image, and the encoded values of its columns."""
+"""A record to store, its image's properties, and the encoded values of its columns."""
 
 
 def is_other_file(reader: ByteReader, entry: np.void) -> bool:
-    """Whether a bad image is a file in a folder that ``--skip-non-images`` leaves out."""
+    """Whether a bad image is a file that ``--skip-non-images`` would leave out."""
     is_named = entry["path"].decode().lower().endswith(IMAGE_SUFFIXES)
     return isinstance(reader, TreeReader) and not is_named and not begins_as_image(reader.read(entry))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardJob(PublishingJob):
-    """All that a worker needs to build a shard. Picklable.
+    """Everything a worker needs to build a shard. Picklable.
 
-    ``crashes`` maps an image's place among the entries to the signal with which it crashes the
-    decoder. ``region`` is where the images are in the reader's archive, if they stay there. ``home`` has
-    the versions of the machine that planned the shard, if another may build it. ``builder`` does more than
-    :func:`build_shard`, which is None.
+    ``crashes`` maps the position of an image to the signal with which it crashes the decoder. ``region`` is
+    the images' region of the reader's archive, if they stay there. ``home`` has the versions of the machine
+    that planned the shard, if another may build it. ``builder`` replaces :func:`build_shard`.
     """
 
     entries: Entries
@@ -272,24 +264,21 @@ class ShardJob(PublishingJob):
         return self.options.decode_check
 
     def build(self) -> BuiltShard:
-        """Build the shard with its builder. Raises OtherMachine before that."""
+        """Build the shard. Raises OtherMachine if this machine cannot."""
         if self.home is not None:
             check_machine(self.home, self.options, self.run, self.reader, self.entries)
         return (self.builder or build_shard)(self)
 
     def key_at(self, place: int) -> str:
-        """Return the key of the entry at that place, or of the last one."""
         key: bytes = self.entries["key"][min(place, len(self.entries) - 1)]
         return key.decode()
 
     def decode(self, place: int) -> None:
-        """Decode one image, in a process that may crash, unless it is known to. Raises BadImage."""
         if place < len(self.entries) and place not in self.crashes:
             with copy(self.reader) as reader:
                 check_decodes(reader.read(self.entries[place]))
 
     def crashed(self, place: int, signal: str) -> ShardJob:
-        """Return the job with an image that crashes the decoder by that signal."""
         return replace(self, crashes={**self.crashes, place: signal})
 
 
@@ -303,11 +292,11 @@ def shard_jobs(
     home: Mapping[str, str] | None = None,
     builder: Callable[[ShardJob], BuiltShard] | None = None,
 ) -> Iterator[ShardJob]:
-    """Yield the jobs of some of a plan's shards, one at a time, because a job holds its entries.
+    """Yield the jobs of some of a plan's shards, lazily, because each job holds its entries.
 
-    ``expected`` maps the names of shards, and of columns' shards, to the SHA-256 that they must have to be
-    published; ``wanted`` are those that are written, None for all. ``home`` and ``builder`` are those of the
-    jobs, of which the paths are absolute: another process has another current folder.
+    ``expected`` maps the names of shards and columns' shards to the SHA-256 required for publishing. For
+    ``wanted``, ``home`` and ``builder`` see :class:`ShardJob`. The jobs' paths are absolute, because another
+    process may have another current folder.
     """
     listing, regions = planned.listing, planned.regions
     for shard in shards:
@@ -333,17 +322,17 @@ def shard_jobs(
 
 
 def row_dtype(key_bytes: int) -> np.dtype[np.void]:
-    """Return the dtype of a row of the index with the record's content digest."""
+    """Return the dtype of a row of the index plus the record's content digest."""
     return np.dtype([("row", index_dtype(key_bytes)), ("digest", "V32")])
 
 
 def build_shard(job: ShardJob) -> BuiltShard:
-    """Build, check and publish a shard, unless it is already finished. Safe to kill and repeat."""
+    """Build, check and publish a shard, unless it is finished. Safe to kill and repeat."""
     if finished := trusted_commit(job):
         return finished
     built, skipped = unfinished(job.run, job.shard.name), list[SkippedImage]()
     rows, samples = _write(job, built, skipped)
-    if finished := trusted_commit(job):  # another process may have built the same shard since
+    if finished := trusted_commit(job):  # another process may have built it in the meantime
         built.unlink(missing_ok=True)
         return finished
     sha256, rows["row"]["offset"] = job.published(job.shard.name, built, rows["row"]["crc32c"])
@@ -355,15 +344,15 @@ def build_shard(job: ShardJob) -> BuiltShard:
 
 
 def trusted_commit(job: ShardJob) -> BuiltShard | None:
-    """Return the commit record of a finished shard if plan, size and SHA-256 match, else None."""
+    """Return the commit record of a finished shard if plan, sizes and hashes match, else None."""
     commit = committed(job)
     return commit if commit and all(file.is_in(job.output) for file in commit.files) else None
 
 
 def committed(job: ShardJob) -> BuiltShard | None:
-    """Return the commit record of a shard if its plan and its rows match, wherever its files are; else None.
+    """Return the commit record of a shard if its plan and rows match, wherever its files are; else None.
 
-    A shard without bad images is the same for any policy; one that lacks some is right only to skip them.
+    A shard without bad images is the same for any policy. One that left some out counts only with "skip".
     """
     try:
         commit = BuiltShard.from_json(parse_canonical_json(job.beside(".commit").read_bytes()))
@@ -376,10 +365,10 @@ def committed(job: ShardJob) -> BuiltShard | None:
 
 
 def _write(job: ShardJob, built: Path, skipped: list[SkippedImage]) -> tuple[Rows, Sequence[Sample]]:
-    """Write the shard's file, and return its rows, and the samples if there are columns.
+    """Write the shard's file, and return its rows, and its samples if there are columns.
 
-    With columns, the listing's lengths are not those of the images: all samples are read before the first
-    is written.
+    With columns, all samples are read before the first is written, because the listing's lengths are not the
+    images'.
     """
     rows, count = np.zeros(len(job.entries), row_dtype(job.key_bytes)), 0
     samples: Iterable[Sample] = _read(job, skipped)
@@ -389,8 +378,8 @@ def _write(job: ShardJob, built: Path, skipped: list[SkippedImage]) -> tuple[Row
         size = sum(len(stored.image) for stored, _, _ in known)
         extent = replace(extent, records=len(known), payload_bytes=size)
     if job.region and (archive := job.reader.archive):
-        with suppress(FileExistsError):  # of another shard
-            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the table is read back beside it
+        with suppress(FileExistsError):  # another shard made it
+            (job.run / ARCHIVE_NAME).symlink_to(archive.path)  # the shard is read back next to it
     writing: AbstractContextManager[ShardWriter | None] = nullcontext()
     if job.writes(job.shard.name):
         writing = container(job.container).write(built, extent)
@@ -405,9 +394,9 @@ def _write(job: ShardJob, built: Path, skipped: list[SkippedImage]) -> tuple[Row
 
 
 def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
-    """Yield the shard's samples in order; bad ones are raised, or appended to ``skipped``."""
+    """Yield the shard's samples in order; raise bad ones, or append them to ``skipped``."""
     counter = ShardCounter(job.run, job.shard.number)
-    with closing(counter), copy(job.reader) as reader:  # an open reader would be shared between threads
+    with closing(counter), copy(job.reader) as reader:  # threads must not share an open reader
         reader.expect(job.entries)
         for done, entry in enumerate(job.entries):
             counter.set(done)
@@ -431,7 +420,7 @@ def _read(job: ShardJob, skipped: list[SkippedImage]) -> Iterator[Sample]:
 
 
 def _sample(job: ShardJob, reader: ByteReader, entry: np.void) -> Sample:
-    """Read a sample of a source, and convert its image as the options ask."""
+    """Read a sample, and re-encode its image according to the options."""
     image, info, options = b"", NO_IMAGE, job.options
     if job.has_images:
         image = reader.read(entry)
@@ -454,7 +443,7 @@ def _commit(
         write_table(file, rows)
     region_sha256 = ""
     if job.region and (archive := job.reader.archive):
-        with copy(job.reader):  # the archive has not changed, and does not
+        with copy(job.reader):  # raises if the archive has changed, or changes meanwhile
             region_sha256 = hash_region(archive.path, job.region)
     commit = BuiltShard(
         plan=job.plan,
