@@ -29,7 +29,6 @@ from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
 from shardprep.formats.records.codecs import (
     BadValue,
-    Codec,
     ImageCodec,
     TextCodec,
     number_of,
@@ -39,7 +38,7 @@ from shardprep.formats.records.codecs import (
 from shardprep.formats.records.items import LAYOUT, ItemForm
 from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
-from shardprep.formats.records.schema import FIRST_ITEMS, ExactCodec, Field, Schema, as_schema, found_schema
+from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed, unpacked
@@ -351,8 +350,8 @@ class ItemCoder:
 
     @cached_property
     def _columns(self) -> tuple[tuple[str, Callable[[Any], bytes]], ...]:
-        codecs: Iterable[Codec] = (ExactCodec(f) if self.is_found else f.codec for f in self.schema)
-        return tuple((f.name, codec.encode) for f, codec in zip(self.schema, codecs, strict=True))
+        fields, is_found = self.schema, self.is_found
+        return tuple((f.name, partial(exact_bytes, f) if is_found else f.codec.encode) for f in fields)
 
     @cached_property
     def _own(self) -> dict[str, Callable[[Any], Any]]:

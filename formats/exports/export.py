@@ -144,24 +144,10 @@ MARKER = ".export.json"
 
 
 class _Marker(NamedTuple):
-    """The record of a finished export: its plan, its units and the files about all of them."""
+    """The record of a finished export: its units, and the files about all of them."""
 
-    plan: Mapping[str, Any]
     units: tuple[FileEntry, ...]
     about_all: tuple[FileEntry, ...]
-
-    @classmethod
-    def read(cls, output: Path) -> _Marker | None:
-        """Return the marker of a folder, None without one. Raises DataError, OSError."""
-        path = output / MARKER
-        try:
-            value = parse_canonical_json(path.read_bytes())
-            units, index = (tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index"))
-            return cls(dict(value["plan"]), units, index)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError("was not written by an export; export to another folder", path=path) from error
 
 
 @dataclass(frozen=True)
@@ -263,7 +249,7 @@ class _Export:
         }
         publish_bytes(places.output / MARKER, canonical_json(value), places.run)
         work_folder.remove()
-        return _Marker(self._guard, units, about_all)
+        return _Marker(units, about_all)
 
     @property
     def _guard(self) -> dict[str, Any]:
@@ -276,12 +262,21 @@ class _Export:
         }
 
     def _marker(self) -> _Marker | None:
-        found = _Marker.read(self.output)
-        if found is not None and (differing := differences(found.plan, self._guard)):
-            raise PlanMismatch(
-                f"holds a finished export: {differing}; choose another folder, or remove this one",
-                path=self.output,
+        """Return the marker if the export is finished. Raises PlanMismatch, DataError, OSError."""
+        path = self.output / MARKER
+        try:
+            value = parse_canonical_json(path.read_bytes())
+            found = _Marker(
+                *(tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index"))
             )
+            plan = dict(value["plan"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError("was not written by an export; export to another folder", path=path) from error
+        if differing := differences(plan, self._guard):
+            issue = f"holds a finished export: {differing}; choose another folder, or remove this one"
+            raise PlanMismatch(issue, path=self.output)
         return found
 
     def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:

@@ -25,13 +25,13 @@ from shardprep.formats.exports.format import (
     Places,
     corners,
     digests,
-    kind_of,
     parts_of,
     published,
     real_array,
     repeated,
     suffix_of,
 )
+from shardprep.formats.images.info import kind_of
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
 from shardprep.formats.runtime.owned import starting_thread

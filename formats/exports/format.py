@@ -20,14 +20,12 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.info import KINDS
+from shardprep.formats.images.info import kind_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import hash_file, publishing
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.files import FileEntry, Rows
-
-_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # integers: enum members are slow to combine
 
 
 class ExportRecord(NamedTuple):
@@ -48,11 +46,6 @@ class ExportRecord(NamedTuple):
     @property
     def kind(self) -> str:
         return kind_of(int(self.row["flags"]))
-
-
-def kind_of(flags: int) -> str:
-    """Return the name of an image's kind, from its ``flags`` in the index."""
-    return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
 
 
 def corners(boxes: Rows) -> list[list[float]]:

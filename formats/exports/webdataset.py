@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,13 +17,13 @@ from shardprep.formats.exports.format import (
     ShardFormat,
     corners,
     digests,
-    kind_of,
     repeated,
     stem_of,
     suffix_of,
     without_suffix,
 )
 from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.info import kind_of
 from shardprep.formats.shards.files import Rows
 
 BLOCK = 512
@@ -34,29 +34,25 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _text(value: Any) -> bytes:
-    return str(value).encode()
-
-
-def _npy(value: Any) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.asarray(value), version=(1, 0), allow_pickle=False)
-    return file.getvalue()
-
-
-COLUMNS: dict[str, tuple[str, Callable[[Any], bytes]]] = {
-    "bytes": ("bin", bytes),
-    "text": ("txt", _text),
-    "json": ("json", _json),
-    "int": ("index", _text),
-    "float": ("json", _json),
-    "label": ("cls", _text),
-    "labels": ("json", lambda value: _json(value.tolist())),
-}
-"""The extension after a column's name, and the encoder of its values, by kind; arrays are ``npy``.
+EXTENSIONS = {"bytes": "bin", "text": "txt", "int": "index", "label": "cls"}
+EXTENSIONS |= dict.fromkeys(("json", "float", "labels"), "json")
+"""The extension after a column's name, by kind; arrays are ``npy``.
 
 webdataset decodes ``index`` and ``cls`` to an int, ``txt`` to text, and ``json`` to its value.
 """
+
+
+def _encoded(value: Any, extension: str) -> bytes:
+    match extension:
+        case "bin":
+            return bytes(value)
+        case "txt" | "index" | "cls":
+            return str(value).encode()
+        case "json":
+            return _json(value.tolist() if isinstance(value, np.ndarray) else value)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(value), version=(1, 0), allow_pickle=False)
+    return file.getvalue()
 
 
 class WebDatasetTars(ShardFormat):
@@ -75,8 +71,7 @@ class WebDatasetTars(ShardFormat):
         bare = digests(without_suffix(key.decode()) for key in index["key"].tolist())
         self._bare = not repeated(bare)
         for field in source.schema:
-            extension, _ = COLUMNS.get(field.kind, ("", None))
-            if source.has_boxes and f"{field.name.lower()}.{extension}" == BOXES:
+            if source.has_boxes and f"{field.name.lower()}.{EXTENSIONS.get(field.kind)}" == BOXES:
                 raise self.cannot_hold(field, "boxes have that name", "parquet or mds")
 
     def names(self, rows: Rows) -> list[str]:
@@ -103,8 +98,8 @@ class WebDatasetTars(ShardFormat):
             if field.kind == "image":
                 yield f"{name}.{SUFFIXES[kind_of(read_image_header(value).flags)][0]}", value
             else:
-                extension, encode = COLUMNS.get(field.kind, ("npy", _npy))
-                yield f"{name}.{extension}", encode(value)
+                extension = EXTENSIONS.get(field.kind, "npy")
+                yield f"{name}.{extension}", _encoded(value, extension)
 
 
 def header(name: str, size: int) -> bytes:

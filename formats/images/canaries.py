@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images.decode import decode
+from shardprep.formats.images.decode import REDUCED_COLOR, decode
 from shardprep.formats.images.opencv import cv2
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "canaries"
 PIXELS = "pixels.tsv"  # name, reduction and digest of the pixels
-_REDUCED = {2: cv2.IMREAD_REDUCED_COLOR_2, 4: cv2.IMREAD_REDUCED_COLOR_4, 8: cv2.IMREAD_REDUCED_COLOR_8}
 
 
 class DecoderDiffers(UserWarning):
@@ -45,7 +44,7 @@ def canaries() -> Iterator[Canary]:
 
 def pixels_of(canary: Canary) -> str:
     """Return a digest (16 hexadecimal digits) of the pixels that this machine decodes a canary to."""
-    flags = _REDUCED.get(canary.reduction, cv2.IMREAD_COLOR) | cv2.IMREAD_IGNORE_ORIENTATION
+    flags = REDUCED_COLOR[canary.reduction] | cv2.IMREAD_IGNORE_ORIENTATION
     try:
         pixels = decode((FOLDER / canary.name).read_bytes(), flags)
     except BadImage:  # the decoder was built without this format

@@ -14,6 +14,14 @@ from shardprep.formats.images.rare_kinds import is_base_media
 
 Encoded = bytes | bytearray | memoryview
 
+REDUCED_COLOR = {
+    1: cv2.IMREAD_COLOR,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+"""The flag that decodes at 1/n of the size, by n."""
+
 
 def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray[np.uint8]:
     """Decode an image with ``flags`` (``cv2.IMREAD_...``), and return its pixels.

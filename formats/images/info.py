@@ -48,8 +48,14 @@ KINDS = {
     "Sun raster": ImageFlag.SUN_RASTER,
 }
 """The flag of each kind, by its name."""
+_FLAGS = {name: int(flag) for name, flag in KINDS.items()}  # integers: enum members are slow to combine
 LATER_KINDS = {name: flag for name, flag in KINDS.items() if flag > ImageFlag.PNG}
 """The kinds that early readers of format 1.0 do not know."""
+
+
+def kind_of(flags: int) -> str:
+    """Return the name of the kind in an image's ``flags``."""
+    return next((name for name, flag in _FLAGS.items() if flag & flags), "JPEG")
 
 
 @dataclass(frozen=True, slots=True)

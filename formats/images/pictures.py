@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shardprep.formats.errors import BadImage, printable
 from shardprep.formats.images.decode import decode
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import KINDS, ImageFlag
+from shardprep.formats.images.info import KINDS, ImageFlag, kind_of
 from shardprep.formats.images.opencv import cv2
 
 MEDIA_TYPES = {
@@ -118,5 +118,4 @@ def _form_of(image: bytes) -> str:
         info = read_image_header(image)
     except BadImage:
         return "unreadable"
-    names = [name for name, flag in KINDS.items() if flag and flag & info.flags]
-    return f"{info.width}x{info.height} {names[0] if names else 'JPEG'}"
+    return f"{info.width}x{info.height} {kind_of(info.flags)}"

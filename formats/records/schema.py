@@ -251,21 +251,14 @@ def _array_parts(kind: str) -> tuple[str, list[str]]:
     return (dtype if bracket else "", sizes.rstrip("]").split(",") if sizes.rstrip("]") else [])
 
 
-class ExactCodec(Codec):
-    """A codec that refuses numbers of another type than the column's, which would not come back unchanged."""
+_EXACT = {"int": int, "float": float}
 
-    def __init__(self, field: Field) -> None:
-        self._codec = field.codec
-        self._kind = field.kind
-        self._type = {"int": int, "float": float}.get(field.kind)
 
-    def encode(self, value: Any) -> bytes:
-        if self._type is not None and type(value) is not self._type:
-            raise refused(value, self._kind)
-        return self._codec.encode(value)
-
-    def decode(self, data: bytes) -> Any:
-        return self._codec.decode(data)
+def exact_bytes(field: Field, value: Any) -> bytes:
+    """Return the bytes of a value. Raises BadValue for a number that would come back with another type."""
+    if field.kind in _EXACT and type(value) is not _EXACT[field.kind]:
+        raise refused(value, field.kind)
+    return field.codec.encode(value)
 
 
 def as_schema(given: Schema | Mapping[str, str] | Sequence[Field]) -> tuple[Schema, Mapping[str, str]]:

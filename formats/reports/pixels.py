@@ -18,7 +18,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shardprep.formats.errors import BadImage, CorruptRecord, ShardDamaged
-from shardprep.formats.images.decode import crashes_decoder, decode
+from shardprep.formats.images.decode import REDUCED_COLOR, crashes_decoder, decode
 from shardprep.formats.images.kinds import JPEG_SIGNATURE
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.runtime.processes import use_one_thread
@@ -58,13 +58,6 @@ NEAR = 0.9  # scales above this blur more than they shrink
 THUMBNAIL_SIDE = 104
 THUMBNAIL_QUALITY = 72
 
-REDUCED = {
-    1: cv2.IMREAD_COLOR,
-    2: cv2.IMREAD_REDUCED_COLOR_2,
-    4: cv2.IMREAD_REDUCED_COLOR_4,
-    8: cv2.IMREAD_REDUCED_COLOR_8,
-}
-
 
 def measured(image: bytes, width: int, height: int) -> Measures:
     """Measure an encoded image of this size, shrunk to a shorter side of SHORTER_SIDE pixels if larger.
@@ -90,8 +83,10 @@ def _scale(image: bytes, side: int) -> int:
 
     Other kinds are decoded at full size: OpenCV would skip pixels, which makes images sharper.
     """
-    enough = [each for each in REDUCED if side >= each * SHORTER_SIDE]
-    return REDUCED[max(enough, default=1)] if image.startswith(JPEG_SIGNATURE) else REDUCED[1]
+    enough = (
+        [n for n in REDUCED_COLOR if side >= n * SHORTER_SIDE] if image.startswith(JPEG_SIGNATURE) else []
+    )
+    return REDUCED_COLOR[max(enough, default=1)]
 
 
 def thumbnail(image: bytes) -> bytes:
@@ -170,22 +165,17 @@ class PixelStatistics:
     def __init__(self, looked: Sequence[tuple[int, Looked]] = ()) -> None:
         decoded = [(record, measures) for record, (_, measures) in looked if measures]
         self.images = len(decoded)
-        smalls = [measures.small for _, measures in decoded]
-        self.small_sum = sum(smalls, np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64))
+        blank = np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
+        self.small_sum = sum((measures.small for _, measures in decoded), blank)
         self.counts = {}
         for name, edges in MEASURES.items():
             values = [getattr(measures, name) for _, measures in decoded]
             self.counts[name] = np.histogram(np.minimum(values, edges[-1]), edges)[0]
         self.extremes: dict[str, list[tuple[float, int]]] = {name: [] for name in EXTREMES}
+        textured = [one for one in decoded if not one[1].is_flat]  # a flat image has nothing to be sharp
         for name, (measure, _) in EXTREMES.items():
-            self._keep(
-                name,
-                [
-                    (round(getattr(measures, measure), 3), record)
-                    for record, measures in decoded
-                    if name != "blurriest" or not measures.is_flat  # it has nothing to be sharp
-                ],
-            )
+            some = textured if name == "blurriest" else decoded
+            self._keep(name, [(round(getattr(each, measure), 3), record) for record, each in some])
         self.damaged: list[tuple[int, str]] = []
         self.damaged_records: list[int] = []
         rows = [

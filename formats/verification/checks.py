@@ -75,21 +75,17 @@ class FileCheck:
     def found(self) -> CheckResult:
         """Hash the file, and check the content of the same file, even if it is renamed."""
         found, digests = CheckResult(), []
-        descriptor = os.open(self.path, OPEN_FLAGS | os.O_NOFOLLOW)
-        try:
-            with reading(self.entry.name, found):
-                if hash_descriptor(descriptor) != self.entry.sha256:
-                    self._add(found, None, OTHER_SHA256)
-                if self.region:
-                    changes_in(self.path.with_name(ARCHIVE_NAME), self.region).add_to(found)
-                same = Path(f"/proc/self/fd/{descriptor}")
-                path = same if same.exists() else self.path
-                for key, label, value in self._values(path, found, range(self.entry.records)):
-                    digests.append(content_digest(key, label, value))
-                    if self.decode:
-                        self._decode(key, value, found)
-        finally:
-            os.close(descriptor)
+        with opened(self.path) as descriptor, reading(self.entry.name, found):
+            if hash_descriptor(descriptor) != self.entry.sha256:
+                self._add(found, None, OTHER_SHA256)
+            if self.region:
+                changes_in(self.path.with_name(ARCHIVE_NAME), self.region).add_to(found)
+            same = Path(f"/proc/self/fd/{descriptor}")
+            path = same if same.exists() else self.path
+            for key, label, value in self._values(path, found, range(self.entry.records)):
+                digests.append(content_digest(key, label, value))
+                if self.decode:
+                    self._decode(key, value, found)
         found.digests = b"".join(digests)
         return found
 
@@ -242,6 +238,16 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
         crashed.notes.append(Finding(check.entry.name, problem))
     crashed.add_to(found)
     return found
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_NOFOLLOW) -> Iterator[int]:
+    """Open a file's descriptor to read it."""
+    descriptor = os.open(path, OPEN_FLAGS | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

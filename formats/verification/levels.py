@@ -27,7 +27,7 @@ from shardprep.formats.runtime.executors import (
     other_machine,
     refuse_other_versions,
 )
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, hash_file, user_path
+from shardprep.formats.runtime.files import hash_descriptor, hash_file, user_path
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -58,6 +58,7 @@ from shardprep.formats.verification.checks import (
     check_quarantine,
     checked,
     false_claims,
+    opened,
 )
 from shardprep.formats.verification.report import CheckResult, Finding, Report, reading
 
@@ -184,12 +185,9 @@ def _versions(*, decode: bool) -> dict[str, str]:
 
 def _size_of(path: Path, flags: int = 0) -> int:
     """Return a file's size, -1 if it is not regular. It is opened, so that NFS asks the server."""
-    descriptor = os.open(path, OPEN_FLAGS | flags)
-    try:
+    with opened(path, flags) as descriptor:
         status = os.fstat(descriptor)
-        return status.st_size if stat.S_ISREG(status.st_mode) else -1
-    finally:
-        os.close(descriptor)
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def verify_folder(
@@ -448,12 +446,8 @@ class _Verification:
 
 def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
     """Hash a file through one descriptor, even if it is renamed."""
-    with files.at_hand(entry) as path:
-        descriptor = os.open(path, OPEN_FLAGS | os.O_NOFOLLOW)
-        try:
-            is_same = hash_descriptor(descriptor) == entry.sha256
-        finally:
-            os.close(descriptor)
+    with files.at_hand(entry) as path, opened(path) as descriptor:
+        is_same = hash_descriptor(descriptor) == entry.sha256
     return CheckResult([] if is_same else [Finding(entry.name, OTHER_SHA256)])
 
 
