@@ -99,7 +99,7 @@ class _Download(Transfer):
         alive = asyncio.create_task(self._show_alive())
         try:
             await self.fill(self.file)
-            await in_thread(self.file.become_whole)
+            await in_thread(self.file.finish)
         finally:
             alive.cancel()
 
@@ -192,20 +192,17 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         changed in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
         RemoteDamaged, RemoteMissing, RemoteFailed; UsageError for missing files in a forked process; OSError.
         """
-        wanted = self._fitting(entries)
-        found, patience = self._held(wanted), Patience(self._patience_s, self._readers_with_room)
-        while isinstance(found, NoRoom):
+        wanted, patience = self._fitting(entries), Patience(self._patience_s, self._readers_with_room)
+        while isinstance(found := self._held(wanted), NoRoom):
             if let_go():
-                found = self._held(wanted)
                 continue
-            still_s = patience.still_s(found.state)
-            if found.is_full and still_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
+            idle_s = patience.idle_s(found.state)
+            if found.is_full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
                 raise no_space(self.folder.path)
-            if self._needed(wanted) > found.limit or still_s >= self._patience_s:
+            if self._needed(wanted) > found.limit or idle_s >= self._patience_s:
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
             self._refuse_closed()
             patience.wait()
-            found = self._held(wanted)
         return found
 
     def keep(self, held: FileHold) -> None:
@@ -273,7 +270,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         if loop is not None:
             loop.cancel()
             loop.__exit__()
-        with self.folder.last_turn():
+        with self.folder.cleanup_turn():
             self._reader.remove()
 
     def _refuse_closed(self) -> None:
@@ -370,7 +367,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         self._received_bytes += size
 
     def _give_up(self, files: Iterable[ArrivingFile]) -> None:
-        with self.folder.last_turn():
+        with self.folder.cleanup_turn():
             for file in files:
                 file.give_up()
 
@@ -388,7 +385,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
             self._refuse_closed()
             left = [*times]
-            patience.refuse_end(self.folder.part_of(left[0]), times)
+            patience.refuse_stall(self.folder.part_of(left[0]), times)
             patience.wait()
             self._pin(held, held.lacks(coming))
 
@@ -450,7 +447,6 @@ class FileSource:
                 each.close()
 
     def opened(self) -> FileCache:
-        """Open the cache of files at a URL."""
         if self.url is None or self.cache is None:
             raise ValueError("the files are local")
         return FileCache(self.cache, self.limit, Location.parse(self.url))
@@ -498,7 +494,6 @@ class HeldFiles(LocalFiles, Owned):
         return True
 
     def release(self) -> None:
-        """Release all files."""
         while self._let_go_first():
             pass
 

@@ -109,23 +109,23 @@ class Patience:
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
 
-    def still_s(self, state: object = None) -> float:
+    def idle_s(self, state: object = None) -> float:
         """Return the seconds since the awaited state last changed."""
         now = time.monotonic()
         if state != self._state:
             self._state, self._since = state, now
-        if (still_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
+        if (idle_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"has waited {still_s:.0f} s (of at most {self.most_s:g} s) for {self._what()}",
+                f"has waited {idle_s:.0f} s (of at most {self.most_s:g} s) for {self._what()}",
                 StillWaiting,
                 stacklevel=2,
             )
-        return still_s
+        return idle_s
 
-    def refuse_end(self, path: Path, state: object = None) -> None:
+    def refuse_stall(self, path: Path, state: object = None) -> None:
         """Raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
-        if self.still_s(state) >= self.most_s:
+        if self.idle_s(state) >= self.most_s:
             raise CacheBusy(
                 f"no change for {self.most_s:g} s while waiting for {self._what()}; let it continue, or end it",
                 path=path,
@@ -136,7 +136,7 @@ def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared
     """Lock a file. Raises CacheBusy if others keep the lock for ``patience_s`` seconds."""
     patience = Patience(patience_s, lambda: f"{holder_of(path)}, which holds the lock on {path}")
     while not lock.lock(shared=shared, wait=False):
-        patience.refuse_end(path)
+        patience.refuse_stall(path)
         patience.wait()
 
 
@@ -191,7 +191,7 @@ class CacheFolder:
             yield
 
     @contextmanager
-    def last_turn(self) -> Iterator[None]:
+    def cleanup_turn(self) -> Iterator[None]:
         """Hold the lock for cleanup; go on without it if the folder is gone, or others keep the lock."""
         with ExitStack() as turn:
             with suppress(FileNotFoundError, CacheBusy):
@@ -553,7 +553,7 @@ class ArrivingFile(HashedFile):
         with suppress(OSError):
             os.utime(self._descriptor.fileno())
 
-    def become_whole(self) -> None:
+    def finish(self) -> None:
         """Publish the complete file, and share its lock with readers."""
         with naming(self.path):
             os.fsync(self._descriptor.fileno())  # before the cache's lock: it can take long

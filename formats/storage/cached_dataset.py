@@ -23,7 +23,6 @@ from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
 
 
 def folder_of(cache: CacheFolder, root: str) -> Path:
-    """Return the cache's folder for the dataset with that root."""
     return cache.datasets / root.removeprefix("sha256:")
 
 

@@ -40,7 +40,7 @@ PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HashedFile(Owned):
-    """A file that is hashed slice by slice; its first ``size`` bytes are.
+    """A file that is hashed slice by slice, ``size`` bytes so far.
 
     With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
     ``room`` bytes stay allocated when it is cleared. Not thread-safe. Raises OSError with the file's name.
@@ -62,7 +62,6 @@ class HashedFile(Owned):
 
     @property
     def sha256(self) -> str:
-        """The digest of the hashed bytes."""
         return f"sha256:{self._digest.hexdigest()}"
 
     def hash_next(self) -> int:
@@ -74,14 +73,12 @@ class HashedFile(Owned):
         return len(data)
 
     def append(self, data: bytes) -> None:
-        """Append bytes and hash them."""
         with naming(self.path):
             write_at(self._descriptor.fileno(), data, self.size)
         self._digest.update(data)
         self.size += len(data)
 
     def clear(self) -> None:
-        """Drop all bytes."""
         with naming(self.path):
             os.ftruncate(self._descriptor.fileno(), self.room)
         self.size, self._digest = 0, hashlib.sha256()
