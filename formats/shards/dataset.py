@@ -411,7 +411,7 @@ class TransformedDataset:
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
         record = self.dataset[number]
-        _be_one_of_several(os.getpid())
+        _limit_threads(os.getpid())
         try:
             if not self._is_random:
                 return self.transform(record), record.label
@@ -439,7 +439,7 @@ class TransformedDataset:
 
 
 @lru_cache
-def _be_one_of_several(process: int) -> None:
+def _limit_threads(process: int) -> None:
     """Limit a worker process to one thread: its siblings use the other CPUs."""
     if parent_process() is not None:
         use_one_thread()

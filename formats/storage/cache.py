@@ -185,8 +185,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def hold(self, entries: Iterable[FileEntry], let_go: LetGo = lambda: False) -> FileHold:
         """Hold files, downloading the missing ones; waits until there is room.
 
-        It holds none of them while it waits for room, so two readers never deadlock with half a set each. If
-        there is no room, ``let_go`` is called, and should release earlier sets.
+        It holds none of them while it waits for room, so two readers never deadlock with half a set each.
+        Release earlier sets first, or in ``let_go``, which is called if there is no room.
 
         Raises CacheTooSmall if the limit is less than these files and those this process keeps, or if nothing
         changed in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
@@ -216,8 +216,8 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
         """Download a file ahead of its use, without holding it; return whether it is there.
 
-        Only files that all readers will use later than it are evicted for it; without ``evict``, none are.
-        Raises the errors of :meth:`hold` except CacheTooSmall.
+        Only files that are used later, according to all readers, are evicted for it; without ``evict``, none
+        are. Raises the errors of :meth:`hold` except CacheTooSmall.
         """
         found = self._held([entry], "later" if evict else "none")
         if isinstance(found, NoRoom):
@@ -403,7 +403,7 @@ def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Where a dataset's files come from: a ``url``, through a ``cache`` of ``limit`` bytes; or local disk.
+    """Where a dataset's files come from: the local disk, or a ``url``, cached in at most ``limit`` bytes.
 
     Picklable.
     """

@@ -349,8 +349,8 @@ class RemoteFolder(Owned):
 
     Credentials are found like the store's own tools find them: in environment variables, files that these
     name, keys of a profile in ``~/.aws``, and a cloud machine's metadata service. Writes are atomic; a
-    ``writable`` folder on this machine is created if it is missing, and its files are flushed. Not usable in
-    a forked copy of the process.
+    ``writable`` folder on this machine is created if it is missing, and its files are flushed. Only for the
+    process that made it.
 
     Raises MissingExtra if obstore is not installed; UsageError in a process that was forked after obstore was
     imported, which would hang, and for a ``writable`` web server; NothingThere for a missing folder on this

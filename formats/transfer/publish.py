@@ -318,14 +318,15 @@ class Upload:
         has that SHA-256 when it is read back.
         """
         e_tags = await self._local_e_tags()
-        self.is_kept = await self._is_right(e_tags)
+        self.stored = await self._intact(e_tags)
+        self.is_kept = self.stored is not None
         for tried in range(TRIES):
             if self.stored is not None:
                 break
             await asyncio.sleep(WAIT_S * tried)
             self.done = 0
             await self.remote.write(self.entry.name, self._sent(), self.entry.size)
-            await self._is_right(e_tags)
+            self.stored = await self._intact(e_tags)
         if self.stored is None:
             raise RemoteDamaged(
                 f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
@@ -371,15 +372,13 @@ class Upload:
                 yield part
                 self.done += len(part)
 
-    async def _is_right(self, e_tags: tuple[str, str]) -> bool:
-        """Whether the store has the intact file; sets ``stored`` if so."""
+    async def _intact(self, e_tags: tuple[str, str]) -> StoredFile | None:
+        """Return the store's metadata of the file if it is intact there."""
         found = await self.remote.about(self.entry.name)
         if found is None or found.size != self.entry.size:
-            return False
-        if found.e_tag not in e_tags and await self._sha256_there() != self.entry.sha256:
-            return False
-        self.stored = found
-        return True
+            return None
+        is_intact = found.e_tag in e_tags or await self._sha256_there() == self.entry.sha256
+        return found if is_intact else None
 
     async def _sha256_there(self) -> str:
         """Return the SHA-256 of the file in the store; empty if it breaks off or is gone."""
