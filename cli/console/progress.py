@@ -190,7 +190,7 @@ class PlainProgress(CommandProgress):
             self._print()
 
     def shards(self, done: int, total: int) -> None:
-        """Print a line, unless the last one is recent, or nothing but finished shards was found."""
+        """Print a line after progress, at most once a second, and when all shards are done."""
         self._shards = f"{done:,} of {count_of(total, 'shard')}"
         is_due = self._shown != self._pace.done and time.monotonic() >= self._printed + SHARD_INTERVAL_S
         if is_due or done == total:

@@ -59,8 +59,6 @@ def curve(values: Iterable[float], width: int = 12, *, most: float | None = None
 
 
 FALLBACK = os.terminal_size((80, 24))
-UP = "\x1b[{}A"
-ERASE_BELOW = "\x1b[J"
 
 
 class _Screen:
@@ -136,7 +134,7 @@ class _Screen:
         columns = self.size.columns
         rows = sum(max(1, math.ceil(disp_len(line) / columns)) for line in self._drawn)
         self._drawn = []
-        return f"\r{UP.format(rows)}{ERASE_BELOW}" if rows else ""
+        return f"\r\x1b[{rows}A\x1b[J" if rows else ""  # up by the rows, and erase to the end
 
     def _send(self, text: str) -> None:
         if text:

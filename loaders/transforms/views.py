@@ -136,11 +136,11 @@ class Views:
                 images[turned] = transform.encoded(record)
             choice = transform.choose(images[turned], random)
             crops.setdefault((turned, choice.reduction), []).append(choice.part)
-            chosen.append((transform, images[turned], choice, streams.position, rows))
+            chosen.append((transform, images[turned], choice, random.bit_generator.state, rows))
         for (turned, reduction), parts in crops.items():
             images[turned].decode_together(parts, reduction=reduction)
-        for transform, image, choice, position, rows in chosen:
-            transform.render(record, image, choice, streams.at(position), *rows)
+        for transform, image, choice, state, rows in chosen:
+            transform.render(record, image, choice, streams.at(state), *rows)
 
     def shown(self, record: TransformInput, rng: np.random.Generator) -> tuple[ShownPart | None, ...]:
         """Return the part of the image that each view shows, None for a transform without ``shown``."""
@@ -191,11 +191,6 @@ class _Streams:
             {**self._start, "state": {**words, "counter": counter}, "buffer_pos": 4, "has_uint32": 0}
         )
 
-    @property
-    def position(self) -> Any:
-        """The generator's current position, for :meth:`at`."""
-        return self._bits.state
-
-    def at(self, position: Any) -> np.random.Generator:
-        self._bits.state = position
+    def at(self, state: Any) -> np.random.Generator:
+        self._bits.state = state
         return self._rng
