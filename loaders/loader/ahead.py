@@ -211,7 +211,7 @@ class Prefetcher(Owned):
 
 
 class EpochFeed(Owned):
-    """The shards of an epoch's batches, held until the workers have filled the batch.
+    """The shards of an epoch's batches, held from before their items are drawn until the batches are filled.
 
     A batch that needs no further shards shares the previous one's hold.
     """

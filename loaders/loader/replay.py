@@ -147,7 +147,7 @@ class Parting:
 
 
 def parting_of_datasets(one: RunCard, other: RunCard) -> Parting | None:
-    """Return the parting of runs on different datasets, which is immediate; None if it is the same."""
+    """Return the parting of runs on different datasets, at the first step; None for the same dataset."""
     if one.dataset == other.dataset:
         return None
     return Parting(0, 0, 0, "dataset", (None, None), {"dataset": (one.dataset, other.dataset)})

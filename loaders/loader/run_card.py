@@ -130,7 +130,7 @@ class TransformCard:
 
 
 def _is_own(value: object) -> bool:
-    """Whether arguments can reproduce a value, a transform, including all transforms nested in it."""
+    """Whether a value is a transform of this package, as are all transforms nested in it."""
     within = value.each if isinstance(value, Views) else (value.transform,) if isinstance(value, Cut) else ()
     return OWN.get(type(value).__name__) is type(value) and all(map(_is_own, within))
 

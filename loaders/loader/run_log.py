@@ -326,7 +326,7 @@ def prove(
         keys = [Path(user_path(one)).resolve() for one in (key, signed_by) if one is not None]
         if final in keys or final.is_relative_to(folder):
             raise UsageError(
-                "is a key, or in the folder of the dataset; save the log under another name", path=save
+                "is a key, or in the dataset's folder; save the log under another name", path=save
             )
     merged = RunLog.merge(logs, read)
     parts = merged.entries

@@ -44,7 +44,7 @@ class ContactSheet:
         return png_of(self.drawn())
 
     def html(self) -> str:
-        """Return the sheet as an HTML page, with each picture in its original size."""
+        """Return the sheet as an HTML page, with each picture as it is in the batch."""
         from shardprep.formats.reports.pages import page  # start-up time: Jinja
 
         made = self.replayed
@@ -100,7 +100,7 @@ def check_suffix(path: Path) -> None:
 
 
 def _draw(sheet: Picture, picture: Picture | None, x: int, y: int, cell: int) -> None:
-    """Draw a picture centered in its cell; without one, a crossed frame."""
+    """Draw a picture centred in its cell; without one, a crossed frame."""
     if picture is None:
         cv2.rectangle(sheet, (x, y), (x + cell - 1, y + cell - 1), BAD)
         cv2.line(sheet, (x, y), (x + cell - 1, y + cell - 1), BAD)

@@ -18,8 +18,8 @@ from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.engine.engine import CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
 
-MAX_WAITING_SHARE = 0.1  # a consumer that waits less than this limits: the waiting is noise
-MAX_QUEUED_SHARE = 0.25  # of computing time: if workers wait longer for a CPU, other processes use them
+MAX_WAITING_SHARE = 0.1  # of the time; a consumer that waits less is the limit, as such waits are noise
+MAX_QUEUED_SHARE = 0.25  # of computing time; if workers wait more for a CPU, other processes use the CPUs
 MOST_CROP_READY = 0.5  # advise crop-ready images only up to this share
 
 STEP = "training step"

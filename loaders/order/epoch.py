@@ -49,7 +49,7 @@ class EpochPlan:
     passed: Ranges = ()
 
     def __post_init__(self) -> None:
-        if self._closes and self.shuffle and self.shuffle.partitions > 1:
+        if self._closes and self.partitions > 1:
             raise UsageError(
                 'gaps="close" would give the partitions of a shuffle unequal shares; use gaps="keep", or a shuffle '
                 "without partitions"
@@ -59,11 +59,9 @@ class EpochPlan:
                 'gaps="close" is not possible with weights, which repeat a record a different number of times in '
                 'each epoch; use gaps="keep"'
             )
-        records, partitions = self.split(0).whole.records, self.shuffle.partitions if self.shuffle else 1
-        if not self.passed and 0 < records < partitions:
-            raise UsageError(
-                f"{records} records are too few for {partitions} partitions; use fewer partitions"
-            )
+        records = self.split(0).whole.records  # also checks the batch size, the ranks and the partitions
+        if not self.passed and 0 < records < self.partitions:
+            raise UsageError(f"{records} records are too few for {self.partitions} partitions; use fewer")
         if not self.passed and 0 < records < self.world_size * (self.batch_size if self.drop_last else 1):
             ranks = f" for each of {self.world_size} ranks" if self.world_size > 1 else ""
             most = records // self.world_size
@@ -76,7 +74,11 @@ class EpochPlan:
 
     def split(self, start: int) -> EpochSplit:
         whole = RankSplit(self.places, self.batch_size, self.rank, self.world_size, self.drop_last, start)
-        return EpochSplit(whole, self.shuffle.partitions if self.shuffle else 1)
+        return EpochSplit(whole, self.partitions)
+
+    @property
+    def partitions(self) -> int:
+        return self.shuffle.partitions if self.shuffle else 1
 
     @property
     def places(self) -> int:
@@ -283,9 +285,8 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
         hint = " (records=, classes= and without= count as well)" if "dataset" in differing else ""
-        raise UsageError(
-            f"the state is from a loader with another {' and '.join(differing)}; use the same{hint}"
-        )
+        names = " and ".join(differing)
+        raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
     numbers: dict[str, Any] = {name: state.get(name) for name in ("epoch", "place", "rank", "world_size")}
     for name, value in numbers.items():
         if type(value) is not int or value < 0:

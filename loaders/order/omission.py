@@ -39,7 +39,7 @@ class Omission:
 
     @cached_property
     def _bits(self) -> npt.NDArray[np.uint8]:
-        """A bit set up to the last position, so that a look-up needs no search."""
+        """One bit for each position up to the last, for look-ups without a search."""
         bits = np.zeros(int(self.positions[-1]) // 8 + 1, np.uint8)
         np.bitwise_or.at(bits, self.positions >> 3, np.left_shift(1, self.positions & 7).astype(np.uint8))
         return bits

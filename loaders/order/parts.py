@@ -267,7 +267,7 @@ class WeightedParts:
 
 
 def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
-    """Return whole numbers that add up to ``total``, by largest remainder; ties favor the first."""
+    """Return whole numbers that add up to ``total``, by largest remainder; ties favour the first."""
     quotas = [total * share / sum(shares) for share in shares]
     counts = [int(quota) for quota in quotas]
     by_rest = sorted(range(len(quotas)), key=lambda at: counts[at] - quotas[at])

@@ -56,7 +56,7 @@ class ClassMixing:
     batch_size: int
 
     def per_batch(self, window: int) -> float:
-        """Return the mean number of classes in a batch over the epoch; exact for a window of all records."""
+        """Return the mean number of classes in a batch of the epoch; highest for a window of all records."""
         if window >= self.records:
             return float(self.classes * (1 - (1 - 1 / self.classes) ** self.batch_size))
         share = min(1.0, (window + self.batch_size) / self.records)
@@ -101,7 +101,7 @@ def warn_of_few_classes(
         )
 
 
-OFTEN = 3.0  # times as often as by chance: records that meet again less often do so by chance
+OFTEN = 3.0  # times as often as by chance; below it, meeting again is taken as chance
 CHANCE = 5.0  # standard deviations that a count may differ by chance
 SAMPLED = 1000  # batches of a full shuffle, whose standard deviation is measured
 
@@ -203,9 +203,7 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     for number in (epoch, epoch + 1):
         full = [batch for batch in Epoch(plan, number).batches() if len(batch) == plan.batch_size]
         if not full:
-            raise UsageError(
-                f"an epoch has no full batch of {plan.batch_size} records; use a smaller batch_size"
-            )
+            raise UsageError(f"an epoch has no full batch of {plan.batch_size} records; use smaller ones")
         epochs.append(np.stack(full))
     if plan.omission:  # renumber the remaining records, as a dataset of their own
         is_left = ~plan.omission.has(np.arange(len(labels)), epoch)
@@ -216,7 +214,7 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     found = quality_of_batches(
         first, second, labels, rank=plan.rank, world_size=plan.world_size, shard_records=shard_records
     )
-    return replace(found, partitions=plan.shuffle.partitions if plan.shuffle else 1)
+    return replace(found, partitions=plan.partitions)
 
 
 def quality_of_batches(
@@ -290,7 +288,7 @@ def _distance(classes: Beside, labels: Labels, batch_size: int) -> float:
 
 
 def _neighbours(first: Records, records: int) -> Beside | None:
-    """Return the mean distance of records stored side by side; between random places it is a third."""
+    """Return the mean distance of records stored side by side, beside that of random places, a third."""
     places = np.full(records, -1)
     places[first.reshape(-1)] = np.arange(first.size)
     both = (places[1:] >= 0) & (places[:-1] >= 0)
@@ -300,9 +298,9 @@ def _neighbours(first: Records, records: int) -> Beside | None:
 
 PAIRS = 4096  # of records stored side by side whose labels are compared
 LABELS = 1 << 16  # used to compute the number of classes in a fully shuffled batch
-PLACES, BATCHES = 3, 8  # sampled in the epoch, and steps at each; each place costs a window
+PLACES, BATCHES = 3, 8  # sampled in the epoch, and steps at each; each place costs the order of a window
 MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a tenth of a second
-SIDE_BY_SIDE = 2.0  # times as often as by chance: equal neighbours above it come from the stored order
+SIDE_BY_SIDE = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
 
 
 def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | None:

@@ -74,7 +74,7 @@ def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Ste
     """Yield shards with their first and last steps, one or more times per partition of this rank."""
     split, records = plan.split(start), sum(plan.shard_counts)
     window = partition_window(plan.shuffle, records) if plan.shuffle else 1
-    partitions = dealt(plan.shard_counts, plan.shuffle.partitions if plan.shuffle else 1)
+    partitions = dealt(plan.shard_counts, plan.partitions)
     for number, part in split.parts.items():
         partition = partitions[number]
         if window >= partition.records:
