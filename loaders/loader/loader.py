@@ -6,7 +6,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -50,9 +50,9 @@ from shardprep.loaders.loader.run_card import (
     ChosenRecords,
     RunCard,
     TransformCard,
-    digest_of,
     kept_transform,
     loader_identity,
+    transform_digest,
 )
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
@@ -398,12 +398,7 @@ class Loader(Owned, EpochLoader):
         return [*results.parts(batch, bad), *own], delivered, places[bad]
 
     def card(self) -> RunCard:
-        transform = self.transform
-        identity = None
-        if transform is not None:
-            with suppress(UsageError):  # it cannot be compared
-                identity = digest_of(transform)
-        return self._card(identity)
+        return self._card(None if self.transform is None else transform_digest(self.transform))
 
     def order_of(self, card: RunCard | None = None) -> RunOrder:
         label_of = self._labels[self.dataset.index["label"]]
@@ -422,14 +417,14 @@ class Loader(Owned, EpochLoader):
             plan,
             dataset=self.dataset.root,
             split=self.dataset.split,
-            records=None if chosen is None else ChosenRecords.of(chosen, digest_of(chosen)),
+            records=None if chosen is None else ChosenRecords.of(chosen),
             labels=self.dataset.label_space,
             columns=self._columns,
             weights=self._weights,
             on_bad_record="skip" if self._work.skip_bad else "raise",
             with_numbers=self._with_numbers,
             transform=None if transform is None else TransformCard.of(transform, identity),
-            without=None if omitted is None else ChosenRecords.of(omitted, digest_of(omitted)),
+            without=None if omitted is None else ChosenRecords.of(omitted),
             gaps=None if omission is None else "close" if omission.closes else "keep",
         )
 

@@ -63,10 +63,10 @@ class ChosenRecords:
             raise ValueError("it lists too many records, or too large numbers")
 
     @classmethod
-    def of(cls, numbers: Records, digest: str) -> Self:
+    def of(cls, numbers: Records) -> Self:
         """Describe these record numbers; more than MOST_LISTED are not listed."""
         listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
-        return cls(len(numbers), digest, listed)
+        return cls(len(numbers), digest_of(numbers), listed)
 
     def given(self, option: str = "subset") -> Records:
         """Return the record numbers, int64. Raises UsageError if they are not listed."""
@@ -516,8 +516,8 @@ def kept_transform(transform: Transform) -> dict[str, Any]:
     values and of its code, which is comparable within one version of Python. Digests are None for a transform
     that cannot be compared.
     """
-    card = TransformCard.of(transform, _transform_digest(transform, CodeType, LibraryVersion))
-    code = None if card.arguments else _transform_digest(transform, LibraryVersion)
+    card = TransformCard.of(transform, transform_digest(transform, CodeType, LibraryVersion))
+    code = None if card.arguments else transform_digest(transform, LibraryVersion)
     return asdict(card) | {"code": code, "python": ".".join(platform.python_version_tuple()[:2])}
 
 
@@ -554,8 +554,9 @@ def _difference(there: Any, here: Any) -> tuple[str, str] | None:
     return (f"{one.name} with other code", other.name) if has_code and there["code"] != here["code"] else None
 
 
-def _transform_digest(transform: Transform, *without: type) -> str | None:
+def transform_digest(transform: Transform, *without: type) -> str | None:
+    """Return a transform's digest; None if it cannot be compared."""
     try:
         return digest_of(transform, without=without)
-    except (UsageError, RecursionError):  # it cannot be compared
+    except (UsageError, RecursionError):
         return None
