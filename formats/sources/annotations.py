@@ -39,7 +39,6 @@ WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
 WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
-_IMAGE_SETS = {"train": "train_cls.txt", "val": "val.txt", "test": "test.txt"}
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,7 @@ class GroundTruth:
         return sorted({image for labels in self.said.values() for image in labels})
 
     def label_of(self, image: str, folder: str | None = None) -> int:
-        """Return the label of an image (stem); ``folder`` is its class folder, if it has one.
-
-        Raises LabelConflict with the label in each file unless all have one and agree.
-        """
+        """Return the label on which all files and the image's ``folder`` agree. Raises LabelConflict."""
         said = {name: labels.get(image) for name, labels in self.said.items()}
         if folder is not None:
             said["its folder"] = self.space.label_of[folder]
@@ -69,7 +65,7 @@ class GroundTruth:
                 f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
                 for name, one in said.items()
             )
-            raise LabelConflict(f"{every}; remove what is wrong", key=image)
+            raise LabelConflict(f"{every}; remove the wrong one", key=image)
         return label
 
 
@@ -116,7 +112,7 @@ def _kaggle_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
                 raise ValueError(f"the row {','.join(row)!r} names no class")
             yield row[0], wnid
     except csv.Error as error:
-        raise ValueError(f"is no CSV file ({error})") from error
+        raise ValueError(f"is not a CSV file ({error})") from error
 
 
 def _caffe_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
@@ -186,7 +182,7 @@ class AnnotationFiles:
 
     def image_set(self, split: str) -> Counter[str]:
         """Count the lines of Kaggle's list by the text before the first slash, for train the class."""
-        path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{_IMAGE_SETS[split]}")
+        path = self.path(f"ILSVRC/ImageSets/CLS-LOC/{'train_cls' if split == 'train' else split}.txt")
         if path is None or not path.is_file():
             return Counter()
         lines = BytesIO(read_small_file(path))
@@ -235,7 +231,12 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, fl
         x_min, x_max = _extent(element, "x", width)
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
-            yield _class(element, own_class), x_min, y_min, x_max, y_max
+            name = (element.findtext("name") or "").strip()
+            if len(name) > MAX_NAME:
+                raise ValueError(f"a class name in it has {len(name)} characters")
+            if not _WNID.fullmatch(name):
+                name = own_class or _KNOWN_WORDS.get(name, name)
+            yield name, x_min, y_min, x_max, y_max
 
 
 def _extent(element: Element, axis: str, whole: float) -> tuple[float, float]:
@@ -251,13 +252,6 @@ def _number(element: Element, path: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"its {path} is missing or not a number")
     return value
-
-
-def _class(element: Element, own_class: str | None) -> str:
-    name = (element.findtext("name") or "").strip()
-    if len(name) > MAX_NAME:
-        raise ValueError(f"a class name in it has {len(name)} characters")
-    return name if _WNID.fullmatch(name) else own_class or _KNOWN_WORDS.get(name, name)
 
 
 def find_boxes(folder: Path, split: str) -> Path | None:

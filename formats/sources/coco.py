@@ -9,8 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import join
 from typing import Any, NamedTuple
@@ -119,6 +118,10 @@ class CocoFolder(Source):
     root: Path
     of_split: Mapping[str, CocoSplit]
     source_options: SourceOptions
+    _categories: dict[str, Mapping[int, str]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """The categories of the splits read so far."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -156,11 +159,6 @@ class CocoFolder(Source):
             options=options.kept("follow_symlinks", "coco"),
             schema=schema,
         )
-
-    @cached_property
-    def _categories(self) -> dict[str, Mapping[int, str]]:
-        """The categories of the splits read so far."""
-        return {}
 
 
 def has_instances(path: Path) -> bool:
@@ -245,10 +243,10 @@ class CocoInstances:
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
         self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
-            raise SourceDamaged("has no categories, or two of one name; copy it again", path=self._path)
+            raise SourceDamaged("has no categories, or two with one name; copy it again", path=self._path)
         self.entries = self._table.finish()
         self.images, self.places = self._placed(annotations)
-        advice = f"is in no object of {self._path.name}; remove it, or add one"
+        advice = f"is not in {self._path.name}; remove the image, or add it there"
         self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
@@ -284,7 +282,7 @@ class CocoInstances:
         ids = self.entries["id"]
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
-            self.problems.add(SourceDamaged("two images have one id; copy it again", path=self._path))
+            self.problems.add(SourceDamaged("two images have the same id; copy it again", path=self._path))
         known = np.isin(rows["image"], ids)
         in_category = np.isin(rows["category"], [*self.categories])
         checks = ((known, "an image"), (in_category, "a category"))
@@ -304,7 +302,7 @@ class CocoInstances:
 def _id_in(value: dict[str, Any], name: str) -> int:
     found = value.get(name)
     if type(found) is not int or not -MAX_ID < found < MAX_ID:
-        raise ValueError(f"an object has no whole number as its {name}")
+        raise ValueError(f"the {name} of an object is not a whole number")
     return found
 
 
@@ -427,7 +425,7 @@ def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
                 raise ValueError("expected a JSON object")
             yield name, offset, text.value()
     if text.next():
-        raise ValueError("has more after its end; keep one JSON object in it")
+        raise ValueError("has text after its JSON object; remove it")
 
 
 def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -38,10 +38,7 @@ class _Element(NamedTuple):
 
 
 def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
-    """Return the rows of the struct array ``name``: numbers and text, None for other values.
-
-    Raises ValueError for a damaged file, and for more than MAX_INFLATED_BYTES.
-    """
+    """Return the rows of the struct array ``name``: numbers and text, None for others. Raises ValueError."""
     if data[124:128] != _LITTLE_ENDIAN:
         raise ValueError("not a MATLAB 5 file")
     left = MAX_INFLATED_BYTES
@@ -100,7 +97,7 @@ def _rows(parts: list[_Element]) -> list[dict[str, Value]]:
         raise ValueError(f"its struct array has more than {MAX_FIELDS} fields")
     names = [raw[at : at + width].split(b"\0")[0].decode("latin-1") for at in range(0, len(raw), width)]
     if not names or len(values) % len(names):
-        raise ValueError("its struct array is not complete")
+        raise ValueError("its struct array is incomplete")
     fields = iter([_value(value) for value in values])
     return [dict(zip(names, row, strict=True)) for row in zip(*[fields] * len(names), strict=True)]
 
@@ -194,7 +191,7 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
             continue
         wnid = _text(synset, "WNID")
         if not _WNID.fullmatch(wnid):
-            raise ValueError(f"{wnid!r} is no WNID")
+            raise ValueError(f"{wnid!r} is not a WNID")
         if wnid in words:
             raise ValueError("two classes have the same WNID")
         words[wnid], ids[wnid] = _text(synset, "words"), _integer(synset, "ILSVRC2012_ID")

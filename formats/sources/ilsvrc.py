@@ -356,7 +356,7 @@ def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) 
 
 
 def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None:
-    """Return the source of a folder of class folders as that split, else None.
+    """Return the source of a folder of class folders, as that split, else None.
 
     Raises UsageError if the folders are splits or whole datasets, or images and their masks.
     """

@@ -209,7 +209,7 @@ def layout_of(
         raise ValueError("its Hugging Face features are not a mapping")
     names: list[str] = schema.names
     if len(set(names)) < len(names):
-        raise ValueError("two columns have one name")
+        raise ValueError("two columns have the same name")
     kinds = {}
     for name in names:
         kind = schema.field(name).type

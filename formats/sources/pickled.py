@@ -74,7 +74,7 @@ def bytes_of(window: ByteWindow, stretch: ByteRange) -> bytes:
 def name_of(window: ByteWindow, item: object) -> str:
     """Read short ASCII text, or Python 2's byte string of it. Raises ValueError for anything else."""
     if not isinstance(item, Text | ByteRange) or item.length > _LONGEST_NAME:
-        raise ValueError("it has something else where a name should be")
+        raise ValueError("it has no name where one is expected")
     return window.take(item.start, item.start + item.length).decode("ascii")
 
 
@@ -169,7 +169,7 @@ def unpack(window: ByteWindow) -> Any:
 
     def _array(parts: dict[str, Any]) -> Array:
         if not {"type", "data"} <= parts.keys() <= _ARRAY:
-            raise ValueError("it holds an array with other parts than numpy's")
+            raise ValueError("it holds an array with parts that numpy's do not have")
         match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
             case list() as shape, ByteRange(length=0), ByteRange() as data:
                 return Array(name_of(window, parts["type"]), tuple(shape), data)
@@ -213,7 +213,7 @@ GLOBALS = {
 
 def _global(name: str) -> GlobalName:
     if name not in GLOBALS:
-        raise ValueError(f"its pickle asks for {name!r}, which was not run: only plain data are read")
+        raise ValueError(f"its pickle asks for {name!r}, which was not run: only plain data is read")
     return GlobalName(name)
 
 
@@ -237,7 +237,7 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
             return Array("|i1", (0,), ByteRange(0, 0))
         case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, _):
             return Array(str(dtype), shape, data)
-    raise ValueError(f"its pickle calls {name} with other arguments than plain data need")
+    raise ValueError(f"its pickle calls {name} with arguments that plain data does not need")
 
 
 def _build(window: ByteWindow, item: object, state: object) -> None:
@@ -249,7 +249,7 @@ def _build(window: ByteWindow, item: object, state: object) -> None:
             item.dtype, item.shape, item.data = str(dtype), shape, data
             item.check()
         case _:
-            raise ValueError("its pickle sets what no array of plain numbers has")
+            raise ValueError("its pickle sets a state that no array of plain numbers has")
 
 
 PICKLE_FIRST_BYTES = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5))
@@ -332,7 +332,7 @@ def unpickle(window: ByteWindow) -> Any:
             case "a" | "e":
                 items = popped(1) if code == "a" else popped_to_mark()
                 if not isinstance(stack[-1], list):
-                    raise ValueError("its pickle is damaged: it appends to what is no list")
+                    raise ValueError("its pickle is damaged: it appends to something other than a list")
                 stack[-1].extend(items)
             case "}":
                 stack.append({})
@@ -341,7 +341,7 @@ def unpickle(window: ByteWindow) -> Any:
                 if code == "d":
                     stack.append({})
                 if not isinstance(stack[-1], dict) or len(items) % 2:
-                    raise ValueError("its pickle is damaged: it sets what is no part of a dict")
+                    raise ValueError("its pickle is damaged: it sets items of something other than a dict")
                 for name, item in zip(items[::2], items[1::2], strict=True):
                     stack[-1][name_of(window, name)] = item
             case "c":
@@ -365,7 +365,7 @@ def unpickle(window: ByteWindow) -> Any:
         try:
             step(code)
         except (IndexError, KeyError) as error:
-            raise ValueError("its pickle is damaged: it takes what it never put") from error
+            raise ValueError("its pickle is damaged: it uses an item that is not there") from error
     raise ValueError(f"its pickle has more than {MOST_PARTS} opcodes")
 
 
@@ -383,7 +383,7 @@ def decoded(window: ByteWindow) -> Any:
         return unpack(window)
     if _ARROW.fullmatch(head):
         raise ValueError(
-            "it was serialized by pyarrow, in a format that pyarrow gave up; load it with the pyarrow of its "
+            "it was serialized by pyarrow, in a format that pyarrow has dropped; load it with the pyarrow of its "
             "time, set TENSORPACK_SERIALIZE=pickle"
         )
     raise ValueError(f"it is neither a pickle of protocol 2 to 5 nor msgpack (starts with {head.hex(' ')})")

@@ -148,7 +148,7 @@ class RecordClasses:
             raise ValueError(f"its class has a name of {len(name)} characters, not 1 to {MAX_WORDS}")
         name.encode()
         if label == UNLABELLED:
-            raise ValueError(f"its label {label} means none, but it has the class name {name!r}")
+            raise ValueError(f"its label {label} means unlabelled, but it has the class name {name!r}")
         known = self.names.setdefault(label, name)
         if known != name:
             raise ValueError(f"its label {label} is named {name!r} here and {known!r} elsewhere")
@@ -545,7 +545,7 @@ class RecordContents(ABC):
         for key in filter(None, repeated):
             both = entries[np.flatnonzero(entries["key"] == key)[:2]]
             first, second = (self.reader().where(entry) for entry in both)
-            twice = f"begins here and again at {first}; a sample must be in one piece"
+            twice = f"begins here and again at {first}; a sample must be contiguous"
             self.problems.add(SourceDamaged(twice, path=second, key=key.decode()), "twice")
         return entries
 

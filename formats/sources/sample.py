@@ -256,10 +256,7 @@ def _orientation(orientation: int, order: str) -> bytes:
 
 @contextmanager
 def completed(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write that gets its name only when it is complete and is removed after an error.
-
-    A kill leaves ``<name>.partial``, which the next run overwrites. Raises OSError if the disk fails.
-    """
+    """Open a file to write that is renamed when complete, or removed; a kill leaves ``<name>.partial``."""
     partial = path.with_name(path.name + ".partial")
     try:
         with naming(partial), partial.open("wb") as file:

@@ -354,11 +354,7 @@ class Source(ABC):
         """Return the survey of an existing split."""
 
     def listing(self, split: str) -> Listing:
-        """List all images of a split.
-
-        Raises OSError, and DataError with the first of each kind of problem and their numbers: the source is
-        damaged, contradicts itself, or holds links, devices, duplicate or hostile names.
-        """
+        """List all images of a split. Raises OSError, and DataError with all kinds of problems counted."""
         listing = self.survey(split)
         listing.problems.raise_all()
         return listing

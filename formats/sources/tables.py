@@ -59,7 +59,7 @@ class ListedClasses:
             raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
         if self._are_numbers not in (None, is_number):
             expected = "a number" if self._are_numbers else "a name"
-            raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one of both")
+            raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one kind")
         if is_number and int(text) >= MAX_CLASSES:
             raise ValueError(f"has the label {text}, but the largest is {MAX_CLASSES - 1}; use names")
         text.encode()
@@ -122,7 +122,7 @@ def row_at(file: ArchiveFile, length: int, offset: int, parse: Callable[[bytes],
     """Read and parse a row at an offset. Raises SourceDamaged if it cannot be parsed or is truncated."""
     data = file.read_at(length, offset)
     if len(data) < length:
-        raise SourceDamaged("ends before its last row does; start again", path=file.path)
+        raise SourceDamaged("ends within its last row; start again", path=file.path)
     with foreign_file(file.path, "start again", place=lambda: f"the row at byte {offset}: "):
         return parse(data)
 
@@ -416,7 +416,7 @@ class TableForm:
         delimiter = "" if suffix in JSON_SUFFIXES else max(_DELIMITERS, key=first.count)
         names = tuple(_cells(first, delimiter) if delimiter else _object_of(first))
         if unique and len(set(names)) != len(names):
-            raise ValueError("has a name twice; rename one column")
+            raise ValueError("has two columns with the same name; rename one")
         return cls(names, delimiter)
 
     @classmethod

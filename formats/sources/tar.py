@@ -197,7 +197,7 @@ def walk(read_at: ReadAt, *, archive: str, end: int, start: int = 0) -> Iterator
             elif header.kind != _FOLDER:
                 raise ValueError(f"it is {_REFUSED.get(header.kind, f'of the unknown type {header.kind!r}')}")
             elif header.size:
-                raise ValueError("it is a folder with bytes of its own")
+                raise ValueError("it is a folder with data")
             elif header.name.startswith(b"/") or header.name.rstrip(b"/") != b".":
                 plain_name(header.name.rstrip(b"/"))
             at = body + padded
@@ -231,7 +231,7 @@ def _extend(given: dict[str, Any], header: Header, data: bytes) -> None:
         given["name"] = name
     if (digits := records.get(b"size")) is not None:
         if "size" in given or not digits.isdigit() or len(digits) > 19:
-            raise ValueError("extended headers give the member no sound size, or two")
+            raise ValueError("extended headers give the member no valid size, or two")
         given["size"] = int(digits)
 
 

@@ -70,7 +70,7 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
     with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
         first = next((key for key, _ in lmdb_records(archive)), None)
     if first is None:
-        raise UsageError("is an LMDB without records; give one that was completely written", path=file)
+        raise UsageError("is an LMDB without records; give a complete one", path=file)
     if first != KEYS and not _KEY.fullmatch(first):
         raise UsageError(
             f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {first[:32]!r}",
@@ -146,7 +146,7 @@ class _Contents:
         with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
             is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
             if self._are_pickles not in (None, is_pickle):
-                raise ValueError("it was not serialized as the first record was")
+                raise ValueError("it was not serialized like the first record")
             self._are_pickles = is_pickle
             if key == KEYS:
                 self._listed = read_keys(value)
@@ -417,10 +417,7 @@ class ItemReader(TarReader):
 
 
 def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
-    """Yield the keys of an open file in order, each with its value.
-
-    Raises SourceDamaged if the file is truncated or damaged, and for named databases and duplicate keys.
-    """
+    """Yield each key in order with its value. Raises SourceDamaged, also for named databases."""
 
     def damaged(reason: str) -> SourceDamaged:
         return SourceDamaged(f"the LMDB is damaged: {reason}; copy it again", path=file.path)
@@ -446,9 +443,5 @@ class TextReader(TarReader):
 
     def read(self, entry: np.void) -> bytes:
         length = int(entry["length"])
-        try:
+        with foreign_file(self.where(entry), "copy it again", place=lambda: "is not bytes stored as text: "):
             return from_latin1(self.opened.read_at(2 * length, int(entry["offset"])), length)
-        except ValueError as error:
-            raise SourceDamaged(
-                f"has no bytes there: {error}; copy it again", path=self.where(entry)
-            ) from error

@@ -179,7 +179,7 @@ class Feature(NamedTuple):
         """Yield the parts of a list: numbers are packed into one part, or have one each."""
         for value in parts(self.window, self.start, self.end):
             if value.number != 1:
-                raise ValueError("a list has a field that it should not have")
+                raise ValueError("a list has an unexpected field")
             yield value
 
 
@@ -377,10 +377,7 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
 
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
-    """Return the label and sides of each box, clipped to the image; the file may have sides swapped.
-
-    Raises ValueError if the numbers of sides differ, or a side is not finite.
-    """
+    """Return each box's label and sides, sorted and clipped to the image. Raises ValueError."""
     most = MAX_BOXES * MAX_VARINT
     sides = [found[name].bounded(most).floats() for name in BOX_SIDES]
     labels = np.full(len(sides[0]), UNLABELLED, np.int64)
@@ -520,7 +517,7 @@ class ExampleContents(RecordContents):
             if feature.is_single():
                 single.append(column)
         if len(self._columns) > MAX_COLUMNS:
-            raise ValueError(f"it has more features than the {MAX_COLUMNS} columns that are possible")
+            raise ValueError(f"it has more than {MAX_COLUMNS} features that would become columns")
         return single
 
     def columns(self) -> tuple[Schema, bool]:

@@ -131,10 +131,9 @@ class ShardSample(NamedTuple):
 
 
 def samples(archive: ArchiveFile, start: int = 0) -> Iterator[ShardSample]:
-    """Yield the samples from the header at ``start`` on, in the order of the shard.
+    """Yield the samples from the header at ``start`` on.
 
-    Raises SourceDamaged like :func:`~shardprep.formats.sources.tar.walk`, and for a member without an
-    extension or with one that its sample already has.
+    Raises SourceDamaged like :func:`.tar.walk`, and for a member whose extension is missing or repeated.
     """
     sample = None
     for member in walk(archive.read_at, archive=str(archive.path), end=archive.end, start=start):
@@ -239,9 +238,7 @@ class ShardContents(RecordContents):
                 self._parts |= parts
                 self._floats |= {part for part in parts if _is_float(sample.parts[part], part, file)}
                 if len(self._parts) > MAX_COLUMNS:
-                    raise SourceDamaged(
-                        f"has more parts than the {MAX_COLUMNS} that are possible", path=place
-                    )
+                    raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
         part, text = self.layout.label, text_in(sample, self.layout.label, archive)

@@ -47,7 +47,7 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda d: d["images"].pop(), r"000004\.png: is in no object of instances_train2017\.json"),
+        (lambda d: d["images"].pop(), r"000004\.png: is not in instances_train2017\.json"),
         (
             lambda d: d["images"].append({**d["images"][0], "id": 7, "file_name": "x.png"}),
             r"x\.png: is missing",
@@ -58,7 +58,10 @@ def test_the_file_of_instances_can_be_named_and_repair_finds_it(tmp_path: Path) 
         (lambda d: d["images"][0].update(width=0), "impossible size 0x20"),
         (lambda d: d["images"][0].update(width=5_000_000_000), "impossible size 5000000000x20"),
         (lambda d: d["images"][0].pop("file_name"), "has no file_name"),
-        (lambda d: d["annotations"][0].update(image_id="1"), "no whole number as its image_id"),
+        (
+            lambda d: d["annotations"][0].update(image_id="1"),
+            "the image_id of an object is not a whole number",
+        ),
         (lambda d: d["annotations"][0].update(image_id=1), "to an image that does not exist"),
         (lambda d: d["annotations"][0].update(category_id=1), "to a category that does not exist"),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, -3, 4]), "invalid bbox"),

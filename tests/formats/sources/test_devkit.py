@@ -71,9 +71,9 @@ def test_the_devkit_is_read_in_each_of_its_forms(form: str, tmp_path: Path) -> N
     ("at", "changes", "message"),
     [
         (0, {"wnid": "n01440764"}, "same WNID"),
-        (0, {"wnid": "fox"}, "'fox' is no WNID"),
+        (0, {"wnid": "fox"}, "'fox' is not a WNID"),
         (0, {"children": (1,)}, "not 1 to their number"),
-        (1, {"wnid": ""}, "'' is no WNID"),
+        (1, {"wnid": ""}, "'' is not a WNID"),
         (1, {"train_images": -1}, "not a whole number"),
         (1, {"train_images": 1.5}, "not a whole number"),
         (0, {"train_images": float("inf")}, "not a whole number"),
@@ -177,7 +177,7 @@ NO_LABELS: list[tuple[str, bytes, type[Exception], str]] = [
     *(("LOC_val_solution.csv", HEAD + row, SourceDamaged, "names no class") for row in (b"a\n", b"a,\n", b"a,n01440764 1,2\n")),
     ("LOC_val_solution.csv", HEAD + b"a,n01440764\na,n01440764\n", SourceDamaged, "twice"),
     ("LOC_val_solution.csv", HEAD + b"a,n01440764\n\xff", SourceDamaged, "not UTF-8 text at byte 37"),
-    ("LOC_val_solution.csv", HEAD + b"a," + b"n" * 200_000, SourceDamaged, "no CSV file"),
+    ("LOC_val_solution.csv", HEAD + b"a," + b"n" * 200_000, SourceDamaged, "not a CSV file"),
     ("LOC_val_solution.csv", HEAD + b"a,n01443537 1 2 3 4\n", LabelConflict, "says n01443537, which is not one of the classes"),
     *(
         ("val.txt", CAFFE + line, SourceDamaged, "is not an image and its label")

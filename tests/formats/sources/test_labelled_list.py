@@ -72,7 +72,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("metadata.csv", 'file_name,age\n0.png,"1"x\n1.png,3\n', r"line 2: the row that begins in line 2 is not CSV"),
     ("metadata.csv", "file_name,age\n../0.png,1\n1.png,3\n", r"line 2: .*without \.\."),
     ("metadata.csv", "file_name,age\n/etc/passwd,1\n1.png,3\n", r"line 2: names a file that is not beside the table"),
-    ("metadata.csv", "file_name,age,age\n0.png,1,1\n", r"line 1: has a name twice"),
+    ("metadata.csv", "file_name,age,age\n0.png,1,1\n", r"line 1: has two columns with the same name"),
     ("metadata.csv", "path,age\n0.png,1\n", r"line 1: has no column 'file_name'.*--path-column"),
     ("metadata.csv", "", r"line 1: is empty"),
     ("metadata.csv", "file_name,x\n0.png,\xff\n".encode("latin-1"), r"line 2: is not UTF-8"),

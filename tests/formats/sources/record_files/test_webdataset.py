@@ -79,7 +79,7 @@ ODD: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "a label that is no text": ([("1.jpg", JPEG), ("1.cls", b"\xff")], "1: .*correct the shard"),
     "a name of no label": (
         [("1.jpg", JPEG), ("1.cls", b"-1"), ("1.classname", b"ant")],
-        "1: its label -1 means none, but it has the class name 'ant'",
+        "1: its label -1 means unlabelled, but it has the class name 'ant'",
     ),
     "two names": (
         [(f"{n}.{part}", data) for n in "ab" for part, data in (("cls", b"1"), ("classname", n.encode()))],
