@@ -80,10 +80,7 @@ def check_first_label(space: LabelSpace, images: int, first: int | None, said_by
 
 
 def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
-    """Read the labels by image from Kaggle's ``LOC_val_solution.csv`` or Caffe's ``val.txt``.
-
-    Raises SourceDamaged, and LabelConflict for a class that is not in the space.
-    """
+    """Read labels by image from ``LOC_val_solution.csv`` or Caffe's ``val.txt``. Raises DataError."""
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
     with foreign_file(path, _ADVICE):
         lines = text_lines(read_small_file(path), path)

@@ -112,7 +112,7 @@ class RecordReader(OpeningReader[Dataset]):
         return f"{self.folder}, record {int(entry['offset'])}"
 
 
-_OTHER_STREAM = 1 << 64  # the seed alone determines the stored order
+_OTHER_STREAM = 1 << 64  # unlike for the stored order, which uses the seed alone
 
 
 @dataclass(frozen=True)

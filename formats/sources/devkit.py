@@ -181,10 +181,7 @@ def _files_in(path: Path) -> dict[str, bytes]:
 
 
 def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
-    """Return the classes, the synsets without children, and their numbers of training images.
-
-    Raises ValueError unless their ids are 1 … n and their wnids unique.
-    """
+    """Return the classes, the synsets without children, and their numbers of training images."""
     words, ids, images = dict[str, str](), dict[str, int](), dict[str, int]()
     for synset in read_struct_array(meta, "synsets"):
         if _integer(synset, "num_children"):

@@ -178,13 +178,10 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The columns of image and label, "" for none, and the ``fields`` of the file's other columns.
-
-    If ``in_struct``, an image has bytes and a path.
-    """
+    """The columns of image and label, "" for none, and the ``fields`` of the file's other columns."""
 
     image: str
-    in_struct: bool
+    in_struct: bool  # of bytes and path
     label: str
     classes: tuple[str, ...]
     fields: Mapping[str, Field]

@@ -123,36 +123,33 @@ def recognise(
 
 
 def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceOptions) -> Source:
-    is_folder = path.is_dir()
-    source: Source | None = converted_dataset(path) if is_folder else None
-    if is_folder and source is None:
-        metadata, coco = metadata_folder(path, split, options), coco_folder(path, split, options)
-        paired = paired_folders(path, split, options) if options.pairs else None
+    given, is_folder = (path, split, options), path.is_dir()
+    if is_folder:
+        if converted := converted_dataset(path):
+            return converted
+        metadata, coco = metadata_folder(*given), coco_folder(*given)
+        paired = paired_folders(*given) if options.pairs else None
         several = "has columns of several kinds: {}; convert one, and add the other with prep join"
-        source = _only((coco, paired, metadata), several, path)
-    if source is None:
-        if _first_block(path).startswith((_GZIP, _ZIP)):
-            raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
-        if not is_folder or not official_tars(path):  # files beside official tars are not sources
-            given = (path, split, options)
-            records = (webdataset(*given), tfrecord(*given), parquet(*given))
-            source = _only(records, "holds {}; give a folder or a file of one of them", path)
-    if source is None:
-        official = _official(path, options, check_md5)
+        if source := _only((coco, paired, metadata), several, path):
+            return source
+    if _first_block(path).startswith((_GZIP, _ZIP)):
+        raise UsageError("is compressed, but images are read in place; unpack it first", path=path)
+    if not is_folder or not official_tars(path):  # files beside official tars are not sources
+        records = (webdataset(*given), tfrecord(*given), parquet(*given))
+        if source := _only(records, "holds {}; give a folder or a file of one of them", path):
+            return source
+    if official := _official(path, options, check_md5):
         members = {split: each for each in reversed(official) for split in each.splits}
-        if not official:
-            source = tensorpack_lmdb(path, split or "train", options)
-        elif len(members) == len(official[0].splits):
-            source = official[0]
-        else:
-            source = MixedSource({split: members[split] for split in SPLITS if split in members})
+        if len(members) == len(official[0].splits):
+            return official[0]
+        return MixedSource({split: members[split] for split in SPLITS if split in members})
+    source = tensorpack_lmdb(path, split or "train", options)
     if source is None and is_folder:
         source = class_folders(path, split or "train", options)
-    source = source or labelled_list(path, split, options)
-    if source is None:
-        is_empty = is_folder and not any(path.iterdir())
-        raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
-    return source
+    if source := source or labelled_list(*given):
+        return source
+    is_empty = is_folder and not any(path.iterdir())
+    raise UsageError("is an empty folder" if is_empty else _UNKNOWN_SOURCE, path=path)
 
 
 def _refuse_others(options: SourceOptions, source: Source) -> None:

@@ -216,10 +216,7 @@ class OpenFiles:
 
 @dataclass
 class FilesReader(OpeningReader[OpenFiles]):
-    """Reader of records in files below ``top``, which must be unchanged since they were listed.
-
-    ``layout`` tells which parts of a record are its image and its label.
-    """
+    """Reader of records in files below ``top``, which must be unchanged since they were listed."""
 
     top: Path
     schema: Schema
@@ -305,10 +302,7 @@ _OF = re.compile(r"(.*-)(\d{1,9})(-of-)(\d{1,9})(?!\d)(.*)", re.ASCII | re.DOTAL
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of each split, sorted and relative to ``top``.
-
-    ``ignored`` counts other files, and ``problems`` concern unreadable files, such as links.
-    """
+    """The files of each split, sorted and relative to ``top``; ``ignored`` counts other files."""
 
     top: Path
     of_split: Mapping[str, tuple[str, ...]]
@@ -366,10 +360,7 @@ def split_files(
 def _of_split(
     walk: FolderWalk, place: str, matching: Callable[[str], list[str]], split: str | None
 ) -> dict[str, list[str]]:
-    """Return the files of each split, by folder or by name; none if a split folder has folders or no files.
-
-    A folder of class folders has none, either.
-    """
+    """Return the files of each split by folder or name; none for class folders, and splits without files."""
     folders, found = walk.folders(place), dict[str, list[str]]()
     if any(folder.lower() in SPLIT_NAMES for folder in folders):
         for folder in folders:
@@ -593,10 +584,7 @@ def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
 
 
 def chosen(names: Iterable[str], wanted: str, option: str) -> str:
-    """Return the file's name for one given by the user, which may be a column's; "" for "".
-
-    Raises UsageError, which names the ``option``, for an unknown name.
-    """
+    """Return the file's name for the user's, which may be a column's; "" for "". Raises UsageError."""
     names = list(names)
     for name in names if wanted else ("",):
         if wanted in (name, column_name(name)):

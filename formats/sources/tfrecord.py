@@ -546,10 +546,7 @@ def _text_in(feature: Feature) -> str:
 
 @dataclass(frozen=True)
 class TfRecord(RecordSource):
-    """TFRecord files of tf.train.Example.
-
-    Keys are the images' file names without extensions if all differ, and else TFRecord files and numbers.
-    """
+    """TFRecord files; keys are the images' file names without extension if unique, else file and number."""
 
     LAYOUT = "tfrecord"
     CONTENTS = ExampleContents

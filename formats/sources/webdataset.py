@@ -79,9 +79,7 @@ def webdataset(path: Path, split: str | None, options: SourceOptions) -> WebData
                     is_one = len(sample.parts) > 1
                     return WebDataset(files, options, _parts(sample, archive, options)) if is_one else None
         except SourceDamaged:
-            return WebDataset(
-                files, options, SampleLayout()
-            )  # the damage is reported with all other problems
+            return WebDataset(files, options, SampleLayout())  # the damage is reported later
     return None
 
 
