@@ -152,8 +152,6 @@ class _Marker(NamedTuple):
 
 @dataclass(frozen=True)
 class _Export:
-    """The export of one dataset into ``output``."""
-
     dataset: Path
     output: Path
     manifest: Manifest

@@ -38,7 +38,6 @@ OF_KIND = {
 }
 """The encoding of a column by its kind; an array's depends on its dtype and shape."""
 SIZES = {"int": 8, "float64": 8}
-OF_IMAGES = "jpeg"  # decoded by Pillow, which recognises any kind
 BOXES, BOX_LABELS = "boxes", "box_labels"
 INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
 """Substitutes for dtypes that MDS lacks; complex numbers get a last dimension of 2."""
@@ -64,7 +63,7 @@ class MDS(ShardFormat):
         super().__init__(source, index)
         columns = [MdsColumn("key", "str"), MdsColumn("label", "int", 8)]
         if source.has_images:
-            columns.append(MdsColumn("image", OF_IMAGES))
+            columns.append(MdsColumn("image", "jpeg"))  # decoded by Pillow, which recognises any kind
         if source.has_boxes:
             columns += [MdsColumn(BOXES, "ndarray:float32"), MdsColumn(BOX_LABELS, "ndarray:int32")]
         self._columns = sorted([*columns, *map(_column_of, source.schema)])  # by name, which is unique

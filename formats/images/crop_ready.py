@@ -181,13 +181,11 @@ def _fits(grid: RestartGrid, image: Encoded) -> bool:
     if 0 in grid[1:7] or grid.scan > len(image) or grid.header + grid.frame + 9 > grid.scan:
         return False
     frame = image[grid.header + grid.frame : grid.header + grid.frame + 9]
-    sides = struct.pack(">HH", grid.height, grid.width)
-    across = -(-grid.width // grid.mcu_width)
-    down = -(-grid.height // grid.mcu_height)
+    across, down = _Frame(grid.width, grid.height, grid.mcu_width, grid.mcu_height).mcus
     return (
         frame[0] == 0xFF
         and frame[1] in SEQUENTIAL_FRAMES
-        and frame[5:] == sides
+        and frame[5:] == struct.pack(">HH", grid.height, grid.width)
         and grid.columns * grid.interval == across
         and grid.columns * down == len(grid.lengths)
         and grid.scan + int(grid.lengths.sum(dtype=np.int64)) + 2 * len(grid.lengths) == len(image)

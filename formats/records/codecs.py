@@ -303,7 +303,7 @@ class ArrayCodec(Codec):
         if found is None or found[1] not in DTYPES:
             return None
         sizes = [size.strip() for size in found[2].split(",")] if found[2].strip() else []
-        if len(sizes) > MAX_DIMENSIONS or not all(size == FREE or _is_size(size) for size in sizes):
+        if len(sizes) > MAX_DIMENSIONS or not all(re.fullmatch(r"\*|[0-9]{1,9}", size) for size in sizes):
             return None
         shape = tuple(None if size == FREE else int(size) for size in sizes)
         codec = cls(found[1], shape)
@@ -344,7 +344,3 @@ class ArrayCodec(Codec):
                 array = np.frombuffer(data, self.elements, math.prod(shape), start).reshape(shape)
                 return array if shape else array[()]
         raise BadValue(f"has {len(data)} bytes, which are not {self.kind}")
-
-
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 9

@@ -15,7 +15,6 @@ from blake3 import blake3
 from shardprep.formats.errors import printable
 
 MAX_KEY_BYTES = 1024
-CONTENT_DOMAIN = b"shardprep-record-1\0"
 
 if google_crc32c.implementation == "python":  # pragma: no cover - needs a platform without a wheel
     raise ImportError(
@@ -99,7 +98,7 @@ def content_digest(key: bytes, label: int, image: bytes) -> bytes:
 
     It is BLAKE3, as each image is hashed once more for this, and SHA-256 takes three times as long.
     """
-    head = CONTENT_DOMAIN + struct.pack("<IiQ", len(key), label, len(image)) + key
+    head = b"shardprep-record-1\0" + struct.pack("<IiQ", len(key), label, len(image)) + key
     return blake3(head).update(image).digest()
 
 

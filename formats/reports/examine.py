@@ -195,14 +195,9 @@ def comparison(dataset: Dataset, other: Dataset, across: Duplicates) -> dict[str
 
 def _shares(dataset: Dataset) -> dict[str, tuple[int, float]]:
     """Return each nonempty class's number of images, and their share of all."""
-    labels = dataset.index["label"]
-    counts = np.bincount(labels[labels >= 0], minlength=len(dataset.manifest.labels)).tolist()
-    total = max(sum(counts), 1)
-    return {
-        each.name: (count, count / total)
-        for each, count in zip(dataset.manifest.labels.classes, counts, strict=True)
-        if count
-    }
+    counts = {each.name: each.images for each in class_counts(dataset) if each.images}
+    total = sum(counts.values())
+    return {name: (count, count / total) for name, count in counts.items()}
 
 
 def report(
@@ -261,8 +256,7 @@ def report(
             other_codes = other.all_codes
             other_codes["record"] += len(this)
             across = shared(codes, other_codes)
-        is_skipping = this.manifest.table(QUARANTINE_NAME) is not None
-        skipped = [(one["key"], one["reason"]) for one in quarantined(this.path)] if is_skipping else []
+        skipped = quarantined(this.path) if this.manifest.table(QUARANTINE_NAME) else []
         found = {
             "dataset": inspect(this).to_json(),
             "looked_at": looked_at,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -19,6 +19,7 @@ from shardprep.formats.reports.pixels import PixelStatistics
 from shardprep.formats.runtime.sizes import count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.summary import class_counts
 
 MOST_SHOWN = 24  # examples per kind
 
@@ -288,29 +289,22 @@ def observations(
     statistics: PixelStatistics,
     inside: Duplicates,
     across: Duplicates | None,
-    quarantine: Sequence[tuple[str, str]],
+    quarantine: Sequence[Mapping[str, str]],
 ) -> list[Json]:
     """Return the observations with a count above zero.
 
     ``inside`` are the duplicates within the dataset, ``across`` those shared with the other one, numbered
-    consecutively; ``quarantine`` has (key, reason) of images that the conversion left out.
+    consecutively; ``quarantine`` lists the images that the conversion left out, with key and reason.
     """
     dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
-    labels, classes = dataset.index["label"], dataset.manifest.labels.classes
-    counts = np.bincount(labels[labels >= 0], minlength=len(classes))
-    empty = [classes[label].name for label in np.flatnonzero(counts == 0).tolist()] if counts.any() else []
-    damaged = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
-    reasons = [f"{key}: {reason}" for key, reason in quarantine[:MOST_SHOWN]]
+    counts, damaged = class_counts(dataset), statistics.damaged_records
+    empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
+    shown = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
+    reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
     index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
     found = [
         observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
-        observation(
-            "damaged",
-            len(statistics.damaged_records),
-            is_partial=is_partial,
-            records=damaged,
-            leave_out=statistics.damaged_records,
-        ),
+        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
         *_of_duplicates(names, inside, across, is_partial=is_partial),
         observation("quarantined", len(quarantine), names=reasons),
         *(

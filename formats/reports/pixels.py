@@ -250,9 +250,7 @@ class ShardLook(Generic[T]):
                 closing(Shard(self.path, self.container, self.entry)) as shard,
             ):
                 for row, number, is_decoded in zip(self.rows, self.numbers, self.is_decoded, strict=True):
-                    address = tuple(
-                        row[name].item() for name in ("key", "label", "crc32c", "offset", "length")
-                    )
+                    address = row[["key", "label", "crc32c", "offset", "length"]].item()
                     try:
                         image = shard.image(int(row["ordinal"]), address)
                         found.append((int(number), self.look(row, image, bool(is_decoded))))
@@ -285,8 +283,7 @@ class ImageReading:
     ) -> PixelStatistics:
         """Return the statistics of these records. Raises OSError."""
         found = PixelStatistics()
-        title = f"examine {dataset.manifest.split}"
-        for part, damaged in self._looked(title, look, PixelStatistics, dataset, records, is_decoded):
+        for part, damaged in self._looked("examine", look, PixelStatistics, dataset, records, is_decoded):
             found.merge(part, damaged)
         return found
 
@@ -294,13 +291,13 @@ class ImageReading:
         self, verb: str, made: Callable[[bytes], bytes], dataset: Dataset, records: Numbers
     ) -> dict[int, bytes]:
         """Return a function's results for the images that can be read and decoded. Raises OSError."""
-        title, is_decoded = f"{verb} {dataset.manifest.split}", np.ones(len(records), bool)
-        parts = self._looked(title, partial(_made, made), dict, dataset, records, is_decoded)
+        is_decoded = np.ones(len(records), bool)
+        parts = self._looked(verb, partial(_made, made), dict, dataset, records, is_decoded)
         return {record: value for part, _ in parts for record, value in part.items()}
 
     def _looked(
         self,
-        title: str,
+        verb: str,
         look: Callable[[np.void, bytes, bool], Any],
         gather: Callable[[list[tuple[int, Any]]], T],
         dataset: Dataset,
@@ -327,7 +324,7 @@ class ImageReading:
         submitted = ((look, self.pool.submit(look.made)) for look in looks())
         done_records = done_bytes = 0
         size = int(dataset.index["length"][records].sum(dtype=np.int64))
-        with self.progress.task(title, records=len(records), size=size):
+        with self.progress.task(f"{verb} {manifest.split}", records=len(records), size=size):
             waiting = deque(islice(submitted, self.workers))
             while waiting:
                 waiting.extend(islice(submitted, 1))

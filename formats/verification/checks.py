@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -164,8 +164,8 @@ class FileCheck:
             return
         row = column_row(self.field)  # the same in all versions, for values of one size
         start, size = len(table_header(row, self.entry.records)), row.itemsize
-        file, at_once = ShardFile(path), max(1, ROWS_BYTES // size)
-        try:
+        at_once = max(1, ROWS_BYTES // size)
+        with closing(ShardFile(path)) as file:
             for first in range(ordinals.start, ordinals.stop, at_once):
                 some = range(first, min(first + at_once, ordinals.stop))
                 data = file.read_at(len(some) * size, start + first * size)
@@ -178,8 +178,6 @@ class FileCheck:
                         yield key, UNLABELLED, value
                     else:
                         self._add(found, text_of(key), f"row {ordinal} does not match its CRC-32C")
-        finally:
-            file.close()
 
     def _decode(self, key: bytes, value: bytes, found: CheckResult) -> None:
         """Decode a record's image or value. A crash of the decoder kills the process."""

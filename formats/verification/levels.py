@@ -68,7 +68,6 @@ LEVELS = ("quick", "full", "records", "decode")
 SHARD_TIMEOUT_S = 600.0
 SLOWEST_BYTES_PER_SECOND = 1e6
 
-UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO)
 MISSING = "is missing"
 UNFINISHED = "belongs to an unfinished join; the same prep join continues it, another one removes it"
 
@@ -171,7 +170,8 @@ class SeenDataset:
         try:
             return "" if _size_of(self.path / name, os.O_NOFOLLOW) == size else f"{name} has another size"
         except OSError as error:
-            return "" if error.errno in UNREADABLE else str(error)  # the call reports what is unreadable
+            # the call itself reports an unreadable file
+            return "" if error.errno in (errno.EACCES, errno.EPERM, errno.EIO) else str(error)
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
@@ -237,8 +237,6 @@ def verify_files(
 
 @dataclass(frozen=True)
 class _Verification:
-    """The verification of a dataset with an intact manifest."""
-
     files: DatasetFiles
     report: Report
     manifest: Manifest
