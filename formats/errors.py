@@ -208,8 +208,13 @@ class DatasetNotFound(OperationError, FileNotFoundError):
         """Return the error for a folder, with the existing path that was probably meant."""
         if folder.exists():
             return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
-        close = _close_path(folder)
-        hint = f"; did you mean {os.fspath(close)!r}?" if close else _beside(folder)
+        siblings = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
+        if close := _close_path(folder):
+            hint = f"; did you mean {os.fspath(close)!r}?"
+        elif 0 < len(siblings) <= MOST_NAMED:
+            hint = f"; its parent folder has {', '.join(siblings)}"
+        else:
+            hint = ""
         return cls(f"there is no such folder{hint}", path=folder)
 
 
@@ -226,18 +231,12 @@ def _close_path(path: Path) -> Path | None:
 
 
 def _folders_in(folder: Path) -> list[str]:
-    """Return the names of the folders in one, at most MOST_NEIGHBOURS; none if it cannot be read."""
+    """Return the subfolders among the first MOST_NEIGHBOURS entries; none if the folder cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return [each.name for each in islice(entries, MOST_NEIGHBOURS) if each.is_dir()]
     except OSError:
         return []
-
-
-def _beside(folder: Path) -> str:
-    """Describe the siblings of a missing folder, if they are few."""
-    names = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
-    return f"; its parent folder has {', '.join(names)}" if 0 < len(names) <= MOST_NAMED else ""
 
 
 class MissingExtra(OperationError, ImportError):

@@ -145,7 +145,7 @@ class RecordSet(ABC):
 
     @property
     def schema(self) -> Schema:
-        """The names and kinds of the columns beside key, label and image."""
+        """The names and kinds of the columns besides key, label and image."""
         return self.parts[0].manifest.schema
 
     @property
@@ -347,7 +347,7 @@ class Dataset(RecordSet):
 
     @property
     def columns(self) -> OpenRecords:
-        """The columns beside key, label and image: decoded and encoded values, and lengths, by name."""
+        """The columns besides key, label and image: decoded and encoded values, and lengths, by name."""
         return self._opened
 
     @property

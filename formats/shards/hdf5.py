@@ -27,7 +27,7 @@ from shardprep.formats.shards.read import ColumnAddresses, Container, Extent, Sh
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 
-MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs beside the columns
+MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
 
 
 def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
@@ -44,9 +44,8 @@ def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
     except ShardDamaged as error:
         raise stream.error or ShardDamaged(error.message, path=path) from error
     except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        if stream.error is not None:
-            raise stream.error from error
-        raise ShardDamaged(f"is not a readable HDF5 shard: {error}", path=path) from error
+        damage = ShardDamaged(f"is not a readable HDF5 shard: {error}", path=path)
+        raise stream.error or damage from error
     if bounds[0] != 0 or bounds[-1] != size or (bounds[1:] < bounds[:-1]).any():
         raise ShardDamaged("its offsets do not divide its data", path=path)
     return ColumnAddresses(keys, labels, crcs, start + bounds[:-1], np.diff(bounds))
@@ -208,7 +207,7 @@ class Hdf5ShardWriter(ShardWriter):
 
 
 def library() -> dict[str, str | int]:
-    """Return the versions that determine a file's bytes beside its records."""
+    """Return the versions that determine a file's bytes besides its records."""
     return {"hdf5": h5py.version.hdf5_version}
 
 

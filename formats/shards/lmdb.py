@@ -122,7 +122,7 @@ class LmdbShardWriter(ShardWriter):
 
 
 def library() -> dict[str, str | int]:
-    """Return the versions and settings that determine a file's bytes beside its records."""
+    """Return the versions and settings that determine a file's bytes besides its records."""
     return {
         "lmdb": ".".join(map(str, lmdb.version())),
         "page_size": os.sysconf("SC_PAGE_SIZE"),

@@ -201,7 +201,7 @@ class Manifest:
         kinds: Kinds of image files other than JPEG and PNG, by name, in the order of
             :data:`~shardprep.formats.images.info.KINDS`.
         crop_ready: Number of images with a table of their segments.
-        columns: The columns beside key, label and image, or None.
+        columns: The columns besides key, label and image, or None.
         archive: The archive that contains the images; None if the shards do.
         offsets: Whether the index and the column tables have the offset of each image and value in its file;
             in format 1.0, only the containers have.

@@ -89,23 +89,19 @@ class CropReadySummary:
 class Summary:
     """The summary of a dataset.
 
+    ``split``, ``records``, ``image_bytes``, ``container``, ``class_sorted``, ``partial``, ``skipped``,
+    ``content_root``, ``root``, ``has_images`` and ``archive_md5`` are as in :class:`.Manifest`.
+
     Attributes:
         path: Its folder.
-        split: "train", "val" or "test".
-        records: Number of records.
         classes: Number of classes in the label space.
         classes_present: Number of classes with images.
         per_class: The fewest and most images of any class present.
-        image_bytes: Total size of the images.
         disk_bytes: Total size of the files.
-        container: Container of the shards.
         archive: Path of the archive with the images; None if they are in the shards.
         shards: Number of shards.
         order: Order of the plan.
         seed: Seed of the plan.
-        class_sorted: Whether records are stored class by class.
-        partial: Whether the source had fewer or more images than expected.
-        skipped: Number of bad images left out.
         boxes: Number of boxes.
         source: Layout of the source.
         images: Maps "width", "height" (pixels) and "length" (bytes) to (5 %, median, 95 %, largest); empty
@@ -113,11 +109,7 @@ class Summary:
         kinds: Number of images by file kind, such as "JPEG".
         oddities: Number of unusual images by property.
         crop_ready: Summary of the crop-ready images, or None.
-        content_root: Hash over the records.
-        root: Hash of the manifest.
-        has_images: Whether the records have images.
         columns: A summary for each column.
-        archive_md5: Official MD5s that were checked, by archive name.
     """
 
     path: str
