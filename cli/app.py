@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def failed(error: Reported, *, as_json: bool = False) -> int:
-    """Report an error, unless it is that nobody reads the output any more; return its exit code."""
+    """Report an error, unless the output has lost its reader, and return its exit code."""
     failure = failure_of(error)
     if not (isinstance(error, BrokenPipeError) and _output_is_closed()):
         failure.report(as_json=as_json)
@@ -109,7 +109,7 @@ def failed(error: Reported, *, as_json: bool = False) -> int:
 
 
 def flush(code: int) -> int:
-    """Flush stdout and stderr; return the exit code, another one if results could not be written."""
+    """Flush stdout and stderr; return the exit code, changed if the results could not be written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

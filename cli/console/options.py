@@ -97,7 +97,7 @@ PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
 
 
 class NamedInErrors(click.Command):
-    """A command that all its usage errors name; click leaves it out of some."""
+    """A command that is named in all its usage errors; click leaves it out of some."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

@@ -447,7 +447,7 @@ def once_more(first: LoaderSpeed, second: LoaderSpeed) -> Probe:
 
 
 def one_core(speed: LoaderSpeed, rate: float) -> Probe:
-    """Judge one core's rate: all cores reach near its multiple if the workers decode, less if they wait."""
+    """Judge one core's rate: all cores come near their multiple of it only if the workers do not wait."""
     stats = speed.stats
     cores = max(1, min(stats.workers, stats.cpus))
     share = speed.images_per_second / (cores * rate)

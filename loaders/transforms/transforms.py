@@ -314,8 +314,7 @@ class EvalTransform(ImageTransform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rounding not in get_args(Rounding):
-            raise UsageError(f"rounding must be one of {get_args(Rounding)}, not {self.rounding!r}")
+        check_choice("rounding", self.rounding, get_args(Rounding))
         if not is_count(self.resize, most=MAX_SIDE) or self.resize < max(self._sides):
             raise UsageError(
                 f"resize must be from {max(self._sides)} pixels (the size) to {MAX_SIDE}, not {self.resize!r}"
