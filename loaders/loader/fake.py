@@ -337,7 +337,6 @@ class FakeData(EpochLoader):
         return self.dataset.key(number)
 
     def stats(self) -> FakeStats:
-        """Return printable counts and times since this was made. Thread-safe."""
         size = np.mean([len(file) for file in self._pool]) if self._encoded else math.prod(self._shape)
         with self._lock:
             counts, making = self._meter.counts, self._meter.waiting

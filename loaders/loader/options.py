@@ -31,7 +31,7 @@ from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.parts import Records, WeightedParts
-from shardprep.loaders.order.quality import ENOUGH, Beside, ClassMixing, sampled_mixing, warn_of_few_classes
+from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, sampled_mixing, warn_of_few_classes
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
 
@@ -286,7 +286,7 @@ def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> No
         left = np.delete(labels, omission.positions) if omission and omission.closes else labels
         classes = len(np.unique(left))
         mixing = ClassMixing(records, classes, records / len(plan.shard_counts), plan.batch_size)
-        found = Beside(mixing.per_batch(window), mixing.per_batch(records))
+        found = Means(mixing.per_batch(window), mixing.per_batch(records))
         if found.found < ENOUGH * found.expected:
             least = mixing.least_window()
             local = f"a LocalShuffle of at least {least} records, " if least else ""

@@ -16,7 +16,7 @@ from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.parts import Records
 
 ENOUGH = 0.9  # of the classes that a batch has with a GlobalShuffle
-EDGE_PLACES = (np.arange(32) + 0.5) / 32  # sampled places of an edge of the epoch, as fractions of it
+EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epoch, as fractions of it
 MOST_PARTS = 200  # of a class; more make no difference
 
 Labels = npt.NDArray[np.integer[Any]]
@@ -29,7 +29,7 @@ class SortedByClass(UserWarning):
 
 
 @dataclass(frozen=True)
-class Beside:
+class Means:
     """A measured mean, and the one ``expected`` of a full shuffle."""
 
     found: float
@@ -84,9 +84,7 @@ class ClassMixing:
         return np.asarray(np.maximum(1.0, classes))
 
 
-def warn_of_few_classes(
-    classes: Beside, plan: EpochPlan, window: int, place: str, lie: str, use: str
-) -> None:
+def warn_of_few_classes(classes: Means, plan: EpochPlan, window: int, place: str, lie: str, use: str) -> None:
     """Warn, once per dataset, that batches have few ``classes``.
 
     ``lie`` says how the records at ``place`` are stored, and ``use`` the alternatives to a GlobalShuffle.
@@ -140,13 +138,13 @@ class ShuffleQuality:
     records: int
     batch_size: int
     batches: int
-    classes: Beside
+    classes: Means
     fewest: int
     distance: float
     displacement: Displacement
-    stored_neighbours: Beside | None
-    meet_again: Beside
-    kept: Beside
+    stored_neighbours: Means | None
+    meet_again: Means
+    kept: Means
     least_window: int | None
     partitions: int = 1
 
@@ -233,7 +231,7 @@ def quality_of_batches(
     """
     records, (batches, batch_size) = len(labels), first.shape
     counts = _class_counts(labels[first])
-    classes = Beside(float(counts.mean()), expected_classes(labels, batch_size))
+    classes = Means(float(counts.mean()), expected_classes(labels, batch_size))
     mixing = ClassMixing(records, len(np.unique(labels)), shard_records, batch_size)
     steps = np.arange(batches)[:, None] * world_size + rank
     moved = np.abs(steps * batch_size + np.arange(batch_size) - first)
@@ -252,10 +250,10 @@ def quality_of_batches(
         distance=_distance(classes, labels, batch_size),
         displacement=Displacement(float(moved.mean()), low, high),
         stored_neighbours=_neighbours(first, records) if world_size == 1 else None,
-        meet_again=Beside(
+        meet_again=Means(
             float(again.mean()) if again.size else 0.0, kept * (batch_size - 1) / max(1, records - 1)
         ),
-        kept=Beside(float((in_both >= 0).mean()), kept),
+        kept=Means(float((in_both >= 0).mean()), kept),
         least_window=None if classes.found >= ENOUGH * classes.expected else mixing.least_window(),
     )
 
@@ -279,7 +277,7 @@ def _class_counts(labels: Labels) -> npt.NDArray[np.int64]:
     return np.asarray(1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1))
 
 
-def _distance(classes: Beside, labels: Labels, batch_size: int) -> float:
+def _distance(classes: Means, labels: Labels, batch_size: int) -> float:
     """Return the distance in standard deviations, measured on batches of a random permutation."""
     shuffled = np.random.default_rng(0).permutation(labels)[: SAMPLED * batch_size]
     whole = len(shuffled) // batch_size * batch_size
@@ -287,13 +285,13 @@ def _distance(classes: Beside, labels: Labels, batch_size: int) -> float:
     return (classes.found - classes.expected) / deviation if deviation else 0.0
 
 
-def _neighbours(first: Records, records: int) -> Beside | None:
-    """Return the mean distance of records stored side by side, beside that of random places, a third."""
+def _neighbours(first: Records, records: int) -> Means | None:
+    """Compare the mean distance of records stored side by side with that of random places, a third."""
     places = np.full(records, -1)
     places[first.reshape(-1)] = np.arange(first.size)
     both = (places[1:] >= 0) & (places[:-1] >= 0)
     apart = np.abs(np.diff(places))[both]
-    return Beside(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
+    return Means(float(apart.mean()), (first.size + 1) / 3) if len(apart) else None
 
 
 PAIRS = 4096  # of records stored side by side whose labels are compared
@@ -303,7 +301,7 @@ MOST_WINDOW = 1 << 17  # records; computing the order of a larger window takes a
 SIDE_BY_SIDE = 2.0  # times as often as by chance; more equal neighbours are due to the stored order
 
 
-def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | None:
+def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Means | None:
     """Return the mean number of classes in a batch if it is too small, else None. Reads no record.
 
     ``labels`` has the class of each record of the plan, in stored order. Takes under a millisecond unless
@@ -315,7 +313,7 @@ def sampled_mixing(plan: EpochPlan, labels: Labels, window: int) -> Beside | Non
     if plan.omission and plan.omission.closes:
         labels = np.delete(labels, plan.omission.positions)
     expected = expected_classes(labels[:: 1 + len(labels) // LABELS], plan.batch_size)
-    return Beside(found, expected) if 0 < found < ENOUGH * expected else None
+    return Means(found, expected) if 0 < found < ENOUGH * expected else None
 
 
 def _lie_side_by_side(labels: Labels) -> bool:

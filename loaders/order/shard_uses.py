@@ -71,7 +71,7 @@ def shard_uses(plan: EpochPlan, epoch: int, *, start: int = 0) -> ShardUses:
 
 
 def _uses(plan: EpochPlan, epoch: int, start: int) -> Iterator[tuple[Shards, Steps, Steps]]:
-    """Yield shards with their first and last steps, one or more times per partition of this rank."""
+    """Yield shards with their first and last steps, for parts of each partition of this rank."""
     split, records = plan.split(start), sum(plan.shard_counts)
     window = partition_window(plan.shuffle, records) if plan.shuffle else 1
     partitions = dealt(plan.shard_counts, plan.partitions)
