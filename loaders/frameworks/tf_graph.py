@@ -103,7 +103,8 @@ def weak(method: Callable[..., Any]) -> Callable[..., Any]:
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
-        if (bound := reference()) is None:
+        bound = reference()  # not in the condition: AutoGraph warns of an assignment there
+        if bound is None:
             raise UsageError("this belongs to an input that is gone; keep the input as long as it is used")
         return bound(*args)
 
