@@ -143,7 +143,10 @@ class ListedSource(Source):
         if found.keeps_rows:
             images = TreeReader(self.root, follow, IMAGE_COLUMNS)
             reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
-        left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
+        notes = () if self.is_list else other_folders_note(self.root, self.folders)
+        if table.left_out:
+            left_out = f"columns left out: {', '.join(table.left_out)}; take one with --column NAME:KIND"
+            notes = (left_out, *notes)
         first = f"{count_of(one.missing, 'file')} missing, first {one.first_missing}"
         return Listing(
             split,
@@ -156,10 +159,7 @@ class ListedSource(Source):
             shortfall=first if one.missing else "",
             problems=found.problems,
             ignored=dict(one.ignored),
-            notes=(
-                *([left_out] if table.left_out else []),
-                *(() if self.is_list else other_folders_note(self.root, self.folders)),
-            ),
+            notes=notes,
             options=self.source_options.kept(*self.KEPT, *ListedSource.TAKES),
             schema=Schema(found.fields.values()),
         )
@@ -305,7 +305,7 @@ def labelled_list(path: Path, split: str | None, options: SourceOptions) -> Labe
 
 @dataclass(frozen=True)
 class LabelledList(ListedSource):
-    """A list of files below ``root`` with their labels; all are of ``split`` without a column of splits.
+    """A list of files below ``root`` with their labels; all are of ``split`` unless a column tells.
 
     Labels that are numbers stay the same, and name their classes, such as ``00042``. Class names are numbered
     alphabetically.
@@ -391,7 +391,7 @@ class LabelledList(ListedSource):
 
 
 def _column(names: Sequence[str], wanted: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the wanted column, or the first usual one, ignoring case. Raises ValueError."""
+    """Return the wanted column, or else the first usual one, ignoring case. Raises ValueError."""
     by_lower = {name.lower(): name for name in reversed(names)}
     found = wanted if wanted in names else None
     if wanted is None:

@@ -115,9 +115,9 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
 class RecordClasses:
     """The labels seen so far: either text, or numbers, which stay the same and may have names.
 
-    The names of numbers become the classes' names if sorted like the labels; otherwise these are numbers such
-    as ``00042``, and the names their words. Wnids of ILSVRC12 in their order give its 1,000 classes. Labels
-    that are text are the classes' names, as in a list of images.
+    The names of numbers become class names if they are sorted like the labels; otherwise class names are
+    numbers such as ``00042``, and the names their words. Wnids of ILSVRC12 in order give its 1,000 classes.
+    Labels that are text are the class names, as in a list of images.
     """
 
     def __init__(self) -> None:
@@ -206,12 +206,12 @@ ADVICE = "copy or download the file again"
 MAX_OPEN = 64  # files; a stored order alternates between them
 
 
+@dataclass
 class OpenFiles:
     """A reader's open files with their contexts, least recently used first, and its cached records."""
 
-    def __init__(self) -> None:
-        self.files: OrderedDict[bytes, tuple[Any, ExitStack]] = OrderedDict()
-        self.kept: OrderedDict[tuple[bytes, int], Any] = OrderedDict()
+    files: OrderedDict[bytes, tuple[Any, ExitStack]] = field(default_factory=OrderedDict)
+    kept: OrderedDict[tuple[bytes, int], Any] = field(default_factory=OrderedDict)
 
 
 @dataclass

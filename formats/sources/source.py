@@ -150,7 +150,7 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
     """Return the dtype of a listing: a record's key and label, and where its bytes are.
 
     ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside archives. ``mtime_ns``
-    is from :func:`.trees.mtime_of`, and 0 in an archive. A source may add columns for its reader.
+    comes from :func:`.trees.mtime_of`, and is 0 in an archive. A source may add columns for its reader.
     """
     return np.dtype(
         [
@@ -354,7 +354,7 @@ class Source(ABC):
         """Return the survey of an existing split."""
 
     def listing(self, split: str) -> Listing:
-        """List all images of a split. Raises OSError, and DataError with all kinds of problems counted."""
+        """List all images of a split. Raises OSError, and DataError if there are problems with any."""
         listing = self.survey(split)
         listing.problems.raise_all()
         return listing

@@ -32,7 +32,7 @@ _IS_LINK = (
 
 
 class FoundFile(NamedTuple):
-    """A regular file: its path below the start of the walk (with ``/``), size, and ``mtime_of``."""
+    """A regular file: its path below the start of the walk (with ``/``), size, and mtime by ``mtime_of``."""
 
     path: str
     size: int
@@ -89,7 +89,7 @@ class FolderWalk:
     ``follow_symlinks``, links are followed inside and outside ``top``; only broken and cyclic ones are
     problems.
 
-    All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top`` or a folder below it
+    All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top`` or a folder on the way
     is a link, even if it becomes one during the walk.
     """
 
