@@ -1,6 +1,6 @@
-"""Any items as a dataset: written once, published last, recognised when it is complete.
+"""Writing any items as a dataset.
 
-Items have numbers, or come from an iterator; they are encoded, and held until their shard is written.
+Items either have numbers or come from an iterator. They are encoded, and held until their shard is written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listin
 ITEMS_PER_UPDATE = 64  # of the progress
 DEFAULT_SHARD_SIZE = 64 << 20
 START_S = 0.75  # until a worker process builds its first shard
-BYTES_PER_SECOND = 500e6  # that one process hashes, writes and reads back
+BYTES_PER_SECOND = 500e6  # hashed, written and read back by one process
 ORDERS = {"given": GIVEN, "shuffled": GIVEN_SHUFFLED}
 
 
@@ -78,32 +78,33 @@ def write_dataset(
 
     The items are dicts, tuples, lists, records or bare values, all of one form: ``Flow.from_dataset(output)``
     yields equal items of that form. In dicts, "key" (unique text), "image" (an image file's bytes) and
-    "label" (an integer from -1 on, or the name of one of ``classes``) are the record's own; all other names
-    are columns. Without a key, it is the item's number with eight digits. Tuples and lists have the columns
-    "0", "1", ...; a bare value has the column "value". An item counts as 1 KiB at least, and a process holds
-    the values of a shard in memory.
+    "label" (an integer of at least -1, or one of the names in ``classes``) belong to the record; all other
+    names are columns. The default key is the item's number with eight digits. Tuples and lists have the
+    columns "0", "1", ...; a bare value has the column "value". An item counts as at least 1 KiB. Each process
+    holds the values of one shard in memory.
 
     Items with numbers (a sequence, a :class:`.Dataset`, a Flow over these) are written by processes, and must
-    be the same whenever they are picked: after a kill at any point, the same call keeps the finished shards,
-    and the bytes do not depend on interruptions and workers. Any other iterable is written in one pass in
-    this process, one shard in memory, and begins anew after a kill. The manifest is published last, so there
-    is a complete dataset or none. A finished ``output`` of the same items, by their number, schema, options
-    and first 100, is only verified.
+    be the same each time they are picked. After a kill at any point, the same call keeps the finished shards.
+    The bytes do not depend on interruptions or the number of workers. Any other iterable is written in one
+    pass in this process, with one shard in memory, and restarts after a kill. The manifest is published last,
+    so there is a complete dataset or none. A finished ``output`` with the same number of items, schema,
+    options and first 100 items is only verified.
 
     Args:
         samples: An iterable of items.
         output: Folder of the dataset.
-        schema: A :class:`.Schema`, or a mapping of names to kinds such as ``{"boxes": "float32[*,4]"}``, of
-            all columns. None finds it from the first 100 items: bytes, text, integers, floats and arrays as
-            they are, with ``*`` where their sizes differ, and None, booleans, lists and dicts as "json".
-        classes: Names of all classes, where labels are names.
+        schema: A :class:`.Schema` of all columns, or a mapping of their names to kinds, such as
+            ``{"boxes": "float32[*,4]"}``. None derives it from the first 100 items: bytes, text, integers,
+            floats and arrays as they are, with ``*`` where sizes differ; None, booleans, lists and dicts as
+            "json".
+        classes: Names of all classes, if labels are names.
         split: "train", "val" or "test".
         container: "lmdb" or "hdf5".
         shard_size: Bytes of values per shard.
         order: "given" or, for items with numbers, "shuffled" by ``seed``.
         seed: Seed of the order, 0 to 2**64 - 1.
-        workers: Number of processes for items with numbers; None is one per usable CPU, or none if this
-            process is done in about a second, and 0 works in this process.
+        workers: Number of processes for items with numbers. None is one per usable CPU, or 0 if this process
+            alone takes about a second. 0 works in this process.
         progress: Receives the progress; None shows a bar with the rate on a terminal or in a notebook.
         restart: Whether to discard an unfinished output.
 
@@ -112,9 +113,9 @@ def write_dataset(
 
     Raises:
         BadItem: A DataError; an item differs from the others, or repeats a key.
-        UsageError: An argument is not valid; PlanMismatch if ``output`` holds something else.
+        UsageError: An argument is invalid; PlanMismatch if ``output`` contains something else.
         OperationError: OutputBusy, NoSpace or WorkerDied.
-        OSError: A file cannot be read or written. What making an item raises is raised unchanged.
+        OSError: A file cannot be read or written. Errors of making an item are raised unchanged.
     """
     if split not in SPLITS:
         raise UsageError(f"the split is one of {', '.join(SPLITS)}, not {split!r}")
@@ -166,18 +167,23 @@ def write_dataset(
 
 
 def _is_soon_done(items: OpenedItems, count: int) -> bool:
-    """Whether processes would take longer to start than they save, by the first of so many items."""
+    """Whether processes would take longer to start than they save, judging by the first items."""
     size = sum(item.size for item in items.first) / len(items.first)
     seconds = count * (items.seconds + size / BYTES_PER_SECOND)
     return seconds * (1 - 1 / usable_cpus()) < START_S
 
 
 def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions) -> PreparedSplit:
-    """Return the plan: of all items with numbers, else of the first ones, which stand for all."""
+    """Return the plan: of all items with numbers, otherwise of the first items as placeholders."""
     if items.numbered is None:
         entries = entries_of(items.first, range(len(items.first)))
-    else:
-        entries = _entries(len(items.numbered), items)
+    else:  # keys are placeholders, and lengths the mean of the first items
+        count = len(items.numbered)
+        entries = np.zeros(count, entry_dtype(max(KEY_DIGITS, len(str(count))), 1))
+        entries["offset"] = np.arange(count)
+        entries["key"] = np.char.zfill(entries["offset"].astype("S"), KEY_DIGITS)
+        entries["label"] = -1
+        entries["length"] = -(-sum(item.size for item in items.first) // len(items.first))
     listing = Listing(
         split=split,
         layout=LAYOUT,
@@ -192,16 +198,6 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
     return PreparedSplit(output, planned, None, planned.shards)
 
 
-def _entries(count: int, items: OpenedItems) -> Entries:
-    """Return a row for each number: the sizes are the mean of the first items, the keys those of none."""
-    entries = np.zeros(count, entry_dtype(max(KEY_DIGITS, len(str(count))), 1))
-    entries["offset"] = np.arange(count)
-    entries["key"] = np.char.zfill(entries["offset"].astype("S"), KEY_DIGITS)
-    entries["label"] = -1
-    entries["length"] = -(-sum(item.size for item in items.first) // len(items.first))
-    return entries
-
-
 def _jobs(
     prepared: PreparedSplit,
     source: NumberedItems,
@@ -209,19 +205,17 @@ def _jobs(
     workers: int | None,
     work_folder: WorkFolder,
 ) -> Iterator[ShardJob]:
-    """Return the jobs of all shards of items with numbers.
+    """Yield the jobs of all shards of items with numbers.
 
-    The items are fetched in the workers, or here if they cannot be sent to another process.
+    The workers pick the items. If these cannot be sent to other processes, this process picks those of
+    unfinished shards in one pass.
     """
     elsewhere = None if workers == 0 else source.elsewhere()
-    data = None if elsewhere is None else packed(elsewhere)
-    builder = None if data is None else partial(build_fetched, data, coder)
-    jobs = shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
-    return _held(list(jobs), source, coder) if builder is None else jobs
-
-
-def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iterator[ShardJob]:
-    """Yield the jobs, each with its items; in one pass over the items of unfinished shards."""
+    if elsewhere is not None and (data := packed(elsewhere)) is not None:
+        builder = partial(build_fetched, data, coder)
+        yield from shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
+        return
+    jobs = list(shard_jobs(prepared.planned, prepared.shards, work_folder))
     numbers = [[] if trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
@@ -232,9 +226,9 @@ def _held(jobs: list[ShardJob], source: NumberedItems, coder: ItemCoder) -> Iter
 def _streamed(
     prepared: PreparedSplit, items: OpenedItems, total: int, work_folder: WorkFolder, progress: Progress
 ) -> tuple[Plan, list[BuiltShard]]:
-    """Draw an iterator's items, one shard after the other; return the plan with the shards, and these.
+    """Build shards from an iterator, one by one; return the plan with the shards, and the built shards.
 
-    Nothing is kept of an earlier run: there is nothing to find the next item by.
+    Discards the work of an earlier run, because nothing says which item comes next.
     """
     work_folder.discard(OUTPUT_FILES)
     work_folder.claim(prepared.guard())
@@ -252,7 +246,7 @@ def _streamed(
 
 
 def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
-    """Yield the items of each shard, which is cut before the item that would make it too large."""
+    """Yield the items of each shard, which ends before the item that would make it too large."""
     size = done = 0
     group: list[EncodedItem] = []
     for number, item in enumerate(items.rest):
@@ -271,7 +265,7 @@ def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator
 def _finished(
     work_folder: WorkFolder, prepared: PreparedSplit, coder: ItemCoder, built: list[BuiltShard]
 ) -> Manifest:
-    """Finish with what only all items show: the order of classes, the widest key, the largest label."""
+    """Check the keys, complete the plan with the widest key and largest label of all items, and finish."""
     found = [(rows["row"]["key"], rows["row"]["label"]) for rows in shard_rows(work_folder, built)]
     keys, labels = (np.concatenate(each) for each in zip(*found, strict=True))
     for key in repeated_keys(keys):
@@ -289,18 +283,18 @@ def _finished(
 KEY_DIGITS = 8
 MAX_LABELS = 100_000  # of labels without names
 LABEL_DIGITS = 5
-LEAST_BYTES = 1024  # that an item counts as, because memory holds more of it than its values
+LEAST_BYTES = 1024  # counted for an item, which takes more memory than its values
 _ADVICE = "schema= can be given to write_dataset and Flow.save"
 
 
 class BadItem(DataError):
-    """An item that does not fit the others, or the schema; ``number`` is its number from 0 on."""
+    """An item does not fit the others, or the schema. ``number`` is its number, from 0."""
 
     number = 0
 
 
 class EncodedItem(NamedTuple):
-    """An item as it is stored."""
+    """An item in its stored form."""
 
     key: bytes
     label: int
@@ -309,7 +303,6 @@ class EncodedItem(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of image and values, at least LEAST_BYTES."""
         return max(LEAST_BYTES, len(self.image) + sum(map(len, self.values)))
 
 
@@ -317,8 +310,8 @@ class EncodedItem(NamedTuple):
 class ItemCoder:
     """Encodes items of one form. Picklable.
 
-    ``schema`` has the columns; ``is_found`` says that it was found from items, so that numbers must have
-    exactly its types. ``classes`` are the names of the labels 0, 1, ..., empty for labels without names.
+    If ``is_found``, the ``schema`` was derived from items, and numbers must have exactly its types.
+    ``classes`` are the names of the labels 0, 1, ..., empty for labels without names.
     """
 
     form: ItemForm
@@ -331,7 +324,7 @@ class ItemCoder:
         return "image" in self.form.own
 
     def encode(self, number: int, item: Any) -> EncodedItem:
-        """Return the item of this number, encoded. Raises BadItem, which names number and column."""
+        """Encode the item with this number. Raises BadItem, which names the number and the column."""
         try:
             parts = self.form.parts(item)
             own = {name: self._part(name, parts[name], to) for name, to in self._own.items()}
@@ -359,7 +352,7 @@ class ItemCoder:
         return {name: encode for name, encode in every.items() if name in self.form.own}
 
     def _label(self, value: Any) -> int:
-        """Return the stored label: the place of its name among the sorted names."""
+        """Return the stored label, which is the position of its name among the sorted names."""
         if isinstance(value, str) != self.form.is_named:
             raise refused(value, "the name of a class" if self.form.is_named else "a label")
         if self.classes:
@@ -386,7 +379,7 @@ class ItemCoder:
 
 
 def key_of(value: Any) -> bytes:
-    """Return a key's bytes. Raises BadValue for a value that is no key."""
+    """Encode a key. Raises BadValue for any other value."""
     data = TextCodec().encode(value)
     if not data or len(data) > MAX_KEY_BYTES or b"\0" in data:
         raise refused(value, f"a key, which has 1 to {MAX_KEY_BYTES} bytes and no NUL")
@@ -394,7 +387,7 @@ def key_of(value: Any) -> bytes:
 
 
 def image_of(value: Any) -> bytes:
-    """Return an image's bytes. Raises BadValue for a value that is no encoded image."""
+    """Return an encoded image's bytes. Raises BadValue for any other value."""
     try:
         return ImageCodec().encode(value)
     except BadValue as error:
@@ -404,7 +397,7 @@ def image_of(value: Any) -> bytes:
 
 @contextmanager
 def naming_item(number: int | None) -> Iterator[None]:
-    """Raise BadItem for a BadValue, with the item's number, or where that is None, the key of the error."""
+    """Convert BadValue to BadItem with this number, or, if it is None, with the error's key as number."""
     try:
         yield
     except BadValue as error:
@@ -412,14 +405,13 @@ def naming_item(number: int | None) -> Iterator[None]:
 
 
 def bad_item(number: int, message: str) -> BadItem:
-    """Return the error for an item."""
     error = BadItem(f"item {number}: {message}; {_ADVICE}")
     error.number = number
     return error
 
 
 def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
-    """Return the manifest's ``source``: the form, and a digest of the first items, which tells other data."""
+    """Return the manifest's ``source``: the form, and a digest of the first items to recognise them by."""
     digest = hashlib.sha256()
     for item in first:
         for part in (item.key, str(item.label).encode(), item.image, *item.values):
@@ -428,7 +420,7 @@ def kept_of(form: ItemForm, first: Sequence[EncodedItem]) -> Mapping[str, Any]:
 
 
 class NumberedItems(ABC):
-    """Items with the numbers 0 to ``len`` - 1, each the same whenever it is picked."""
+    """Items with the numbers 0 to ``len`` - 1, each the same every time it is picked."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -436,10 +428,10 @@ class NumberedItems(ABC):
 
     @abstractmethod
     def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yield the items of these numbers, in their order."""
+        """Yield the items with these numbers, in this order."""
 
     def elsewhere(self) -> NumberedItems | None:
-        """Return the same items as worker processes can pick them; None where only this process can."""
+        """Return these items for worker processes; None if only this process can pick them."""
         return self
 
 
@@ -448,7 +440,7 @@ class OffersNumbers(Protocol):
     """An iterable, such as a Flow, that knows whether its items have numbers."""
 
     def by_number(self) -> NumberedItems | None:
-        """Return the items by number; None where they have none."""
+        """Return the items by number; None if they have none."""
 
 
 class SequenceItems(NumberedItems):
@@ -464,7 +456,7 @@ class SequenceItems(NumberedItems):
         return (self._item(number) for number in numbers)
 
     def _item(self, number: int) -> Any:
-        """Return an item. Raises StopIteration as RuntimeError, because it would end the items silently."""
+        """Return an item. Converts StopIteration to RuntimeError, as it would silently end the items."""
         try:
             return self._sequence[number]
         except StopIteration as error:
@@ -473,7 +465,7 @@ class SequenceItems(NumberedItems):
 
 
 def numbered_items(samples: Any) -> NumberedItems | None:
-    """Return the items of ``samples`` by number, None for an iterable that has no numbers."""
+    """Return the items by number; None for an iterable whose items have no numbers."""
     if isinstance(samples, NumberedItems):
         return samples
     if isinstance(samples, OffersNumbers):
@@ -496,9 +488,9 @@ GivenSchema = Schema | Mapping[str, str] | Sequence[Field]
 
 @dataclass(frozen=True)
 class OpenedItems:
-    """All items: by number, or as ``rest``, an iterator over all; the coder, and the first items encoded.
+    """All items, by number or as the iterator ``rest``; their coder; and the ``first`` items, encoded.
 
-    ``seconds`` is the time that making and encoding each of the first items took.
+    ``seconds`` is the time it took to make and encode each of the first items.
     """
 
     coder: ItemCoder
@@ -511,7 +503,7 @@ class OpenedItems:
 def opened_items(
     samples: Iterable[Any] | NumberedItems, schema: GivenSchema | None, classes: Sequence[str] | None
 ) -> OpenedItems:
-    """Look at the first items. Raises UsageError for none, or a schema or classes that do not fit them."""
+    """Encode the first items. Raises UsageError if there are none, or the schema or classes do not fit."""
     if isinstance(samples, Dataset):
         schema = samples.schema if schema is None else schema
         classes = samples.classes if classes is None and samples.label_space == SPACES[0] else classes
@@ -522,7 +514,7 @@ def opened_items(
     elif isinstance(samples, Iterable):
         drawn = iter(samples)
     found = list(islice(drawn, 1))
-    began = perf_counter()  # the first one may take longer, to open what all need
+    began = perf_counter()  # without the first item, which may open shared resources
     found += islice(drawn, FIRST_ITEMS - 1)
     if not found:
         raise UsageError("there are no items to save")
@@ -560,7 +552,7 @@ def _given(schema: GivenSchema, form: ItemForm) -> Schema:
 def _labelled(
     form: ItemForm, row: Mapping[str, Any], classes: Sequence[str] | None
 ) -> tuple[ItemForm, tuple[str, ...]]:
-    """Return the form with how its labels are given, and the names of the classes."""
+    """Return the form with the kind of its labels, and the names of the classes."""
     names = tuple(classes or ())
     if isinstance(classes, str) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
         raise UsageError("classes must be a list of unique names")
@@ -575,7 +567,7 @@ def _labelled(
 
 @dataclass(frozen=True)
 class HeldItems(ByteReader):
-    """Reader of encoded items; an entry's ``mtime_ns`` is its place among them, its offset its number."""
+    """A reader of encoded items. An entry's ``mtime_ns`` is its index in ``items``, its offset its number."""
 
     items: tuple[EncodedItem, ...] = ()
 
@@ -596,7 +588,7 @@ class HeldItems(ByteReader):
 
 
 def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]) -> ShardJob:
-    """Return the job with these items, which have these numbers, in place of what stood for them."""
+    """Return the job with these items, and their numbers, in place of its placeholders."""
     entries = entries_of(items, numbers)
     key_bytes = entries.dtype["key"].itemsize
     size = sum(len(item.image) + sum(map(len, item.values)) for item in items)
@@ -605,7 +597,6 @@ def held_job(job: ShardJob, items: Sequence[EncodedItem], numbers: Sequence[int]
 
 
 def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
-    """Return the rows of a listing for items with these numbers."""
     entries = np.zeros(len(items), entry_dtype(max(len(item.key) for item in items), 1))
     entries["key"] = [item.key for item in items]
     entries["label"] = [item.label for item in items]
@@ -616,7 +607,7 @@ def entries_of(items: Sequence[EncodedItem], numbers: Sequence[int]) -> Entries:
 
 
 def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
-    """Build a shard of items, unless it is finished: fetch them in the worker from the packed ``source``."""
+    """Build a shard, unless it is finished, from items that the worker picks from the packed ``source``."""
     if finished := trusted_commit(job):
         return finished
     numbers: list[int] = job.entries["offset"].tolist()
@@ -625,7 +616,7 @@ def build_fetched(source: bytes, coder: ItemCoder, job: ShardJob) -> BuiltShard:
     return build_shard(held_job(job, items, numbers))
 
 
-@lru_cache(maxsize=1)  # one for all shards of a worker
+@lru_cache(maxsize=1)  # shared by all shards of a worker
 def _source(packed: bytes) -> NumberedItems:
     source: NumberedItems = unpacked(packed)
     return source
