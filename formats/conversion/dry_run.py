@@ -166,34 +166,31 @@ def plan_conversion(
         is_skipping = one.planned.options.on_bad_image == "skip"
         problems.merge(found.problems)
         (skipped if is_skipping else problems).merge(found.bad)
-        planned = _planned(one, found.bad_images if is_skipping else 0)
-        splits.append(planned)
-        if found.bad_images == planned.images == len(one.listing.entries):
+        listing, planned = one.listing, one.planned
+        images = sum(shard.records for shard in one.shards)
+        planned_split = PlannedSplit(
+            split=listing.split,
+            path=one.output,
+            layout=listing.layout,
+            images=images,
+            classes=len(listing.labels),
+            image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
+            container=planned.options.container,
+            shards=len(one.shards),
+            disk_bytes=one.most_bytes(one.shards),
+            skipped=found.bad_images if is_skipping else 0,
+            ignored=listing.ignored,
+            already_complete=one.is_finished,
+            columns=listing.schema.kinds,
+            notes=listing.notes,
+            has_images=listing.has_images,
+            has_labels=planned.has_labels,
+        )
+        splits.append(planned_split)
+        if found.bad_images == images == len(listing.entries):
             problems.add(DataError("the source has no intact image", path=one.output))
         total.add(found)
     return DryRun(description, tuple(splits), problems, skipped, count, *total.estimate(count))
-
-
-def _planned(one: PreparedSplit, skipped: int) -> PlannedSplit:
-    listing, planned = one.listing, one.planned
-    return PlannedSplit(
-        split=listing.split,
-        path=one.output,
-        layout=listing.layout,
-        images=sum(shard.records for shard in one.shards),
-        classes=len(listing.labels),
-        image_bytes=sum(int(planned.entries_of(shard)["length"].sum()) for shard in one.shards),
-        container=planned.options.container,
-        shards=len(one.shards),
-        disk_bytes=one.most_bytes(one.shards),
-        skipped=skipped,
-        ignored=listing.ignored,
-        already_complete=one.is_finished,
-        columns=listing.schema.kinds,
-        notes=listing.notes,
-        has_images=listing.has_images,
-        has_labels=planned.has_labels,
-    )
 
 
 @dataclass

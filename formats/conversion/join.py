@@ -135,7 +135,10 @@ def requested(
 
 
 def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) -> JoinedColumn:
-    path, part = _parts(origin)
+    path, part = user_path(origin), ""
+    if not path.exists() and "#" in origin:
+        place, _, part = origin.rpartition("#")
+        path = user_path(place)
     if not path.exists():
         raise UsageError(
             f"does not exist; the column {choice.name} comes from a dataset or a file", path=path
@@ -147,15 +150,6 @@ def _found(choice: ColumnChoice, origin: str, manifest: Manifest, keys: Keys) ->
     if part:
         raise UsageError("is an array, which has no columns", path=path)
     return of_array(path.resolve(), choice, manifest.records)
-
-
-def _parts(origin: str) -> tuple[Path, str]:
-    """Split PATH#COLUMN at the last ``#``. The column is empty if there is none, or such a path exists."""
-    path = user_path(origin)
-    if path.exists() or "#" not in origin:
-        return path, ""
-    place, _, part = origin.rpartition("#")
-    return user_path(place), part
 
 
 ROW_BYTES = 64  # per value, in a column's table, its rows with digests, and a container

@@ -183,7 +183,6 @@ class Plan:
         return spanned((last["offset"] + last["length"]).tolist(), archive.size)
 
     def entries_of(self, shard: PlannedShard) -> Entries:
-        """Return a shard's entries in stored order."""
         return self.listing.entries[self.order[shard.first : shard.last]]
 
 

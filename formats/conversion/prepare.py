@@ -96,7 +96,7 @@ def refuse_network(output: Path, kind: str) -> None:
     found = filesystem_type(output)
     if kind == "lmdb" and (found in NETWORK_FILESYSTEMS or found.startswith("fuse.")):
         raise UsageError(
-            f"lies on a network file system ({found}), where building LMDB is not safe; use --format hdf5, "
+            f"is on a network file system ({found}), where building LMDB is not safe; use --format hdf5, "
             "or convert to a local disk and copy, or add --allow-network-fs",
             path=output,
         )
@@ -114,7 +114,7 @@ def check_output(output: Path, source_folders: Iterable[Path] = (), *, work: str
     for folder in source_folders:
         if output.resolve().is_relative_to(folder):
             raise UsageError(
-                "lies in the source, where the next run would find it; choose another output", path=output
+                "is inside the source, where the next run would find it; choose another output", path=output
             )
     if not os.path.lexists(output):
         return
@@ -165,7 +165,6 @@ class PreparedSplit:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the output has a manifest now."""
         return (self.output / MANIFEST_NAME).exists()
 
     @contextmanager
@@ -300,7 +299,6 @@ class Conversion:
         return found
 
     def outputs(self, source: Source) -> dict[str, Path]:
-        """Return the folder of each requested split."""
         if self.split:
             return {self.split: self.output}
         return {split: self.output / split for split in source.splits}

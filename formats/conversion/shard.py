@@ -217,7 +217,6 @@ class BuiltShard:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """The files of the shard and of its columns."""
         shard = FileEntry(self.name, self.size, self.sha256, self.records)
         return (shard, *(column.shard for column in self.columns if column.shard))
 

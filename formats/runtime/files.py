@@ -154,7 +154,6 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 
     @property
     def end(self) -> int:
-        """The file's size in bytes."""
         return self.identity.size
 
     def read_at(self, length: int, offset: int) -> bytes:

@@ -110,7 +110,6 @@ class ProgressCounters(Owned):
             self._record_bytes[unit.number] = unit.size / max(unit.records, 1)
 
     def done(self, number: int) -> int:
-        """Return the number of records done of one unit."""
         return int(self._counts()[number])
 
     def total(self) -> tuple[int, int]:
@@ -140,7 +139,6 @@ class ShardCounter(Owned):
         self._next = monotonic() + FAR_INTERVAL_S
 
     def set(self, count: int) -> None:
-        """Set the number of records done."""
         self._count = count
         if not self._is_far or monotonic() >= self._next:
             self._write()

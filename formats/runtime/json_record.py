@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-# Lists, objects and their elements. Each takes up to 200 bytes of memory, but as few as 2 in a file. A 64 MiB
+# Lists, objects and their elements. Each takes some 200 bytes of memory, but maybe only 2 in a file. A 64 MiB
 # list of shards or classes has fewer, because an entry has at least 100 bytes.
 MOST_PARTS = 2_500_000
 
@@ -54,8 +54,8 @@ FILE: dict[str, Any] = {"name": FILE_NAME, "size": int, "sha256": SHA256, "recor
 def matches(value: object, shape: Any) -> bool:
     """Whether a parsed value has this shape.
 
-    A shape is a type (an int has 0 to 63 bits), a regular expression for a whole string, a list with the
-    shape of all elements, a dict with the shape of each key, or a predicate.
+    A shape is a type (ints are 0 to 2**63 - 1), a regex for a whole string, a list with the shape
+    of all elements, a dict with the shape of each key, or a predicate.
     """
     if isinstance(shape, type):
         return type(value) is shape and (not isinstance(value, int) or 0 <= value < 1 << 63)

@@ -153,7 +153,6 @@ class CollectedEnd(Owned):
 
     @property
     def is_over(self) -> bool:
-        """Whether ``end`` was called."""
         return not self._finalizer.alive
 
     def __call__(self) -> None:

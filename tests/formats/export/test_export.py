@@ -94,7 +94,7 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
         export(intact, tmp_path, to="mds", workers=0)
     with pytest.raises(PlanMismatch, match="finished export: --to was folders, is now mds"):
         export(intact, whole["folders"], to="mds", shard_size=SIZE, workers=0)
-    with pytest.raises(UsageError, match="lies in the source"):
+    with pytest.raises(UsageError, match="is inside the source"):
         export(intact, intact / "tars", to="webdataset", workers=0)
     with pytest.raises(UsageError, match="not a folder"):
         export(intact, tmp_path / "mine", to="mds", workers=0)

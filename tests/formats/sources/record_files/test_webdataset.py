@@ -49,7 +49,7 @@ def test_folders_beside_the_shards_may_be_outputs_but_not_classes_nor_outputs_of
         recognise(shards)
 
     write_shard(shards.parent / "more/train/0.tar", numbered(1))
-    with pytest.raises(UsageError, match="lies in the source"):
+    with pytest.raises(UsageError, match="is inside the source"):
         converted(shards.parent / "more", shards.parent / "more/train/out")
 
 
