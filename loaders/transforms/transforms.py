@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.crop_ready import Crop
@@ -266,21 +265,18 @@ class TrainTransform(ImageTransform):
         if choice.across.is_mirrored:
             cv2.flip(pixels, 1, dst=pixels)
         if self.color_jitter or self.lighting:
-            pixels = cv2.transform(pixels, self._colours(pixels, rng))
+            colours = np.eye(3, 4)  # the map of R, G, B
+            if self.color_jitter:
+                colours = self.color_jitter.matrix(cv2.mean(pixels), rng.random(3).tolist())
+            if self.lighting:
+                colours[:, 3] += lighting_offset(self.lighting * rng.standard_normal(3))
+            pixels = cv2.transform(pixels, colours)
         self._format.write(pixels, out)
 
     def _method(self, pixels: int) -> int:
         if self.interpolation == "auto":
             return cv2.INTER_AREA if pixels >= 4 * math.prod(self._sides) else cv2.INTER_LINEAR
         return METHODS[self.interpolation]
-
-    def _colours(self, image: Array, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        colours = np.eye(3, 4)
-        if self.color_jitter:
-            colours = self.color_jitter.matrix(cv2.mean(image), rng.random(3).tolist())
-        if self.lighting:
-            colours[:, 3] += lighting_offset(self.lighting * rng.standard_normal(3))
-        return colours
 
 
 @dataclass(frozen=True, repr=False)
