@@ -22,16 +22,13 @@ TYPES = {"image": "sc:ImageObject", "int": "sc:Integer", "label": "sc:Integer", 
 _OWN = """arrayShape citeAs column conformsTo:dct containedIn equivalentProperty extract field fileObject fileProperty
 fileSet format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet references regex repeated
 replace samplingRate separator source subField transform"""
-_PREFIXES = {
+CONTEXT: dict[str, Any] = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
     "sc": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",
     "dct": "http://purl.org/dc/terms/",
     "rai": "http://mlcommons.org/croissant/RAI/",
-}
-CONTEXT: dict[str, Any] = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    **_PREFIXES,
     **{
         name: f"{prefix or 'cr'}:{name}" for name, _, prefix in (word.partition(":") for word in _OWN.split())
     },

@@ -65,7 +65,9 @@ class Folders(ExportFormat):
             if field.kind in ("image", "bytes"):
                 raise self.cannot_hold(field, f"{METADATA} holds no bytes")
             if field.name.lower() in ("file_name", "objects"):
-                raise self.cannot_hold(field, f"{METADATA} has something else of that name", "another format")
+                raise self.cannot_hold(
+                    field, f"{METADATA} uses that name for something else", "another format"
+                )
         self.has_parts = source.has_boxes or len(source.schema) > 0
         classes = [each.name for each in source.labels.classes]
         plain = [folder_part(name) for name in classes]
@@ -77,11 +79,8 @@ class Folders(ExportFormat):
         ]
         for name, folder in zip(classes, self._classes, strict=True):
             if self.has_parts and folder.casefold() == METADATA:
-                raise UsageError(
-                    f"has a class {name!r}, but a file of that name would hold its columns; export to "
-                    "another format",
-                    path=source.path,
-                )
+                issue = f"has a class {name!r}, but a file of that name would hold the columns"
+                raise UsageError(f"{issue}; export to another format", path=source.path)
             self._check_length(folder, name)
         self._repeated: frozenset[int] = frozenset()
         self._repeated = repeated(self._checked(index))
@@ -98,11 +97,8 @@ class Folders(ExportFormat):
 
     def _check_length(self, part: str, key: str) -> None:
         if len(part.encode()) > MOST_NAME_BYTES:
-            raise UsageError(
-                f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format",
-                path=self.source.path,
-                key=key,
-            )
+            issue = f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
+            raise UsageError(issue, path=self.source.path, key=key)
 
     def names(self, rows: Rows) -> list[str]:
         columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]

@@ -86,19 +86,19 @@ def _digest(lines: list[str]) -> str:
 def warn_of_decoder() -> None:
     """Warn with DecoderDiffers, once per process, if this machine's decoder differs from the reference."""
     if differing := checked_decoder().differing:
-        _warn(f"decodes some images ({', '.join(differing)}) to other pixels than the reference")
+        _warn(f"decodes some images ({', '.join(differing)}) to different pixels than the reference")
 
 
 def warn_of_other_decoder(digest: str) -> None:
     """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
     if digest != checked_decoder().digest:
-        _warn("makes other pixels of the same images than the decoder of the run so far")
+        _warn("decodes the same images to different pixels than this run's previous decoder")
 
 
 def _warn(what: str) -> None:
     warnings.warn(
-        f"OpenCV {cv2.__version__} of this machine {what}: a model may lose accuracy where it meets the pixels of "
-        "two decoders; install opencv-python-headless from the package index wherever it is trained or evaluated",
+        f"OpenCV {cv2.__version__} of this machine {what}, and mixing decoders may cost a model accuracy: "
+        "install opencv-python-headless from the package index wherever the model is trained or evaluated",
         DecoderDiffers,
         stacklevel=4,  # the caller of the loader
     )

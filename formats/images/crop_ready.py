@@ -246,7 +246,7 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
     columns, remainder = divmod(frame.mcus[0], interval) if interval else (0, 1)
     lengths = _lengths(image, scan)
     if remainder or before is None or len(lengths) != columns * frame.mcus[1]:
-        raise BadImage("a JPEG with restart markers that are no grid")
+        raise BadImage("a JPEG with restart markers that form no grid")
     table = TABLE.pack(
         SIGNATURE, VERSION, sha256, frame.width, frame.height, frame.mcu_width, frame.mcu_height,
         interval, columns, frame_at - before, scan - before,

@@ -70,13 +70,8 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 def begins_as_image(head: bytes) -> bool:
     """Whether a file with these first bytes is certainly an image: no text begins like it."""
-    known = (
-        kinds.JPEG_SIGNATURE,
-        kinds.PNG_SIGNATURE,
-        *rare.TIFF_SIGNATURES,
-        *rare.GIF_SIGNATURES,
-        *rare.JPEG2000_SIGNATURES,
-    )
+    known: tuple[bytes, ...] = (kinds.JPEG_SIGNATURE, kinds.PNG_SIGNATURE, *rare.TIFF_SIGNATURES)
+    known += (*rare.GIF_SIGNATURES, *rare.JPEG2000_SIGNATURES)
     return head.startswith(known) or head[8:12] in (b"WEBP", b"avif", b"heic")
 
 

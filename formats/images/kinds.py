@@ -187,7 +187,7 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
                 frames, parts = frames + (kind == b"fcTL"), parts + 1
         if kind == b"IEND":
             if declared != (frames or None):
-                raise BadImage(f"an animated PNG of {frames} frames that says it has {declared}")
+                raise BadImage(f"an animated PNG of {frames} frames that declares {declared or 0}")
             return width, height, colour, stop
         seen.add(kind)
         last = kind

@@ -168,10 +168,7 @@ BMP_SIGNATURE = b"BM"
 _CORE = 12  # bytes of the oldest header, with sizes of 16 bits
 _PLAIN, _RLE8, _RLE4, _MASKS = range(4)
 _DEPTHS = {_PLAIN: (1, 4, 8, 16, 24, 32), _RLE8: (8,), _RLE4: (4,), _MASKS: (16, 32)}
-_USUAL_MASKS = {
-    16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)),
-    32: ((0xFF0000, 0xFF00, 0xFF),),
-}
+_USUAL_MASKS = {16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)), 32: ((0xFF0000, 0xFF00, 0xFF),)}
 
 
 def read_bmp(image: bytes) -> ImageInfo:
@@ -221,12 +218,12 @@ def read_netpbm(image: bytes) -> ImageInfo:
     for _ in range(2 if form in _BITMAPS else 3):
         number = _NUMBER.match(image, at)
         if number is None:
-            raise BadImage("a file of Netpbm without the numbers of its header")
+            raise BadImage("a Netpbm file without the numbers of its header")
         found.append(int(number[1]))
         at = number.end()
     width, height, *largest = found
     if largest not in ([], [255], [65535]):
-        raise decoded_wrongly(f"a file of Netpbm with values up to {largest[0]}")
+        raise decoded_wrongly(f"a Netpbm file with values up to {largest[0]}")
     flags, components = ImageFlag.NETPBM, _COMPONENTS[form]
     if form <= 3:
         is_complete = _samples(image[at:], is_bitmap=form == 1) >= width * height * components
@@ -236,7 +233,7 @@ def read_netpbm(image: bytes) -> ImageInfo:
         is_complete = end <= len(image)
         flags |= _trailing(end, image)
     if not is_complete:
-        raise truncated("file of Netpbm")
+        raise truncated("Netpbm file")
     return ImageInfo(width, height, components, flags)
 
 
@@ -419,7 +416,7 @@ def read_tiff(image: bytes) -> ImageInfo:
     count_form, entry_form, pointer, at = order + "H", order + "HHI", order + "I", 4
     if b"*" not in image[2:4]:
         if numbers(order + "HH", image, 4, "TIFF") != (8, 0):
-            raise BadImage("a BigTIFF with pointers that are not of 8 bytes")
+            raise BadImage("a BigTIFF without pointers of 8 bytes")
         count_form, entry_form, pointer, at = order + "Q", order + "HHQ", order + "Q", 8
     pages: dict[int, _Page] = {}
     entries = 0

@@ -117,8 +117,8 @@ class Schema:
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
         for name in names:
             if name in RESERVED or names.count(name) > 1:
-                why = "a reserved name" if name in RESERVED else "there twice"
-                raise UsageError(f"the column {name} is {why}")
+                why = "is a reserved name" if name in RESERVED else "occurs twice"
+                raise UsageError(f"the column {name} {why}")
         if len(names) > MAX_COLUMNS:
             raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are possible")
 

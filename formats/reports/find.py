@@ -101,7 +101,7 @@ def find(
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     if hashes is not None and not near:
-        raise UsageError("hashes are only read to find near images: give near=True")
+        raise UsageError("hashes are used only to find near images: give near=True")
     if not images:
         raise UsageError("give at least one picture to look for")
     pictures = [_picture(Path(user_path(image)), near) for image in images]
@@ -122,12 +122,12 @@ def _picture(path: Path, near: bool) -> _Picture:
         size = path.stat().st_size
         image = path.read_bytes() if size <= MAX_IMAGE_BYTES else b""
     if not image:
-        raise UsageError(f"has {size:,} bytes, which no image of a dataset has", path=path)
+        raise UsageError(f"has {size:,} bytes; an image has 1 to {MAX_IMAGE_BYTES:,}", path=path)
     try:
         info = read_image_header(image)
         measures = measured(image, info.width, info.height) if near else None
     except BadImage as error:
-        raise UsageError(f"is not a picture that decodes: {error.message}", path=path) from error
+        raise UsageError(f"is not a valid image: {error.message}", path=path) from error
     digests = frozenset({hashlib.sha256(image).digest(), _original_digest(image)})
     hash_ = measures.hash if measures and not measures.is_flat else None
     return _Picture(os.fspath(path), size, (info.width, info.height), digests, hash_)
@@ -159,11 +159,9 @@ def _codes(
         with naming(file):
             found, _, rows = file.read_bytes().partition(b"\n")
         if not found.startswith(HASHES.encode()) or len(rows) % CODES.itemsize:
-            raise DataError("has no hashes of a dataset; remove it, and it is written again", path=file)
+            raise DataError("is not a file of hashes; remove it to write it anew", path=file)
         if found != head:
-            raise DataError(
-                "has the hashes of another dataset; remove it, and it is written again", path=file
-            )
+            raise DataError("has another dataset's hashes; remove it to write it anew", path=file)
         return np.frombuffer(rows, CODES)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
     codes = reading.statistics(dataset, numbers, np.ones(len(numbers), bool)).all_codes

@@ -171,7 +171,7 @@ def gate(
 
 def _checked_limit(name: str, limit: object) -> Limit:
     if name not in KINDS:
-        raise UsageError(f"there is no limit {name!r}; limits are {', '.join(KINDS)}")
+        raise UsageError(f"unknown limit {name!r}; known are {', '.join(KINDS)}")
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     if not is_number or not limit >= 0 or (isinstance(limit, float) and not limit < 1):  # type: ignore[operator]
         raise UsageError(
@@ -207,5 +207,5 @@ def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any
     unknown = values.keys() - {"root", "max"}
     limits, root = values.get("max", {}), values.get("root")
     if unknown or not isinstance(limits, dict) or not isinstance(root, str | None):
-        raise UsageError("has other parts than root = 'sha256:…' and a table [max] of limits", path=file)
+        raise UsageError("may only contain root = 'sha256:…' and a table [max] of limits", path=file)
     return root, limits

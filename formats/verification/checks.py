@@ -287,7 +287,7 @@ def false_claims(manifest: Manifest, index: Rows) -> Iterator[str]:
         yield f"{manifest.crop_ready} of its images are crop-ready, but {ready} of the records are"
     is_sorted = is_class_sorted(index["label"])
     if is_sorted != manifest.class_sorted and not manifest.skipped:
-        yield f"its class_sorted is {manifest.class_sorted}, and the records' order is {is_sorted}"
+        yield f"its class_sorted is {manifest.class_sorted}, but for the records it is {is_sorted}"
     wanted = OFFICIAL_IMAGES.get(manifest.split) if manifest.labels.is_official else None
     is_partial = manifest.records + manifest.skipped != wanted
     if wanted is not None and is_partial != manifest.partial:

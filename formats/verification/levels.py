@@ -213,11 +213,7 @@ def check_level(level: str) -> None:
 
 
 def verify_files(
-    files: DatasetFiles,
-    level: str,
-    workers: int | None,
-    executor: Executor | None,
-    progress: Progress | None,
+    files: DatasetFiles, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
 ) -> Report:
     """Check the dataset that these files belong to, as :func:`verify` does."""
     report = Report(files.folder, level, url=files.url)
@@ -381,8 +377,10 @@ class _Verification:
         for column in self.manifest.column_entries:
             roots = (digests[file.name] for file in column.shards or (column.table,))
             if content_root(roots) != column.content_root:
-                of_column = f"of the column {column.field.name} differs from that of the values"
-                self._found(MANIFEST_NAME, f"its content_root {of_column}")
+                problem = (
+                    f"its content_root of the column {column.field.name} differs from that of the values"
+                )
+                self._found(MANIFEST_NAME, problem)
 
     def _check(
         self, title: str, files: Sequence[FileEntry], calls: Sequence[Callable[[], CheckResult]]

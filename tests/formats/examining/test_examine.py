@@ -265,7 +265,7 @@ def test_a_limit_of_the_index_alone_reads_no_image(built: Built) -> None:
     ("limits", "options", "message"),
     [
         ({}, {}, "needs a root, canaries or a limit"),
-        ({"ducks": 0}, {}, "no limit 'ducks'; limits are damaged, leaks"),
+        ({"ducks": 0}, {}, "unknown limit 'ducks'; known are damaged, leaks"),
         ({"leaks": 0}, {}, "needs another dataset"),
         ({"damaged": 0}, {"pixels": "none"}, "a limit of damaged needs images"),
         ({"damaged": -1}, {}, "a number of records, or a share below 1, not -1"),

@@ -60,7 +60,7 @@ def test_a_state_from_a_machine_with_another_decoder_warns(lmdb_shards: Path) ->
         loader.load_state_dict(state)
         assert state["card"]["versions"]["decoder"] == checked_decoder().digest
         state["card"]["versions"]["decoder"] = "0" * 16
-        with pytest.warns(DecoderDiffers, match="than the decoder of the run so far") as told:
+        with pytest.warns(DecoderDiffers, match="than this run's previous decoder") as told:
             loader.load_state_dict(state)
         assert told[0].filename == __file__
         for older in ({}, {"versions": {}}, {"versions": {"decoder": 7}}, None):

@@ -218,7 +218,7 @@ def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: 
 def test_features_that_make_no_columns_are_named_with_the_files(names: list[str], tmp_path: Path) -> None:
     path = write_tfrecord(tmp_path / "a.tfrecord", [dict.fromkeys(names, 1)])
 
-    with pytest.raises(UsageError, match=rf"{tmp_path}: .*(is there twice|has 1 to 40 letters)"):
+    with pytest.raises(UsageError, match=rf"{tmp_path}: .*(occurs twice|has 1 to 40 letters)"):
         recognise(path).listing("train")
 
 
