@@ -341,7 +341,7 @@ class OpenRecords(Owned):
                 return read(self[number])
             except DAMAGE as again:
                 error = again
-        with self._files.right(self._place(number)[1], error):
+        with self._files.replaced(self._place(number)[1], error):
             return read(self._open_now(number))
 
     def _opened(self, number: int) -> Shard:
@@ -349,11 +349,11 @@ class OpenRecords(Owned):
         for other, shard in list(self._shards.items()):
             if shard.file.is_deleted:
                 self._shards.pop(other, None)
-        self._files.bring(entry)
+        self._files.provide(entry)
         try:
             return self._open_now(number)
         except DAMAGE as error:
-            with self._files.right(entry, error):
+            with self._files.replaced(entry, error):
                 return self._open_now(number)
 
     def _open_now(self, number: int) -> Shard:
@@ -392,7 +392,7 @@ class OpenRecords(Owned):
         try:
             return self._data(part, column, place)
         except (*DAMAGE, ManifestDamaged) as error:
-            with self._files.right(self._parts[part].columns[column].table, error):
+            with self._files.replaced(self._parts[part].columns[column].table, error):
                 self._tables.pop((part, column), None)
                 return self._data(part, column, place)
 
@@ -431,7 +431,7 @@ class OpenRecords(Owned):
         if found := self._tables.get((part, column)):
             return found
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
-        self._files.bring(entry.table)
+        self._files.provide(entry.table)
         return _kept(self._tables, (part, column), _Table(folder / entry.table.name, entry))
 
     def _corrupt(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:

@@ -285,10 +285,10 @@ DAMAGE = (CorruptRecord, ShardDamaged, OSError)
 class LocalFiles:
     """The files of a local dataset, which are neither fetched nor replaced."""
 
-    def bring(self, entry: FileEntry) -> None:
+    def provide(self, entry: FileEntry) -> None:
         """Make a file available; called before it is opened."""
 
-    def right(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
+    def replaced(self, entry: FileEntry, error: Exception) -> AbstractContextManager[None]:
         """Replace a file whose reading raised ``error``, and keep it during the context.
 
         Raises ``error`` if the file cannot be replaced.

@@ -56,7 +56,7 @@ class FileHold(Owned, AbstractContextManager["FileHold"]):
         self._pins: dict[str, LockDescriptor] = {}
         self.sizes: dict[str, int] = {}
         """The sizes of the files in bytes, by SHA-256."""
-        self.came = False
+        self.has_downloaded = False
         """Whether any of the files had to be downloaded first."""
 
     def add(self, entry: FileEntry, pin: LockDescriptor) -> None:
@@ -225,20 +225,20 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
         found.release()
         return True
 
-    def hold_right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
+    def hold_intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> FileHold:
         """Hold a file as :meth:`hold` does, after hashing it: a corrupt copy is replaced."""
         with ExitStack() as wrong:
             held = wrong.enter_context(self.hold([entry], let_go))
-            if held.came or _is_right(held.pin_of(entry), entry):
+            if held.has_downloaded or _is_right(held.pin_of(entry), entry):
                 wrong.pop_all()
                 return held
             self.folder.discard(entry, held.pin_of(entry))
         return self.hold([entry], let_go)
 
     @contextmanager
-    def right(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
+    def intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
         """Hold an intact file during the context: damage that is read from it was published."""
-        with self.hold_right(entry, let_go), saying_published(self.place, self.folder.path, entry):
+        with self.hold_intact(entry, let_go), saying_published(self.place, self.folder.path, entry):
             yield
 
     def foresee(self, entries: Sequence[FileEntry]) -> None:
@@ -317,7 +317,7 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
                 found = self.folder.take_room(missing, self.limit_bytes, evict=evict)
                 if isinstance(found, NoRoom):
                     return found
-                held.came = True
+                held.has_downloaded = True
                 if found.own:
                     self._download(found.own, held)
                     hits -= len(found.own)
@@ -466,7 +466,7 @@ class HeldFiles(LocalFiles, Owned):
         self._cache, self._most, self._process = cache, most, os.getpid()
         self._held: OrderedDict[str, FileHold] = OrderedDict()  # changed by single calls, without a lock
 
-    def bring(self, entry: FileEntry) -> None:
+    def provide(self, entry: FileEntry) -> None:
         """Make a file available and hold it. Raises the errors of :meth:`FileCache.hold`."""
         if not self._most:
             return
@@ -480,9 +480,9 @@ class HeldFiles(LocalFiles, Owned):
             self._let_go_first()
 
     @contextmanager
-    def right(self, entry: FileEntry, error: Exception) -> Iterator[None]:
+    def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
         self.release()  # otherwise the replaced copy would be held
-        with self._cache().right(entry, self._let_go_first):
+        with self._cache().intact(entry, self._let_go_first):
             yield
 
     def _let_go_first(self) -> bool:
@@ -501,7 +501,7 @@ class HeldFiles(LocalFiles, Owned):
 class LastFiles(HeldFiles):
     """Holds the last file that each thread opened."""
 
-    def bring(self, entry: FileEntry) -> None:
+    def provide(self, entry: FileEntry) -> None:
         thread = str(threading.get_ident())
         if last := self._held.pop(thread, None):
             last.release()

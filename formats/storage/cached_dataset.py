@@ -91,7 +91,7 @@ class CachedDataset(Dataset):
             self.cache.keep(self.cache.hold(tables_of(manifest)))
             for table in manifest.tables:
                 if table.name != INDEX_NAME:  # checked when it is read on opening
-                    self.cache.keep(self.cache.hold_right(table))
+                    self.cache.keep(self.cache.hold_intact(table))
             self._open(folder_of(folder, manifest.root), labels, manifest)
             self._root = manifest.root
         except BaseException:
@@ -104,7 +104,7 @@ class CachedDataset(Dataset):
         except (ManifestDamaged, OSError):
             if (index := manifest.table(INDEX_NAME)) is None:
                 raise
-            self.cache.keep(self.cache.hold_right(index))
+            self.cache.keep(self.cache.hold_intact(index))
             with saying_published(self._place, self.cache.folder.path, index):
                 super().__init__(folder, labels=labels)
 

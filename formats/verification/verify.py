@@ -146,7 +146,7 @@ class CachedFiles(DatasetFiles):
             )
             self._bytes_at_hand += entry.size
         try:
-            with self._cache.hold_right(entry):
+            with self._cache.hold_intact(entry):
                 yield self._cache.folder.path_of(entry)
         finally:
             with self._let_go:

@@ -276,7 +276,7 @@ def test_a_reader_file_with_anything_in_it_is_no_error(proxy: Proxy, tmp_path: P
                 other.stdout.readline()
                 cache.hold(shards[:2]).release()
                 flip(cache.folder.path_of(shards[0]), 5000)
-                cache.hold_right(shards[0]).release()
+                cache.hold_intact(shards[0]).release()
                 other.kill()
 
 
