@@ -213,43 +213,43 @@ class JobRunner(Owned):
         """
         left = [unit for unit in units if unit.name not in done]
         records, size = sum(unit.records for unit in left), sum(unit.size for unit in left)
-        run = _Run(deque(), iter(jobs), ProgressCounters(folder, units), self.progress)
+        run = _Run(iter(jobs), ProgressCounters(folder, units), self.progress)
         with self.progress.task(title, records=records, size=size):
             if self.executor is not None:
-                return run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
-            first = run.take()
-            if first is None:
-                return []
-            run.again.append(first)
-            count = usable_cpus() if self.workers is None else self.workers
-            if count == 0 and not first.decodes:
-                return run.here()
-            with WorkerPool(max(1, count)) as pool:
-                return run.on(pool, count + 1)
+                run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
+            elif (first := run.take()) is not None:
+                run.again.append(first)
+                count = usable_cpus() if self.workers is None else self.workers
+                if count == 0 and not first.decodes:
+                    run.here()
+                else:
+                    with WorkerPool(max(1, count)) as pool:
+                        run.on(pool, count + 1)
+        return [run.built[number] for number in sorted(run.built)]
 
 
 @dataclass
 class _Run(Generic[Built]):
     """One run. ``jobs`` is lazy, because each job holds its entries; jobs in ``again`` run first."""
 
-    again: deque[Job[Built]]
     jobs: Iterator[Job[Built]]
     counters: ProgressCounters
     progress: Progress
+    again: deque[Job[Built]] = field(default_factory=deque)
     built: dict[int, Built] = field(default_factory=dict)
+    told: int = 0
     retried: set[int] = field(default_factory=set)
 
     def take(self) -> Job[Built] | None:
         return self.again.popleft() if self.again else next(self.jobs, None)
 
-    def here(self) -> list[Built]:
+    def here(self) -> None:
         while (job := self.take()) is not None:
             self.built[job.shard.number] = job.build()
-            self._tell(len(self.built) - 1)
-        return self._in_order()
+            self._tell()
 
-    def on(self, executor: Executor, at_once: int) -> list[Built]:
-        is_pool, told = isinstance(executor, WorkerPool), 0
+    def on(self, executor: Executor, at_once: int) -> None:
+        is_pool = isinstance(executor, WorkerPool)
 
         def submit(job: Job[Built]) -> Future[Any]:
             return executor.submit(job.build) if is_pool else _call_of(job).submitted(executor)
@@ -257,8 +257,7 @@ class _Run(Generic[Built]):
         with closing(completed(self.take, submit, at_once)) as finished:
             for done in finished:
                 if done is None:
-                    self._tell(told)
-                    told = len(self.built)
+                    self._tell()
                     continue
                 job, future = done
                 try:
@@ -267,15 +266,12 @@ class _Run(Generic[Built]):
                     self.again.append(self._retry(job, error))
                 else:
                     self.built[job.shard.number] = value
-        return self._in_order()
 
-    def _in_order(self) -> list[Built]:
-        return [self.built[number] for number in sorted(self.built)]
-
-    def _tell(self, before: int) -> None:
+    def _tell(self) -> None:
         self.progress.at(*self.counters.total())
-        if len(self.built) > before:
-            tell_shards(self.progress, len(self.built), self.counters.units)
+        if len(self.built) > self.told:
+            self.told = len(self.built)
+            tell_shards(self.progress, self.told, self.counters.units)
 
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
