@@ -103,7 +103,7 @@ def place_of(link: Path) -> str:
 def advice_for(link: Path) -> str:
     """Return the advice for an archive that is not the indexed one."""
     return (
-        f"make {link} the indexed archive or a link to it, or index what is there with prep index into "
+        f"make {link} the indexed archive or a link to it, or index the one there with prep index into "
         "another folder"
     )
 

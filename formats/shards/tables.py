@@ -112,7 +112,7 @@ def box_table(dataset: Path, manifest: Manifest, labels: str = "sorted_wnid0") -
 
 
 def box_columns(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of a record's box values: those of BOX_COLUMNS that no column has taken."""
+    """Return the names of a record's box values: BOX_COLUMNS, without names that a column has taken."""
     if manifest.table(BOXES_NAME) is None:
         return ()
     return tuple(name for name in BOX_COLUMNS if name not in manifest.schema)

@@ -232,7 +232,7 @@ def index_of(parts: Sequence[DatasetPart], *, verify: bool) -> IndexRows:
 
 
 def _put(rows: Rows, where: slice | npt.NDArray[np.int64], part: DatasetPart, found: Rows) -> None:
-    """Copy a part's rows into those of all parts; its keys may be shorter, and offsets missing."""
+    """Copy a part's rows into the combined rows; its keys may be shorter, and offsets missing."""
     for name in found.dtype.names or ():
         rows[name][where] = found[name]
     rows["shard"][where] += np.uint32(part.first_shard)
