@@ -161,15 +161,9 @@ class Folders(ExportFormat):
                 _make_folder(places.output / folder)
         if not self.has_parts:
             return []
-        parts = [places.work / f"{unit.name}.jsonl" for unit in units]
-        return [
-            published(
-                METADATA,
-                sum(unit.records for unit in units),
-                places,
-                lambda file: file.writelines(part.read_bytes() for part in parts),
-            )
-        ]
+        parts = ((places.work / f"{unit.name}.jsonl").read_bytes() for unit in units)
+        records = sum(unit.records for unit in units)
+        return [published(METADATA, records, places, lambda file: file.writelines(parts))]
 
     def _line(self, record: ExportRecord) -> bytes:
         values: dict[str, Any] = {"file_name": record.name, "key": record.key, "label": record.label}

@@ -52,7 +52,6 @@ class Crop(NamedTuple):
 
     @property
     def area(self) -> int:
-        """The number of pixels."""
         return self.width * self.height
 
     def holds(self, other: Crop) -> bool:
@@ -166,13 +165,9 @@ def grid_of(image: Encoded) -> RestartGrid | None:
     at += 4
     if header > len(image) or header - at < TABLE.size:
         return None
-    _, version, sha256, *numbers = TABLE.unpack_from(image, at)
-    width, height, mcu_width, mcu_height, interval, columns, frame, size = numbers
+    _, version, sha256, *sizes, frame, length = TABLE.unpack_from(image, at)
     lengths = np.frombuffer(image, "<u2", (header - at - TABLE.size) // 2, at + TABLE.size)
-    grid = RestartGrid(
-        sha256, width, height, mcu_width, mcu_height, interval, columns, header,
-        header + size, frame, lengths,
-    )  # fmt: skip
+    grid = RestartGrid._make((sha256, *sizes, header, header + length, frame, lengths))
     return grid if version == VERSION and _fits(grid, image) else None
 
 
@@ -181,7 +176,7 @@ def _fits(grid: RestartGrid, image: Encoded) -> bool:
     if 0 in grid[1:7] or grid.scan > len(image) or grid.header + grid.frame + 9 > grid.scan:
         return False
     frame = image[grid.header + grid.frame : grid.header + grid.frame + 9]
-    across, down = _Frame(grid.width, grid.height, grid.mcu_width, grid.mcu_height).mcus
+    across, down = _Frame(*grid[1:5]).mcus
     return (
         frame[0] == 0xFF
         and frame[1] in SEQUENTIAL_FRAMES
@@ -247,10 +242,8 @@ def with_grid(image: bytes, sha256: bytes) -> bytes:
     lengths = _lengths(image, scan)
     if remainder or before is None or len(lengths) != columns * frame.mcus[1]:
         raise BadImage("a JPEG with restart markers that form no grid")
-    table = TABLE.pack(
-        SIGNATURE, VERSION, sha256, frame.width, frame.height, frame.mcu_width, frame.mcu_height,
-        interval, columns, frame_at - before, scan - before,
-    ) + lengths.tobytes()  # fmt: skip
+    places = frame_at - before, scan - before
+    table = TABLE.pack(SIGNATURE, VERSION, sha256, *frame, interval, columns, *places) + lengths.tobytes()
     segment = b"\xff\xef" + struct.pack(">H", len(table) + 2) + table
     return b"".join((image[:before], segment, image[before:]))
 
@@ -329,9 +322,8 @@ def jpegtran() -> str:
 @cache
 def jpegtran_version() -> str:
     """Return the program's version, such as "libjpeg-turbo 2.1.5". Raises OperationError."""
-    done = subprocess.run(
-        [jpegtran(), "-version"], capture_output=True, check=False, stdin=subprocess.DEVNULL
-    )
+    command = [jpegtran(), "-version"]
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     said = (done.stdout + done.stderr).decode("utf-8", "replace")
     known = re.search(r"libjpeg-turbo version (\d+(?:\.\d+)+)", said)
     if known is None:

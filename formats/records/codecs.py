@@ -51,11 +51,8 @@ class Codec(ABC):
 
 def is_masked(value: object) -> bool:
     """Whether the value is a masked array. ``numpy.ma`` is imported for arrays of subclasses only."""
-    return (
-        type(value) is not np.ndarray
-        and isinstance(value, np.ndarray)
-        and isinstance(value, np.ma.MaskedArray)
-    )
+    is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
+    return is_subclass and isinstance(value, np.ma.MaskedArray)
 
 
 def refuse_masked(value: object) -> None:
@@ -108,9 +105,7 @@ class FloatCodec(Codec):
     dtype = np.dtype("<f8")
 
     def encode(self, value: Any) -> bytes:
-        if isinstance(value, bool | np.bool_) or not isinstance(
-            value, int | float | np.integer | np.floating
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise refused(value, "a number")
         try:
             return struct.pack("<d", float(value))

@@ -83,13 +83,11 @@ class Duplicates:
 
     @property
     def exact(self) -> Links:
-        """The links between images with equal bytes."""
         links: Links = self.links[self.links["distance"] == EQUAL_BYTES]
         return links
 
     @property
     def near(self) -> Links:
-        """The links between images that look alike."""
         links: Links = self.links[self.links["distance"] != EQUAL_BYTES]
         return links
 

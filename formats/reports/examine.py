@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError, printable
+from shardprep.formats.images.decode import png_of
 from shardprep.formats.reports.duplicates import Duplicates, duplicates, shared
 from shardprep.formats.reports.observations import (
     KINDS,
@@ -54,7 +55,6 @@ class Examination:
 
     def to_html(self) -> str:
         """Return the page: one self-contained file that makes no request and runs no script."""
-        from shardprep.formats.images.decode import png_of  # start-up time: OpenCV
         from shardprep.formats.reports.pages import page  # start-up time: Jinja
 
         about = self.found["dataset"]

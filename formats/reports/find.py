@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, DataError, UsageError
+from shardprep.formats.images.crop_ready import grid_of
+from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
-from shardprep.formats.reports.pixels import CODES, ImageReading
+from shardprep.formats.reports.pixels import CODES, ImageReading, measured
 from shardprep.formats.runtime.files import naming, save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -53,8 +55,6 @@ class ImageMatch:
 
 
 def _original_digest(image: bytes) -> bytes:
-    from shardprep.formats.images.crop_ready import grid_of  # start-up time: OpenCV
-
     grid = grid_of(image)
     return grid.sha256 if grid else hashlib.sha256(image).digest()
 
@@ -115,9 +115,6 @@ def find(
 
 
 def _picture(path: Path, near: bool) -> _Picture:
-    from shardprep.formats.images.header import read_image_header  # start-up time: OpenCV
-    from shardprep.formats.reports.pixels import measured
-
     with naming(path):
         size = path.stat().st_size
         image = path.read_bytes() if size <= MAX_IMAGE_BYTES else b""

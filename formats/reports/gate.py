@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
+from shardprep.formats.images.canaries import checked_decoder
 from shardprep.formats.reports.examine import Examination, report
 from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS
 from shardprep.formats.runtime.files import save_bytes, user_path
@@ -149,8 +150,6 @@ def gate(
     manifest = read_manifest(place)
     checks = [] if root is None else [GateCheck("root", manifest.root == root, manifest.root, root)]
     if canaries:
-        from shardprep.formats.images.canaries import checked_decoder  # start-up time: OpenCV
-
         decoder = checked_decoder()
         passed = not decoder.differing
         checks.append(GateCheck("canaries", passed, decoder.digest, decoder.reference, decoder.differing))

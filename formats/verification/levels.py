@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UsageError
+from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.executors import (
     AT_ONCE,
@@ -175,12 +176,8 @@ class SeenDataset:
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
-    found = {"shardprep": version("shardprep")}
-    if decode:
-        from shardprep.formats.images.opencv import cv2  # start-up time: OpenCV
-
-        found["OpenCV"] = cv2.__version__
-    return found
+    opencv = {"OpenCV": cv2.__version__} if decode else {}
+    return {"shardprep": version("shardprep")} | opencv
 
 
 def _size_of(path: Path, flags: int = 0) -> int:
