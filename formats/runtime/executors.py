@@ -157,7 +157,7 @@ class RayExecutor(Owned, Executor):
         for future in pending if cancel_futures else ():
             future.cancel()
         if wait:
-            await_all([future for future in pending if not future.cancelled()])  # it would never return
+            await_all([future for future in pending if not future.cancelled()])  # it would hang
 
     def _refuse_unconnected(self) -> None:
         if not self._ray.is_initialized():  # a call would make Ray start a cluster of its own
@@ -197,8 +197,7 @@ def _settle(future: Future[T], done: Future[T]) -> None:
 
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    try:
+    with suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), HEAD_INTERVAL_S).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False

@@ -120,11 +120,10 @@ class LockDescriptor(Descriptor):
         Converting a lock is not atomic: another process may hold it in between.
         """
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        try:
+        with suppress(BlockingIOError):
             fcntl.flock(self.fileno(), kind if wait else kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            return True
+        return False
 
     def close(self) -> None:
         """Release the lock, also for copies of the descriptor, and close it. Idempotent."""

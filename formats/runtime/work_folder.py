@@ -19,7 +19,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,10 +90,8 @@ def _is_locked(path: Path, *, shared: bool = False) -> bool:
         lock = LockDescriptor(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    try:
+    with closing(lock):
         return not lock.lock(shared=shared, wait=False)
-    finally:
-        lock.close()
 
 
 class WorkFolder(Owned):
@@ -162,14 +160,11 @@ class WorkFolder(Owned):
         if not self._shared:
             yield
             return
-        lock = _lock_file(self.folder / f"{name}.lock")
-        try:
+        with closing(_lock_file(self.folder / f"{name}.lock")) as lock:
             if not lock.lock(wait=False):
                 waits()
                 lock.lock()
             yield
-        finally:
-            lock.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -282,13 +277,9 @@ def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     names = [name for name in {**now, **begun} if begun.get(name) != now.get(name)]
     if "container" in names:
         names = [name for name in names if name != "writer"]  # each container has its own
-    options = [
-        f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}"
-        for name in names
-        if name not in NOT_OPTIONS
-    ]
-    others = [f"{name} changed" for name in names]
-    return ", ".join(options or others)
+    options = [name for name in names if name not in NOT_OPTIONS]
+    changed = [f"{_flag(name)} was {_shown(name, begun)}, is now {_shown(name, now)}" for name in options]
+    return ", ".join(changed or [f"{name} changed" for name in names])
 
 
 def _flag(option: str) -> str:
