@@ -533,20 +533,16 @@ def _coder(first: Sequence[Any], schema: GivenSchema | None, classes: Sequence[s
     if not form.columns and "image" not in form.own:
         raise UsageError("the items have neither an image nor a column, so there is nothing to save")
     form, names = _labelled(form, rows[0], classes)
-    if schema is not None:
-        return ItemCoder(form, _given(schema, form), is_found=False, classes=names)
-    with naming_item(None):
-        return ItemCoder(form, found_schema(rows, form.columns), is_found=True, classes=names)
-
-
-def _given(schema: GivenSchema, form: ItemForm) -> Schema:
+    if schema is None:
+        with naming_item(None):
+            return ItemCoder(form, found_schema(rows, form.columns), is_found=True, classes=names)
     columns, own = as_schema(schema)
-    named = {*columns.names, *own} if own else {*columns.names, *form.own}
-    if missing := sorted(set(form.names) ^ named):
+    if differing := sorted(set(form.names) ^ {*columns.names, *(own or form.own)}):
         raise UsageError(
-            f"the schema and the items differ in {', '.join(missing)}: the items are {form.described}"
+            f"the schema and the items differ in {', '.join(differing)}: the items are {form.described}"
         )
-    return Schema(columns[name] for name in form.columns)
+    in_order = Schema(columns[name] for name in form.columns)
+    return ItemCoder(form, in_order, is_found=False, classes=names)
 
 
 def _labelled(
