@@ -7,25 +7,16 @@ import html
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
 from shardprep.formats.errors import BadImage, printable
 from shardprep.formats.images.decode import decode
 from shardprep.formats.images.header import read_image_header
-from shardprep.formats.images.info import KINDS, ImageFlag, kind_of
+from shardprep.formats.images.info import ImageFlag, kind_of
 from shardprep.formats.images.opencv import cv2
 
-MEDIA_TYPES = {
-    ImageFlag(0): "jpeg",
-    ImageFlag.PNG: "png",
-    ImageFlag.WEBP: "webp",
-    ImageFlag.GIF: "gif",
-    ImageFlag.AVIF: "avif",
-}
+MEDIA_TYPES = {"JPEG": "jpeg", "PNG": "png", "WebP": "webp", "GIF": "gif", "AVIF": "avif"}
 """The media types of the kinds that browsers show."""
-KIND = reduce(or_, KINDS.values()) | ImageFlag.SEVERAL
 
 
 class Limits(NamedTuple):
@@ -49,7 +40,8 @@ def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
     text, kind = html.escape(caption), None
     if len(image) <= limits.most_bytes:
         with suppress(BadImage):
-            kind = MEDIA_TYPES.get(read_image_header(image).flags & KIND)
+            flags = read_image_header(image).flags
+            kind = None if flags & ImageFlag.SEVERAL else MEDIA_TYPES.get(kind_of(flags))
     try:
         shown = image if kind else _smaller(image, limits.most_side)
     except BadImage:
