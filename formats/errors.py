@@ -208,14 +208,15 @@ class DatasetNotFound(OperationError, FileNotFoundError):
         """Return the error for a folder, with the existing path that was probably meant."""
         if folder.exists():
             return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
-        siblings = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
-        if close := _close_path(folder):
-            hint = f"; did you mean {os.fspath(close)!r}?"
-        elif 0 < len(siblings) <= MOST_NAMED:
-            hint = f"; its parent folder has {', '.join(siblings)}"
-        else:
-            hint = ""
-        return cls(f"there is no such folder{hint}", path=folder)
+        return cls(f"there is no such folder{hint_for(folder)}", path=folder)
+
+
+def hint_for(folder: Path) -> str:
+    """Return the end of a message about a missing folder: the one probably meant, or its siblings."""
+    if close := _close_path(folder):
+        return f"; did you mean {os.fspath(close)!r}?"
+    siblings = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
+    return f"; its parent folder has {', '.join(siblings)}" if 0 < len(siblings) <= MOST_NAMED else ""
 
 
 def _close_path(path: Path) -> Path | None:

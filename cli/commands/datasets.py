@@ -427,7 +427,8 @@ def export(dataset: Path, output: Path, to: str, **chosen: Any) -> Output:
         state = " (was complete, and is intact)" if one.already_complete else ""
         form_of_files = "class folders" if to == "folders" else f"{count_of(len(one.files), 'file')} of {to}"
         total = size(sum(file.size for file in one.files))
-        lines.append(f"{one.path}: {count_of(one.records, 'image')}, {total} in {form_of_files}{state}")
+        records = records_of(one.records, has_images=one.has_images, has_labels=True)
+        lines.append(f"{one.path}: {records}, {total} in {form_of_files}{state}")
         files = [file.to_json() for file in one.files]
         splits.append(asdict(one) | {"path": str(one.path), "files": files})
     return Output({"splits": splits}, lines)

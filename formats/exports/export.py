@@ -63,6 +63,7 @@ class Exported:
         files: The units with their sizes and SHA-256 (for ``folders``, groups of images), then the files
             about all units.
         already_complete: Whether an earlier call had finished the export, so that files were only compared.
+        has_images: False if no record has an image.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class Exported:
     root: str
     files: tuple[FileEntry, ...]
     already_complete: bool
+    has_images: bool = True
 
 
 def export(
@@ -222,6 +224,7 @@ class _Export:
             root=self.manifest.root,
             files=(*marker.units, *marker.about_all),
             already_complete=is_complete,
+            has_images=self.manifest.has_images,
         )
 
     def _built(self, work_folder: WorkFolder, intact: Mapping[str, FileEntry], runner: JobRunner) -> _Marker:

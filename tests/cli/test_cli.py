@@ -213,11 +213,9 @@ def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
 
     assert first_line("verify", "items/train").startswith("items/train: intact: 4 records in 1 shard")
     assert "  bytes         0 B" not in prep_here("inspect", "items/train", cwd=tmp_path).stdout
-    assert (
-        prep_here("inspect", "items", cwd=tmp_path)
-        .stdout.splitlines()[-1]
-        .startswith("items: train: 4 records, ")
-    )
+    assert "\nitems: train: 4 records, " in prep_here("inspect", "items", cwd=tmp_path).stdout
+    assert first_line("export", "items/train", "out", "--to=mds").startswith("out: 4 records without ")
+    assert "; did you mean 'items'?" in prep_here("convert", "item", "again", cwd=tmp_path).stderr
     for option in ("--dry-run", "--workers=0"):
         assert first_line("convert", "items", "again", option).startswith(
             "again/train: 4 records without images or labels in 1 LMDB shard"
