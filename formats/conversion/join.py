@@ -103,8 +103,8 @@ class JoinJob(DecodesNothing, PublishingJob):
             built = tuple(BuiltColumn(**column) for column in commit["columns"])
             shards = [column.shard for column in built if column.shard]
             is_intact = all(column.has_rows(self.work_folder) for column in built)
-            is_intact = is_intact and all(shard.is_in(self.output) for shard in shards)
-            return built if commit["plan"] == self.plan and is_intact else None
+            is_same = commit["plan"] == self.plan and is_intact
+            return built if is_same and all(shard.is_in(self.output) for shard in shards) else None
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
 

@@ -36,8 +36,7 @@ from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Ex
 from shardprep.formats.sources.source import ByteReader, Entries, Listing, WholeArchive
 
 BAD_IMAGE_POLICIES = ("fail", "skip")
-_MIB = 1 << 20
-DEFAULT_SHARD_SIZE = 256 * _MIB
+DEFAULT_SHARD_SIZE = 256 << 20
 MAX_SHORTER_SIDE = 8192
 
 

@@ -373,7 +373,7 @@ class ItemCoder:
         return {name: place for place, name in enumerate(sorted(self.classes))}
 
     def labels(self, largest: int) -> LabelSpace:
-        """Return the label space of a dataset in which ``largest`` is the largest label."""
+        """Return the label space of a dataset with this largest label."""
         numbers = (f"{label:0{LABEL_DIGITS}d}" for label in range(largest + 1))
         return LabelSpace.of(self.classes or numbers)
 

@@ -32,14 +32,14 @@ class ExecutorFailed(OperationError):
 class ExecutorCall(Generic[T]):
     """A picklable call for a shard or another file of the dataset at ``path``.
 
-    The call returns its errors, which tells them from the executor's own. ``kept`` tells the user what a
-    second run keeps.
+    The call returns its errors, which tells them from the executor's own. ``kept`` ends the message about
+    these, and says what a second run keeps.
     """
 
     call: Callable[[], T]
     path: str | os.PathLike[str]
     shard: str
-    kept: str = ""
+    kept: str = "Then run it again"
 
     def submitted(self, executor: Executor) -> Future[T | Exception]:
         """Submit the call. Raises ExecutorFailed if the executor refuses it."""
@@ -66,7 +66,7 @@ class ExecutorCall(Generic[T]):
         said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
         return ExecutorFailed(
             f"the executor did not run this shard's job ({said}); check that its workers are alive, "
-            f"reachable and have this version of shardprep. {self.kept or 'Then run it again'}",
+            f"reachable and have this version of shardprep. {self.kept}",
             path=self.path,
             shard=self.shard,
         )

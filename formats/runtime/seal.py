@@ -16,7 +16,6 @@ from pathlib import Path
 from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import OPEN_FLAGS, publish_bytes
 
-FOLDER = "shardprep/seals"
 LEAST_BYTES = 16 << 20  # fewer are hashed in 10 ms
 YOUNG_NS = 2_000_000_000  # FAT has the coarsest timestamps, of two seconds
 MOST_BYTES = 4096  # of a seal
@@ -25,7 +24,7 @@ MOST_BYTES = 4096  # of a seal
 def seals_folder() -> Path:
     """Return the folder of this user's seals, in $XDG_CACHE_HOME or ~/.cache. It may not exist."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / FOLDER
+    return (named if named.is_absolute() else Path("~/.cache").expanduser()) / "shardprep/seals"
 
 
 @dataclass(frozen=True)

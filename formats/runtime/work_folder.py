@@ -36,8 +36,6 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 COMMIT_SUFFIX = ".commit"
 
 _PREFIX = "run-"
-_HOST_CHARACTERS = 32
-_MIB = 1 << 20
 NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")  # parts of a plan, most of them digests
 
 
@@ -54,7 +52,7 @@ def is_of_this_host(run: Path) -> bool:
 
 
 def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:_HOST_CHARACTERS]
+    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:32]
 
 
 def bytes_in_run_folders(work_folder: Path) -> int:
@@ -292,8 +290,8 @@ def _shown(name: str, options: Mapping[str, Any]) -> str:
     value = options.get(name)
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
-    if name == "shard_size" and isinstance(value, int) and not value % _MIB:
-        return f"{value // _MIB}MiB"
+    if name == "shard_size" and isinstance(value, int) and not value % (1 << 20):
+        return f"{value >> 20}MiB"
     return str(value)
 
 
