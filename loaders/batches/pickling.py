@@ -23,27 +23,34 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Memory = npt.NDArray[np.uint8]
+
 ALIGNMENT = 64  # bytes; TensorFlow needs it to take an array without a copy, and aborts on less
 MEMINFO, GROUPS, CGROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 MAX_IDLE_PIECES = 8  # pieces of memory kept while no array uses them
 MIN_RECYCLED_BYTES = 1 << 20  # malloc recycles smaller pieces itself
 
 
-def aligned(size: int) -> npt.NDArray[np.uint8]:
+def round_up(size: int, unit: int = ALIGNMENT) -> int:
+    """Return the smallest multiple of ``unit`` that is at least ``size``."""
+    return -(-size // unit) * unit
+
+
+def aligned(size: int) -> Memory:
     """Return new, uninitialised bytes aligned to ALIGNMENT."""
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 
 
-def aligned_copy(memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def aligned_copy(memory: Memory) -> Memory:
     """Return a copy of bytes in :func:`aligned` memory."""
     fresh = aligned(memory.size)
     fresh[:] = memory
     return fresh
 
 
-def is_usable(memory: npt.NDArray[np.uint8]) -> bool:
+def is_usable(memory: Memory) -> bool:
     """Whether arrays may be views of ``memory``: it is aligned and writable."""
     return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
 
@@ -80,16 +87,16 @@ def _lines(path: Path) -> list[str]:
 
 
 class MemoryPool:
-    """Function of a size that returns :func:`aligned` memory, reusing an idle piece of that size.
+    """Allocates :func:`aligned` memory, reusing an idle piece of the same size; call it with the size.
 
     Page faults make new memory as slow as filling it. A piece is idle once every view of it is dropped, in
-    any thread. Only one thread may call the function.
+    any thread. Only one thread may allocate.
     """
 
     def __init__(self) -> None:
-        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=MAX_IDLE_PIECES)
+        self._idle: deque[Memory] = deque(maxlen=MAX_IDLE_PIECES)
 
-    def __call__(self, size: int) -> npt.NDArray[np.uint8]:
+    def __call__(self, size: int) -> Memory:
         if size < MIN_RECYCLED_BYTES:
             return aligned(size)
         owner = self._found(size)
@@ -97,7 +104,7 @@ class MemoryPool:
         weakref.finalize(lent, self._idle.append, owner).atexit = False
         return lent
 
-    def _found(self, size: int) -> npt.NDArray[np.uint8]:
+    def _found(self, size: int) -> Memory:
         for _ in range(len(self._idle)):
             memory = self._idle.popleft()
             if memory.size == size:
@@ -175,8 +182,6 @@ def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     return pickle.loads(data, buffers=buffers)  # noqa: S301
 
 
-Memory = npt.NDArray[np.uint8]
-
 _HEAD = struct.Struct("<QQ")
 _NUMBER = np.dtype("<u8")
 
@@ -203,7 +208,7 @@ class PickledValue:
         end = _HEAD.size + 2 * _NUMBER.itemsize * len(raw) + len(stream)
         buffers: list[tuple[int, memoryview]] = []
         for view in raw:
-            start = -(-end // ALIGNMENT) * ALIGNMENT
+            start = round_up(end)
             buffers.append((start, view))
             end = start + view.nbytes
         table = np.array([(start, view.nbytes) for start, view in buffers], _NUMBER).tobytes()
@@ -211,14 +216,9 @@ class PickledValue:
 
     def write(self, memory: Memory) -> None:
         """Write the value to the start of ``memory``."""
-        whole = memory.data
-        pieces: list[tuple[int, bytes | memoryview]] = [
-            (0, self.head),
-            (len(self.head), self.stream),
-            *self.buffers,
-        ]
-        for start, piece in pieces:
-            whole[start : start + len(piece)] = piece
+        texts = [(0, memoryview(self.head)), (len(self.head), memoryview(self.stream))]
+        for start, piece in texts + self.buffers:
+            memory.data[start : start + len(piece)] = piece
 
 
 def unpickled(memory: Memory, *, copied: bool) -> Any:

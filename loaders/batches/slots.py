@@ -21,14 +21,14 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Descriptor, Inheritable
 from shardprep.loaders.batches.pickling import (
-    ALIGNMENT,
+    Memory,
     PickledValue,
     aligned_copy,
     anonymous_file,
     available,
+    round_up,
 )
 
-Memory = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 
 RESERVE = 2  # slots that the consumer may not keep: one being filled, and the next
@@ -88,16 +88,18 @@ class SlotLayout:
         """The start of each field and, last, of the spare bytes."""
         ends = [0]
         for field in self.fields:
-            ends.append(_round_up(ends[-1] + self.rows * field.row_bytes, ALIGNMENT))
+            ends.append(round_up(ends[-1] + self.rows * field.row_bytes))
         return tuple(ends)
 
     @property
     def nbytes(self) -> int:
         """Size of a slot: one or more whole pages."""
-        return _round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
+        return round_up(max(1, self._inputs_start + self.inputs), mmap.PAGESIZE)
 
-    def arrays(self, memory: Memory, rows: int) -> Arrays:
-        """Return the first ``rows`` rows of each field, as views of a slot's memory."""
+    def arrays(self, memory: Memory, rows: int, *, copied: bool = False) -> Arrays:
+        """Return the first ``rows`` rows of each field, as views of a slot's memory unless ``copied``."""
+        if copied:
+            memory = aligned_copy(memory[: self.offsets[-1]])
         return {
             field.name: memory[start : start + rows * field.row_bytes]
             .view(field.dtype)
@@ -107,15 +109,10 @@ class SlotLayout:
 
     @property
     def _inputs_start(self) -> int:
-        return _round_up(self.offsets[-1] + self.rows * self.spare, ALIGNMENT)
+        return round_up(self.offsets[-1] + self.rows * self.spare)
 
     def input_area(self, memory: Memory) -> Memory:
-        """Return the input area of a slot's memory."""
         return memory[self._inputs_start : self._inputs_start + self.inputs]
-
-    def copied_arrays(self, memory: Memory, rows: int) -> Arrays:
-        """Return the same as :meth:`arrays`, in new memory."""
-        return self.arrays(aligned_copy(memory[: self.offsets[-1]]), rows)
 
     def spare_bytes(self, memory: Memory, first: int, count: int) -> Memory:
         """Return the spare bytes of ``count`` rows, starting at ``first``."""
@@ -128,7 +125,7 @@ class SlotRing(Inheritable):
 
     Nothing is left behind, however its processes end. Can be pickled only while starting a child process. The
     memory is freed once :meth:`close` was called *and* the last array on it is dropped. Raises OperationError
-    if there is not enough.
+    if there is too little memory.
     """
 
     _file = Descriptor(-1)
@@ -237,18 +234,14 @@ def _reserve(fd: int, size: int) -> None:
 def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:
     if layout.sparse:
         return OperationError(
-            f"{slots * layout.nbytes / 2**30:,.0f} GiB of addresses are to be shared with worker processes, of which "
-            f"only those that are written to take memory, but: {why}. Raise the limits (`ulimit -v unlimited -f "
+            f"cannot reserve {slots * layout.nbytes / 2**30:,.0f} GiB of addresses to share with worker processes: "
+            f"{why}. Addresses take memory only once written to; raise the limits (`ulimit -v unlimited -f "
             "unlimited`), or use threads"
         )
     return OperationError(
         f"{slots} slots of {layout.nbytes / 2**20:,.1f} MiB need {slots * layout.nbytes / 2**20:,.0f} MiB of "
         f"memory, but {why}; choose a smaller batch_size ({layout.rows}) or fewer slots ({slots})"
     )
-
-
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 Kind = Literal["array", "tuple", "list", "dict"]

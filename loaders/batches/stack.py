@@ -96,7 +96,7 @@ _mapped = partial(converted, kinds=(Mapping, tuple))  # a list is a part of a ba
 
 
 def row_count(batch: Any) -> int:
-    """Return the number of rows of a batch. Raises UsageError if its arrays and lists differ in it."""
+    """Return the number of rows of a batch. Raises UsageError if its parts differ in length."""
     counts: set[int] = set()
     _mapped(batch, lambda part: counts.add(_length(part)))
     if len(counts) != 1:
@@ -184,7 +184,7 @@ def _name(found: Any) -> str:
 
 
 def rows_of(batch: Any) -> Iterator[Any]:
-    """Return a batch's rows: views of its arrays, elements of its lists. Raises UsageError without rows."""
+    """Return a batch's rows: views of its arrays, elements of its lists. Raises UsageError if it has none."""
     row_count(batch)
     return _rows(batch)
 
@@ -304,7 +304,7 @@ def full_batch_bytes(specs: Sequence[BatchSpec], rows: int) -> int:
     size = 0
     for spec in specs:
         if spec.dtype is None or None in spec.shape[1:]:
-            raise UsageError(f"a capacity in bytes needs rows of fixed size, and those of {spec.name} vary")
+            raise UsageError(f"a capacity in bytes needs rows of fixed size, but those of {spec.name} vary")
         size += rows * math.prod(spec.shape[1:]) * spec.dtype.itemsize  # type: ignore[arg-type]
     return size
 

@@ -23,8 +23,8 @@ from shardprep.formats.errors import UsageError, WorkerDied, printable
 from shardprep.formats.runtime.owned import Descriptor, Owned, starting_thread
 from shardprep.formats.runtime.processes import POLL_INTERVAL_S, SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
-from shardprep.loaders.batches.pickling import PickledValue
-from shardprep.loaders.batches.slots import Memory, RowForm, SlotRing
+from shardprep.loaders.batches.pickling import Memory, PickledValue
+from shardprep.loaders.batches.slots import RowForm, SlotRing
 from shardprep.loaders.engine.leases import (
     LEASES_PER_WORKER,
     MAX_ROW_FAILURES,
@@ -364,7 +364,7 @@ class Dispatcher(Owned):
         is_last = self._failed_starts[worker.index] >= MAX_FAILED_STARTS
         if worker.overdue and is_last:
             error = not_ready(self._start_timeout)
-            error.message += ". If opening the work needs more time, give a `deadline` of so many seconds"
+            error.message += ". If opening the work takes longer, set `deadline` to the seconds it needs"
             raise error
         if is_last or (code is not None and code >= 0 and not worker.overdue):
             raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
@@ -524,8 +524,7 @@ class CrashPolicy:
             advice = (
                 "give a longer deadline, or leave it out (records= of a Loader)"
                 if OVERDUE in cause
-                else "do that work in a separate program to see what happens there, because it would end this one, "
-                "too; or leave it out"
+                else "run that work in a separate program to find the cause (it would end this one, too), or leave it out"
             )
             message = f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; {advice}"
         return WorkerDied(message, key=key)

@@ -18,7 +18,8 @@ import numpy as np
 from shardprep.formats.errors import OperationError, UsageError, printable
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
-from shardprep.loaders.batches.slots import MIN_SLOTS, Memory, SlotLayout, SlotRing
+from shardprep.loaders.batches.pickling import Memory
+from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
     BatchPlans,
     BatchRequest,
@@ -132,15 +133,17 @@ class Meter:
 
     def count(self, batch: BatchWait) -> None:
         """Count a batch that the consumer has received."""
-        is_first, waited = not self.batches, batch.got - batch.began
+        waited = batch.got - batch.began
+        if self.batches:
+            self.timed += batch.rows
+            self.starved += waited
+        else:
+            self.warming += waited
+        if self._since is None:
+            self._since = batch.began if self.batches else batch.got
         self.batches += 1
         self.rows += batch.rows
-        self.timed += 0 if is_first else batch.rows
-        self.warming += waited if is_first else 0.0
-        self.starved += 0.0 if is_first else waited
         self.handing += batch.ended - batch.got
-        if self._since is None:
-            self._since = batch.got if is_first else batch.began
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -176,7 +179,7 @@ FIRST_WIDTH_S = 0.25  # of a bin; doubles whenever MOST_BINS are full
 class CoursePoint:
     """A period that began ``began`` seconds after the first batch and lasted ``seconds``.
 
-    In it the consumer received ``batches`` with ``rows`` in all, and waited ``waited`` seconds for them;
+    The consumer received ``batches`` with ``rows`` rows in total, and waited ``waited`` seconds for them.
     ``ready`` is the mean number of further batches that were ready.
     """
 
@@ -228,7 +231,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
 
     A lease has at most ``chunk`` rows. A worker that spends more than ``deadline`` seconds on a row is
     killed; without a deadline, a :class:`.SlowRecord` warning names a row of more than SLOW_ROW_S, by
-    ``locate``. Opening the work may take 120 seconds; with a deadline, that long but at least 30. In errors,
+    ``locate``. Opening the work may take 120 seconds; with a deadline, max(deadline, 30). In errors,
     ``describe`` names an item and ``owner`` this object. Raises OperationError if memory, processes or
     threads run out; UsageError for work that cannot be pickled.
     """
@@ -396,7 +399,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
                     skipped[row] = outcome.reason
                 else:
                     payloads[row] = outcome
-        arrays = (layout.copied_arrays if copied else layout.arrays)(memory, len(leased.items))
+        arrays = layout.arrays(memory, len(leased.items), copied=copied)
         if written is not None:
             arrays |= written.arrays(layout.input_area(memory), copied=copied)
         size = sum(part.nbytes for part in leased.outcomes)

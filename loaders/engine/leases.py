@@ -140,7 +140,6 @@ class Leases:
         return batch.slot
 
     def held(self, worker: int) -> int:
-        """Number of leases that the worker holds."""
         return len(self._held[worker])
 
     def item(self, worker: int, lease_id: int, row: int) -> Any:
@@ -229,7 +228,7 @@ class Leases:
 
 
 def _row_of_batch(lease: Lease, row: int) -> int:
-    """The row's number in its batch. A failure after the last row of a lease counts for that row."""
+    """Return the row's number in its batch; a failure after a lease's last row counts for that row."""
     return lease.first + min(row, len(lease.items) - 1)
 
 

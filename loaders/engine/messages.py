@@ -1,4 +1,4 @@
-"""What an engine and its workers exchange: tasks, outcomes, errors and a table of worker states."""
+"""Data exchanged by an engine and its workers: tasks, outcomes, errors and a table of worker states."""
 
 from __future__ import annotations
 
@@ -21,23 +21,17 @@ from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
-    ALIGNMENT,
+    Memory,
     PickledValue,
     aligned,
     aligned_copy,
     dumps,
     is_usable,
     loads,
+    round_up,
     unpickled,
 )
-from shardprep.loaders.batches.slots import (
-    Arrays,
-    Memory,
-    RowForm,
-    SlotField,
-    SlotLayout,
-    SlotRing,
-)
+from shardprep.loaders.batches.slots import Arrays, RowForm, SlotField, SlotLayout, SlotRing
 
 Items = npt.NDArray[Any]
 Clock = npt.NDArray[np.float64]
@@ -129,7 +123,7 @@ class OutcomeWriter:
     def _put(self, kind: PayloadKind, form: bytes, body: Memory) -> None:
         end = self._used + body.size
         if end <= self._spare.size:
-            at, self._used = self._used, -(-end // ALIGNMENT) * ALIGNMENT
+            at, self._used = self._used, round_up(end)
         else:
             self._bodies.append(body.data)
             at, self._end = self._end, self._end + body.size
@@ -279,7 +273,7 @@ class WrittenRows(NamedTuple):
 
     @property
     def _start(self) -> int:
-        return -(-(self.at + self.size) // ALIGNMENT) * ALIGNMENT
+        return round_up(self.at + self.size)
 
     @property
     def _layout(self) -> SlotLayout:
@@ -287,8 +281,7 @@ class WrittenRows(NamedTuple):
 
     def arrays(self, inputs: Memory, *, copied: bool = False) -> Arrays:
         """Return the rows' arrays, as views unless ``copied``."""
-        layout = self._layout
-        return (layout.copied_arrays if copied else layout.arrays)(inputs[self._start :], self.rows)
+        return self._layout.arrays(inputs[self._start :], self.rows, copied=copied)
 
 
 class RowWriter:
@@ -337,7 +330,6 @@ class StatusTable(Inheritable):
 
     @classmethod
     def of(cls, workers: int, stages: int) -> Self:
-        """Return a new table for that many workers, and work with that many stages."""
         counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
         seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
         pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]

@@ -133,7 +133,6 @@ class _WorkerLoop(Owned):
     fill: Fill
 
     def serve(self) -> None:
-        """Finish leases until the channel ends."""
         began, cpu = perf_counter(), CpuClock()
         spent = cpu.read()
         while (message := self.channel.receive()) is not None:

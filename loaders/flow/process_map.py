@@ -17,7 +17,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, unpickled
+from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickled
 from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
@@ -134,7 +134,7 @@ class ItemGroups:
                 items = np.zeros(len(places), ITEM)
                 for column, values in zip(ITEM.fields or (), zip(*places, strict=True), strict=False):
                     items[column] = values
-                end = _aligned(sum(places[-1][2:]))
+                end = round_up(sum(places[-1][2:]))
                 yield BatchRequest(items, tuple(inputs)).with_rows(
                     self._known.value, at=end, room=INPUT_BYTES
                 )
@@ -159,7 +159,7 @@ class ItemGroups:
                 )
             places.append((self._pass, number, end, piece.size))
             inputs.append((end, piece))
-            end = _aligned(end + piece.size)
+            end = round_up(end + piece.size)
             if len(places) >= size or (
                 size < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
             ):
@@ -174,10 +174,6 @@ class ItemGroups:
         while size < self._rows and size * 2 <= wanted:
             size = min(size * 2, self._rows)
         return size
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
