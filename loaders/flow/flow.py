@@ -161,7 +161,7 @@ class Flow(Pipeline):
         ones; each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
         items = checked_int(items, "the number of items", least=0)
-        seconds = checked_seconds(seconds, "what an item costs")
+        seconds = checked_seconds(seconds, "the time per item")
         data = FakeData(items, batch_size=1, size=size, encoded=encoded, seconds=seconds, seed=seed_of(seed))
         return cls(FromFakeData(data))
 
@@ -186,7 +186,7 @@ class Flow(Pipeline):
         before it, with the item's number in a note.
 
         Processes work like a loader's workers: one that dies is replaced, and its items are mapped again. A
-        worker has 120 s to start or, with a ``deadline``, that long but at least 30 s. Items and results pass
+        worker has 120 s to start or, with a ``deadline``, max(deadline, 30 s). Items and results pass
         through shared memory, and arrays are not copied on the way back. With processes, lambdas and closures
         need cloudpickle.
 
@@ -335,7 +335,7 @@ class Flow(Pipeline):
         return Flow(Take(self.node, checked_int(count, "the number of items to take", least=0)))
 
     def skip(self, count: int) -> Flow:
-        """Leave out the first ``count`` items of each pass; items by number are not even made."""
+        """Leave out the first ``count`` items of each pass, without making them if items have numbers."""
         return Flow(Skip(self.node, checked_int(count, "the number of items to skip", least=0)))
 
     def concat(self, *others: Flow) -> Flow:
@@ -396,7 +396,7 @@ class Flow(Pipeline):
             raise UsageError("a step with processes cannot run in another process; leave out in_process()")
         if has(self.node, Cache):  # the cache would be lost with the process
             raise UsageError("a cache() cannot be kept in another process; put it behind in_process()")
-        return Flow(InProcess(self.node, checked_int(ahead, "the items that in_process runs ahead", least=1)))
+        return Flow(InProcess(self.node, checked_int(ahead, "the number of items to run ahead", least=1)))
 
     def print(self, items: int = 1) -> Flow:
         """Print the types, shapes, dtypes and ranges of the first ``items`` items of each pass to stderr."""

@@ -135,7 +135,7 @@ class FlowStats(ShownStats):
         return group.advice(slowest, rate, cpus=self.cpus, unit=self.unit)
 
     def _groups(self) -> tuple[Sequence[StageLoad], list[tuple[GroupTimes, tuple[StageLoad, ...]]]]:
-        """Return the loads in the consumer's thread, its own work last, and elsewhere; empty at first."""
+        """Return the loads in the consumer's thread (its own last) and elsewhere; empty before item 2."""
         if self.timed <= 0 or self.elapsed <= 0:
             return (), []
         main = self.groups[MAIN]
@@ -260,7 +260,7 @@ def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed
 
     At least one item is measured after the first. Raises UsageError for a pass without items.
     """
-    seconds = checked_seconds(seconds, "how long a flow is measured")
+    seconds = checked_seconds(seconds, "the time to measure")
     found = Counter[str]()
 
     def drawn() -> Generator[Any, None, None]:

@@ -62,12 +62,10 @@ class Batch(Step):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if not self.as_list and isinstance(self.source, ProcessMap) and self.source.can_batch:
-            return self._made_whole(self.source.batches(now.of(self), self.size, least=self._least))
-        return self._made_of(now, self.drawn(now), repeat(self.size), count())
-
-    def _made_whole(self, batches: Iterator[Any]) -> Iterator[Any]:
-        with ending(batches):
-            yield from map(self._finished, batches)
+            with ending(self.source.batches(now.of(self), self.size, least=self._least)) as batches:
+                yield from map(self._finished, batches)
+        else:
+            yield from self._made_of(now, self.drawn(now), repeat(self.size), count())
 
     @property
     def can_pick(self) -> bool:
@@ -321,11 +319,9 @@ class Skip(Renumbered):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            return self.pick(now, range(self.length.items))
-        return self._rest(self.drawn(now))
-
-    def _rest(self, items: Iterator[Any]) -> Iterator[Any]:
-        with ending(items):
+            yield from self.pick(now, range(self.length.items))
+            return
+        with ending(self.drawn(now)) as items:
             yield from islice(items, self.count, None)
 
 
