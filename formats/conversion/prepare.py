@@ -19,6 +19,7 @@ import numpy as np
 
 from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
+from shardprep.formats.records.items import LAYOUT
 from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
@@ -216,12 +217,13 @@ class PreparedSplit:
         lead to different images.
         """
         policy = self.planned.options.on_bad_image if manifest.skipped else manifest.plan["on_bad_image"]
-        begun = {"images" if name == "sha256" else name: value for name, value in manifest.plan.items()}
+        what = "items" if self.listing.layout == LAYOUT else "images"
+        begun = {what if name == "sha256" else name: value for name, value in manifest.plan.items()}
         now = self.planned.options.to_json() | {
             "on_bad_image": policy,
-            "images": self.planned.digests.get(policy),
+            what: self.planned.digests.get(policy),
         }
-        if begun["images"] != now["images"]:
+        if what == "images" and begun[what] != now[what]:
             begun |= SourceOptions.of_manifest(manifest.source).in_use
             now |= self.listing.options
         if differing := differences(begun, now):

@@ -36,7 +36,14 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 COMMIT_SUFFIX = ".commit"
 
 _PREFIX = "run-"
-NOT_OPTIONS = ("split", "source", "images", "boxes", "dataset")  # parts of a plan, most of them digests
+NOT_OPTIONS = (
+    "split",
+    "source",
+    "images",
+    "items",
+    "boxes",
+    "dataset",
+)  # parts of a plan, most of them digests
 
 
 def make_run_folder(work_folder: Path) -> Path:
