@@ -153,11 +153,8 @@ class FrameworkHint:
         A DataLoader makes one for anything but its own IterableDataset, and checks nothing else before its
         workers fail.
         """
-        if (
-            sys._getframe(2)
-            .f_globals.get("__name__", "")
-            .startswith(("torch.utils.data.", "torchdata.stateful"))
-        ):
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        if caller.startswith(("torch.utils.data.", "torchdata.stateful")):
             raise UsageError(
                 f"a {type(self).__name__} is iterated, and has workers of its own: write "
                 "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep.loaders.torch_data, "

@@ -215,20 +215,16 @@ def _allocate(layout: SlotLayout, slots: int) -> int:
         raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
     fd = anonymous_file()
     try:
-        os.truncate(fd, need) if layout.sparse else _reserve(fd, need)
+        if layout.sparse or not hasattr(os, "posix_fallocate"):
+            os.truncate(fd, need)
+        else:
+            os.posix_fallocate(fd, 0, need)
     except OSError as error:
         os.close(fd)
         if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise _too_little(layout, slots, str(error.strerror)) from error
         raise
     return fd
-
-
-def _reserve(fd: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-    else:
-        os.truncate(fd, size)
 
 
 def _too_little(layout: SlotLayout, slots: int, why: str) -> OperationError:

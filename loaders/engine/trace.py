@@ -8,16 +8,13 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardprep.formats.runtime.files import user_path
+from shardprep.loaders.engine.leases import Lease
 from shardprep.loaders.engine.messages import Clock
-
-if TYPE_CHECKING:
-    from shardprep.loaders.engine.leases import Lease
-
 
 KEEP = 200_000  # spans of each kind, about 100 MB of JSON; long runs keep the last ones
 

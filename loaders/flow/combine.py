@@ -60,7 +60,7 @@ def ended(passes: list[Iterator[Any]]) -> Iterator[list[Iterator[Any]]]:
 
 @dataclass(frozen=True)
 class Concat(Combined):
-    """The items of one flow after the other."""
+    """The items of all flows, one flow after the other."""
 
     def __post_init__(self) -> None:
         if any(node.length.is_infinite for node in self.nodes[:-1]):
@@ -98,7 +98,7 @@ class SharedNumbers:
 
 @dataclass(frozen=True)
 class Zip(Combined):
-    """One item of each flow as one item, until one of the flows ends. See :meth:`.Flow.zip`."""
+    """Items joined from one item of each flow, until one of the flows ends. See :meth:`.Flow.zip`."""
 
     @property
     def length(self) -> Length:
@@ -157,14 +157,13 @@ class RandomlyCombined(Combined):
 
     def __post_init__(self) -> None:
         seed_of(self.seed)
-        weights = self.weights
-        if weights is not None and len(weights) != len(self.nodes):
+        if (weights := self.weights) is None:
+            return
+        if len(weights) != len(self.nodes):
             raise UsageError(
                 f"{len(weights)} weights for {len(self.nodes)} flows: give one for each, this flow's first"
             )
-        if weights is not None and (
-            not all(0 <= weight < math.inf for weight in weights) or not any(weights)
-        ):
+        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
             raise UsageError(f"weights must be finite, not negative, and not all 0, not {weights}")
 
     @property

@@ -196,11 +196,6 @@ def outcome_of(result: Any) -> object:
         ) from error
 
 
-def raised(error: BaseException) -> PickledValue:
-    """Return the outcome for an exception."""
-    return PickledValue.of(PackedError(pack(error)))
-
-
 def restored(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
     if isinstance(payload, PackedError):
@@ -221,7 +216,7 @@ ENDED = SkippedRow("the pass has no more items")
 class MapWork:
     """Calls ``function`` for each item, or for the item that ``fetch`` makes from a key. Picklable.
 
-    Without a function it delivers the items themselves; ENDED stands for none.
+    Without a function it returns the items unchanged, and ENDED after the last.
     """
 
     fetch: Fetch | None
@@ -268,10 +263,8 @@ class MapWork:
                     rng = (random(number_of_pass, number),) if random else ()
                     rows = [array[row, ...] for array in declared]
                     outcome = self._outcome(self.function(value, *rng), rows, writer, place)
-            except (
-                BaseException
-            ) as error:  # even SystemExit is raised in the consumer, after the results before it
-                outcome = raised(error)
+            except BaseException as error:  # raised in the consumer, even SystemExit
+                outcome = PickledValue.of(PackedError(pack(error)))
             receiving, fetching = receiving + got - began, fetching + fetched - got
             mapping += perf_counter() - fetched
             yield outcome
