@@ -1,1 +1,1 @@
-"""Memory that batches are made in, and records stacked to them."""
+"""Memory for batches, and the stacking of records into them."""

@@ -92,7 +92,7 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
         try:
             return dumps_by_value(work), False
         except Exception as error:
-            reason, advice = error, "use what can be pickled"
+            reason, advice = error, "use only what can be pickled"
     if by_name and Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
         return by_name, True
     raise UsageError(

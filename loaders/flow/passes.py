@@ -78,7 +78,7 @@ CloseableT = TypeVar("CloseableT", bound=Closeable)
 
 
 class Kept:
-    """A ``value`` that a step keeps between passes; None before there is one."""
+    """A ``value`` that a step keeps between passes; None until it is set."""
 
     value: Any = None
 
@@ -119,11 +119,11 @@ class PassResources(Owned):
                 _close_all(idle)
 
     def kept(self, place: NodePlace) -> Kept:
-        """Return what the step at this place keeps, the same for all passes."""
+        """Return the holder of the value kept by the step at this place; all passes share it."""
         return self._kept.setdefault(place, Kept())
 
     def close(self) -> None:
-        """Close idle objects and drop what is kept; borrowed ones are closed when returned. Idempotent."""
+        """Close idle objects and drop kept values; borrowed objects are closed when returned. Idempotent."""
         self._closed = True
         for idle in list(self._idle.values()):
             _close_all(idle)
@@ -253,7 +253,7 @@ class Function:
             return _unpacked, (dumps_by_value(self.call),)
         except Exception as error:
             raise UsageError(
-                f"{self.name} cannot be sent to another process ({error}); what it refers to must be picklable"
+                f"{self.name} cannot be sent to another process ({error}): everything it refers to must be picklable"
             ) from error
 
 
