@@ -346,12 +346,9 @@ class LocallyShuffled(Renumbered):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            return self.source.pick(now.of(self), self.numbers(now, range(self.length.items)))
-        return self._from_a_heap(now)
-
-    def _from_a_heap(self, now: PassContext) -> Iterator[Any]:
-        """Yield each item as soon as no later item can precede it."""
-        heap: list[_Entry] = []
+            yield from self.source.pick(now.of(self), self.numbers(now, range(self.length.items)))
+            return
+        heap: list[_Entry] = []  # items leave it once no later item can precede them
         with ending(self.drawn(now)) as items:
             for entry in map(self._entry, count(), words(now.bits(self, self.seed)), items):
                 heappush(heap, entry)
