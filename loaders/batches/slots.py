@@ -1,4 +1,4 @@
-"""Slots: equal pieces of memory shared with the workers, each for one batch."""
+"""Slots: pieces of shared memory of equal size, each for one batch that workers fill."""
 
 from __future__ import annotations
 

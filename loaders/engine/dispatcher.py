@@ -141,7 +141,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, eq=False)
 class NotReady:
-    """Stands for a plan that is not ready yet; ``wait`` returns once it is, or raises."""
+    """A placeholder for a plan that is not ready; ``wait`` returns once it is, or raises."""
 
     wait: Callable[[], object]
 

@@ -45,8 +45,8 @@ from shardprep.loaders.engine.worker import SentWork
 
 def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
     """Raise UsageError for invalid options, or if no worker can be started here."""
-    no_deadline = deadline is not None and not 0 < deadline < math.inf
-    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or no_deadline:
+    is_valid_deadline = deadline is None or 0 < deadline < math.inf
+    if workers < 0 or slots < MIN_SLOTS or chunk < 1 or not is_valid_deadline:
         raise UsageError(
             f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
             f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
@@ -107,10 +107,12 @@ class EngineStats:
     def since(self, before: Self) -> Self:
         """Return the counts since ``before``, earlier stats of the same engine."""
         names = [f.name for f in fields(EngineStats)]
-        return replace(self, **{name: _less(getattr(self, name), getattr(before, name)) for name in names})
+        return replace(
+            self, **{name: _difference(getattr(self, name), getattr(before, name)) for name in names}
+        )
 
 
-def _less(after: Any, before: Any) -> Any:
+def _difference(after: Any, before: Any) -> Any:
     if isinstance(after, dict):
         return {name: value - before[name] for name, value in after.items()}
     if isinstance(after, tuple):
@@ -132,7 +134,6 @@ class Meter:
     _since: float | None = None  # start of the timed part of the current run
 
     def count(self, batch: BatchWait) -> None:
-        """Count a batch that the consumer has received."""
         waited = batch.got - batch.began
         if self.batches:
             self.timed += batch.rows

@@ -83,7 +83,6 @@ class SharedNumbers:
         self._waiting: list[deque[int]] = [deque() for _ in range(sources)]
 
     def of(self, source: int) -> Iterator[int]:
-        """Yield the numbers for this source."""
         own = self._waiting[source]
         while True:
             with self._lock:

@@ -106,7 +106,7 @@ ANNOUNCED_RECORDS = 256  # records passed to the read-ahead thread at a time
 
 @dataclass(frozen=True)
 class FromDataset(Fetched):
-    """The records in the order of the epoch with the pass's number. Keys contain rows of the index."""
+    """The records of a dataset; pass n has the order of epoch n. Keys contain rows of the index."""
 
     dataset: RecordSet
     plan: EpochPlan
@@ -232,7 +232,7 @@ class SavedItems(FromDataset):
 
 
 def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:
-    """Yield these places, announcing further records as long as the places are consecutive."""
+    """Yield these places, announcing records ahead while the places are consecutive."""
     due = 0
     for place in places:
         if place == due:

@@ -138,7 +138,6 @@ class Transforming:
 
 
 def _record_of(item: Any) -> Record:
-    """Return the record to pass to a transform for an item."""
     if isinstance(item, Record):
         return item
     if isinstance(item, tuple | list) and len(item) == 2:

@@ -88,7 +88,6 @@ class Threads(Owned):
             raise
 
     def next_of(self, finished: Tasks) -> Task:
-        """Wait for the next finished task."""
         if not self.made_here:
             raise UsageError(
                 "this pass belongs to the process that this one was forked from; begin a new one"
