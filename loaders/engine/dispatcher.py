@@ -103,12 +103,6 @@ class SlowRecord(UserWarning):
     """A worker has spent more than a minute on one record."""
 
 
-_ADVICE = (
-    "see what the workers wrote to stderr. If the work is defined in the main script, put everything else in "
-    'that script under `if __name__ == "__main__":`'
-)
-
-
 @dataclass(frozen=True, eq=False)
 class BatchRequest:
     """The items of a batch, and its ``inputs``: values to write to the slot's input area, by offset.
@@ -367,7 +361,11 @@ class Dispatcher(Owned):
             error.message += ". If opening the work takes longer, set `deadline` to the seconds it needs"
             raise error
         if is_last or (code is not None and code >= 0 and not worker.overdue):
-            raise WorkerDied(f"a worker ended before it was ready, by {cause_of(code)}; {_ADVICE}")
+            raise WorkerDied(
+                f"a worker ended before it was ready, by {cause_of(code)}; see what the workers wrote to stderr. "
+                "If the work is defined in the main script, put everything else in that script under "
+                '`if __name__ == "__main__":`'
+            )
 
     def _end_worker(self, worker: Worker, timeout_s: float) -> int | None:
         self._selector.unregister(worker.process.channel)

@@ -26,15 +26,7 @@ from shardprep.loaders.batches.pickling import (
 )
 from shardprep.loaders.batches.slots import INPUTS, SlotRing
 from shardprep.loaders.engine.leases import Answer, Lease, pack_answer, unpack_lease
-from shardprep.loaders.engine.messages import (
-    IDLE,
-    CpuClock,
-    Fill,
-    OutcomeWriter,
-    RowTask,
-    StatusTable,
-    pack,
-)
+from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWriter, RowTask, StatusTable, pack
 
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 

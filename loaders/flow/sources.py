@@ -18,16 +18,7 @@ from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.flow.node import (
-    UNKNOWN,
-    Fetched,
-    Length,
-    Node,
-    checked_int,
-    exact,
-    seed_of,
-    within,
-)
+from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, checked_int, exact, seed_of, within
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
