@@ -38,7 +38,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class RowFailure:
-    """The reason why a row has no outcome: a packed exception, or the cause of its workers' deaths."""
+    """Why a row has no outcome: a packed exception, or the cause of its workers' deaths."""
 
     row: int
     error: bytes = b""

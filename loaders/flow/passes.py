@@ -1,4 +1,4 @@
-"""A running pass of a flow: its context, its counters, and functions sent to processes."""
+"""The context and counters of a flow's running pass, and functions that are sent to processes."""
 
 from __future__ import annotations
 

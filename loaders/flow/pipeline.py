@@ -108,10 +108,7 @@ def _alone(node: Node) -> Node:
 
 
 class Pipeline(FrameworkHint):
-    """The part of :class:`.Flow` that runs passes and keeps their state; ``node`` is the flow's last step.
-
-    Iterating it runs the next pass.
-    """
+    """The part of :class:`.Flow` that runs passes and keeps their state; ``node`` is the flow's last step."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

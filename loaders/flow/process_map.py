@@ -184,7 +184,7 @@ class PackedError:
 
 
 def outcome_of(result: Any) -> object:
-    """Return the outcome for a result. Raises UsageError if the result cannot be sent."""
+    """Return the outcome of a row for its result. Raises UsageError if the result cannot be sent."""
     if type(result) is bytes or (type(result) is np.ndarray and not result.dtype.hasobject):
         return result
     try:

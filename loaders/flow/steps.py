@@ -123,7 +123,7 @@ class BatchByShape(Step):
 
 @dataclass(frozen=True)
 class Unbatch(Step):
-    """The rows of each batch: views of arrays, elements of lists. Raises UsageError for one without rows."""
+    """The rows of each batch: views of arrays, elements of lists. A batch without rows is a UsageError."""
 
     source: Node
 
