@@ -35,9 +35,12 @@ def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
     """Return an HTML figure of the image, with the text ``caption`` below.
 
     A file of one frame that browsers show is embedded unchanged if it is within the ``limits``, anything else
-    as a smaller JPEG. EXIF orientation is not applied. If the image does not decode, the figure says so.
+    as a smaller JPEG. EXIF orientation is not applied. Without an image there is only the caption, which also
+    says if the image does not decode.
     """
     text, kind = html.escape(caption), None
+    if not image:
+        return f"<figure><figcaption>{text}</figcaption></figure>"
     if len(image) <= limits.most_bytes:
         with suppress(BadImage):
             flags = read_image_header(image).flags
@@ -93,16 +96,13 @@ class Gallery:
         return len(self.images)
 
     def _repr_html_(self) -> str:
-        shown = "".join(self._figure(each) for each in self.images)
+        shown = "".join(
+            figure(each.image, caption=printable(each.caption, MOST_IN_CAPTION), limits=THUMBNAIL)
+            for each in self.images
+        )
         columns = "repeat(auto-fill, minmax(10em, 1fr))"
         style = f"display: grid; grid-template-columns: {columns}; gap: 0.5em; align-items: end"
         return f'<div>{html.escape(printable(self.title))}</div><div style="{style}">{shown}</div>'
-
-    def _figure(self, each: ShownImage) -> str:
-        caption = printable(each.caption, MOST_IN_CAPTION)
-        if not each.image:
-            return f"<figure><figcaption>{html.escape(caption)}</figcaption></figure>"
-        return figure(each.image, caption=caption, limits=THUMBNAIL)
 
 
 def _form_of(image: bytes) -> str:

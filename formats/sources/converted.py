@@ -70,7 +70,7 @@ class ConvertedDataset(Source):
         for column in ("key", "label", "length"):
             entries[column] = index[column]
         entries["offset"] = np.arange(len(index))
-        for each in manifest.columns.entries if manifest.columns else ():
+        for each in manifest.column_entries:
             lengths = checked_column(folder, manifest, each)
             entries["length"] += each.field.codec.size or 0 if lengths is None else lengths["length"]
         return Listing(
