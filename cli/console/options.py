@@ -178,7 +178,7 @@ def progress_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--cache`` and ``--cache-limit``, required for a URL and refused for a folder, as ``cached``."""
+    """Add ``--cache``, which a URL needs, and ``--cache-limit``, as ``cached``; a folder takes neither."""
 
     @file_option(
         "--cache", "FOLDER", "Folder on a local disk to cache the files of a URL in, shared by all datasets."
@@ -201,7 +201,7 @@ work_options = together(workers_option, output_options)
 
 
 def transfer_options(*, at_once: int, timeout_s: int, without: str) -> Option:
-    """Return ``--at-once``, ``--retries`` and ``--timeout``; a request times out ``without`` this."""
+    """Return ``--at-once``, ``--retries`` and ``--timeout``, the time ``without`` progress of a request."""
     return together(
         click.option(
             "--at-once",

@@ -77,7 +77,7 @@ class RunOptions:
     def loader(self, card: RunCard | None) -> Loader:
         """Return a loader for the card's run, or, without a card, for the options.
 
-        Raises UsageError if the dataset is not the card's, or an option is typed that the card sets.
+        Raises click.UsageError if the dataset is not the card's, or an option is typed that the card sets.
         """
         # start-up time: OpenCV
         from shardprep.loaders.loader.loader import Loader

@@ -46,7 +46,7 @@ def process_name() -> str:
 
 @dataclass(frozen=True)
 class PassEnd:
-    """Reports that the pass has only ``total`` steps."""
+    """Reports that the pass, or the part that has step ``total``, ends before that step."""
 
     total: int
 
@@ -116,7 +116,7 @@ class OpenParts:
 
 
 class ReceiverGone(OperationError):
-    """The receiver closed or disconnected before it acknowledged the end of the epoch."""
+    """The receiver was closed or disconnected before it acknowledged the end of the epoch."""
 
 
 class Refused(UsageError):

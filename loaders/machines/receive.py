@@ -417,8 +417,8 @@ class RemoteSource(FrameworkHint, Receiver):
 
     A context manager. :meth:`close`, and leaving the context without an exception, end the senders; after an
     exception they wait for the next receiver. Closing is idempotent and may be done in any thread; a thread
-    that waits for a batch then raises UsageError. One thread at a time may draw from one iterator at a time:
-    a new iterator begins the next pass and ends the one before. Neither copyable nor picklable.
+    that waits for a batch then raises UsageError. One thread at a time may draw. There is one iterator at a
+    time: a new one begins the next pass and ends the one before. Neither copyable nor picklable.
 
     Args:
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the

@@ -176,9 +176,8 @@ def temporary_folder(beside: Path) -> Iterator[Path]:
     """Make a folder in ``beside``, and remove it at the end even if signals arrive. Raises OSError."""
     folder = beside / f"{PREFIX}{secrets.token_hex(4)}"
     with ExitStack() as stack:
-        stack.callback(
-            _remove, folder
-        )  # the second try, if a signal interrupts the first before its handlers
+        # twice, because a signal may interrupt the first call before it holds signals back
+        stack.callback(_remove, folder)
         stack.callback(_remove, folder)
         folder.mkdir(mode=0o700)
         yield folder

@@ -36,7 +36,7 @@ class Albumentations:
     """A transform that decodes a record's image and calls ``transform``, such as ``A.Compose([...])``.
 
     ``transform`` gets ``image``, uint8 [height, width, 3] in RGB, and no other target. The result is the
-    ``image`` that it returns as an array, after ``ToTensorV2`` over the tensor's memory; the label is
+    ``image`` that it returns, as an array that shares the tensor's memory after ``ToTensorV2``; the label is
     delivered beside it. ``orientation`` is as for :func:`.decode_rgb`. ``outputs`` may declare the results.
 
     All randomness comes from the record's generator, which replaces the transform's own, so that an epoch

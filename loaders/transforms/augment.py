@@ -98,7 +98,7 @@ def lighting_offset(weights: npt.ArrayLike) -> Matrix:
 
 @contextmanager
 def seeded_globally(rng: np.random.Generator) -> Iterator[None]:
-    """Seed the generators of Python, NumPy and, if imported, PyTorch (CPU) for a while. Not thread-safe."""
+    """Seed the global generators of Python, NumPy and PyTorch (CPU) within the context. Not thread-safe."""
     torch = sys.modules.get("torch")
     of_torch = torch.random.default_generator if torch is not None else None
     states = random.getstate(), np.random.get_state(), of_torch and of_torch.get_state()

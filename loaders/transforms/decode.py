@@ -153,7 +153,10 @@ class EncodedImage:
         return found
 
     def cut(self, crop: Crop, *, reduction: Reduction = 1) -> tuple[bytes, int, int]:
-        """Return a part of a crop-ready image that contains a crop, and its x and y; else the whole image."""
+        """Return an encoded part of a crop-ready image, and its x and y; any other image whole, with 0 and 0.
+
+        The part suffices for the crop decoded at 1 / ``reduction``.
+        """
         cut = self._grid.cut(self._image, crop, reduction=reduction) if self._grid else None
         if cut is None:
             return bytes(self._image), 0, 0
