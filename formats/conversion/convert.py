@@ -180,7 +180,7 @@ def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedI
 
 
 def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
-    """Return the user's notes: the listing's, and one per column with images of other sizes."""
+    """Return the notes for the user: the listing's, and one per column with images of other sizes."""
     found = []
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):

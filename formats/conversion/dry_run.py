@@ -83,8 +83,8 @@ class DryRun:
         skipped: Errors of the images that would be left out, in the same form.
         workers: Number of processes that ``seconds`` assumes.
         seconds: About how long the conversion would take, None if nothing was read. It is the time that
-            reading all images took, and hashing them by a sample of one in SAMPLE_EVERY. Writing is not
-            measured, because nothing is written.
+            reading all images took with these workers, and that of hashing them, by a sample of one in
+            SAMPLE_EVERY. Writing is not measured, because nothing is written.
         read_rate: Bytes per second at which the images were read.
     """
 

@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def work_digest(self) -> str:
-        """The digest of unfinished work: any policy for bad images gives the same shards without them."""
+        """The digest of unfinished work: shards without bad images are the same for any policy."""
         return self.digests[BAD_IMAGE_POLICIES[0]]
 
     @property

@@ -205,7 +205,7 @@ class PreparedSplit:
                 refuse_network(self.output, self.planned.options.container)
 
     def finished_manifest(self) -> Manifest:
-        """Return the finished output's manifest. Raises DataError; PlanMismatch if the plan was another."""
+        """Return the finished output's manifest. Raises DataError; PlanMismatch if its plan differs."""
         manifest = read_manifest(self.output)
         self.refuse_other(manifest, self.output)
         return manifest
@@ -233,7 +233,7 @@ class PreparedSplit:
             )
 
     def guard(self) -> dict[str, Any]:
-        """Return the values that must not change until the conversion is finished, by users' names."""
+        """Return the values that must not change until the conversion is finished, by names for users."""
         planned, entries = self.planned, self.listing.entries
         times = hashlib.sha256()
         for rows in blocks(planned.order):

@@ -175,7 +175,7 @@ READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page fault
 
 
 def flush_file(path: Path) -> None:
-    """Flush a file or folder to disk. An error is final: the same file is never flushed twice."""
+    """Flush a file or folder to disk. An error is final: a flush that failed is not repeated."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with naming(path):

@@ -55,7 +55,7 @@ def matches(value: object, shape: Any) -> bool:
     """Whether a parsed value has this shape.
 
     A shape is a type (ints are 0 to 2**63 - 1), a regex for a whole string, a list with the shape
-    of all elements, a dict with the shape of each key, or a predicate.
+    of all elements, a dict with the shapes of exactly these keys, or a predicate.
     """
     if isinstance(shape, type):
         return type(value) is shape and (not isinstance(value, int) or 0 <= value < 1 << 63)

@@ -185,7 +185,7 @@ def running_ends() -> int:
 
 @cache
 def _notice_exit() -> None:
-    """Set ``_exits`` at exit: this handler is registered after weakref's, so it runs before them."""
+    """Set ``_exits`` at exit: this handler is registered after weakref's, so it runs before that one."""
     atexit.register(_exit)
 
 

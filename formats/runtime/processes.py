@@ -82,7 +82,7 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def open_streams() -> None:
-    """Open those of the descriptors 0 to 2 that the program closed on /dev/null.
+    """Open on /dev/null those of the descriptors 0 to 2 that the program closed.
 
     Otherwise other files get these numbers: a child would close its channel as stdin, libraries would write
     warnings into files, and multiprocessing would fail.
@@ -330,7 +330,8 @@ class SpawnedProcess(Owned):
     importing. Not thread-safe, except for :meth:`kill`. Does nothing in a forked copy of this process.
 
     Raises OperationError if the system allows no further process, or if ``wanted()`` becomes false while
-    another thread starts one. Descriptors 0 to 2 that the program closed are opened on /dev/null.
+    another thread starts one. Descriptors 0 to 2 that the program closed are opened on /dev/null and
+    stay open.
     """
 
     def __init__(

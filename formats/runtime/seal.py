@@ -29,7 +29,7 @@ def seals_folder() -> Path:
 
 @dataclass(frozen=True)
 class Seal:
-    """The seal of one file, with the status before it was read, verified against the digest ``root``."""
+    """The seal of a file verified against the digest ``root``; ``status`` is from before it was read."""
 
     status: os.stat_result
     root: str

@@ -36,14 +36,8 @@ CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
 COMMIT_SUFFIX = ".commit"
 
 _PREFIX = "run-"
-NOT_OPTIONS = (
-    "split",
-    "source",
-    "images",
-    "items",
-    "boxes",
-    "dataset",
-)  # parts of a plan, most of them digests
+# parts of a plan, most of them digests
+NOT_OPTIONS = ("split", "source", "images", "items", "boxes", "dataset")
 
 
 def make_run_folder(work_folder: Path) -> Path:
@@ -90,7 +84,7 @@ def _lock_file(path: Path) -> LockDescriptor:
 
 
 def _is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether another process holds the lock, so that it cannot be taken, or not be ``shared``."""
+    """Whether another process holds the lock in a way that excludes this one, perhaps ``shared``."""
     try:
         lock = LockDescriptor(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
     except (FileNotFoundError, NotADirectoryError):

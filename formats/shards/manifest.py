@@ -204,7 +204,7 @@ class Manifest:
         columns: The columns besides key, label and image, or None.
         archive: The archive that contains the images; None if the shards do.
         offsets: Whether the index and the column tables have the offset of each image and value in its file;
-            in format 1.0, only the containers have.
+            in format 1.0, only the containers have it.
     """
 
     split: str

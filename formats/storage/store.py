@@ -347,7 +347,7 @@ PATIENT = RetryPolicy(retries=10, timeout_s=30.0)  # for reading
 class RemoteFolder(Owned):
     """A folder in any kind of store, read and, if ``writable``, written.
 
-    Credentials are found like the store's own tools find them: in environment variables, files that these
+    Credentials are found as the store's own tools find them: in environment variables, files that these
     name, keys of a profile in ``~/.aws``, and a cloud machine's metadata service. Writes are atomic; a
     ``writable`` folder on this machine is created if it is missing, and its files are flushed. Only for the
     process that made it.

@@ -297,7 +297,7 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
 
 
 class FileTransfer(RunnableWork, Protocol):
-    """The transfer of a file, ``done`` bytes so far; ``is_kept`` if the file was there before."""
+    """The transfer of a file, ``done`` bytes so far; ``is_done`` when whole, ``is_kept`` if it was there."""
 
     entry: FileEntry
     done: int

@@ -68,7 +68,7 @@ def convert_to_url(
     """Convert a source to shards in object storage. After a kill at any point, the same call finishes it.
 
     The result has the same bytes and root as a local conversion. Each shard is built in ``scratch``,
-    uploaded, verified like :func:`~.publish.publish` does, and removed from ``scratch``. The tables and, if
+    uploaded, verified as :func:`~.publish.publish` does, and removed from ``scratch``. The tables and, if
     there is none, the manifest come last. Of two different conversions to one URL, one fails. Needs obstore.
 
     Args:

@@ -289,7 +289,7 @@ class RowForm:
         return found[0] if self.kind == "array" else found
 
     def row_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return one result in exactly this form, a list included."""
+        """Return one result's arrays in exactly this form, a list as a list."""
         row = self.made_of(arrays)
         return list(row) if self.kind == "list" else row
 

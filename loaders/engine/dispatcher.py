@@ -119,8 +119,8 @@ class BatchRequest:
     def with_rows(self, form: RowForm | None, *, at: int, room: int) -> Self:
         """Return the request with rows for results of a form, described in the items' ROW_COLUMNS.
 
-        They start at ``at`` in an input area of ``room`` bytes. Returns the request unchanged if there are no
-        form or no items, or if the rows do not fit.
+        They start at ``at`` in an input area of ``room`` bytes. Returns the request unchanged without a form
+        or items, or if the rows do not fit.
         """
         if form is None or not len(self.items):
             return self

@@ -290,7 +290,7 @@ class Engine(Owned, AbstractContextManager["Engine"]):
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
 
-        Plans are drawn in the caller's thread, up to ``slots`` of them ahead. A
+        Plans are drawn in the caller's thread, up to ``slots`` before they get a slot. A
         :class:`.dispatcher.BatchRequest` has inputs besides its items, for which the slots must have room.
         Raises, once the batches before it are delivered, the error of the work on a row, with its traceback
         and the row's description as a note; WorkerDied if three workers died at a row; errors of the plans.

@@ -142,7 +142,7 @@ class ItemGroups:
                 raise failure
 
     def _fill(self, places: list[tuple[int, int, int, int]], inputs: list[tuple[int, PickledValue]]) -> bool:
-        """Add the items of a group and their positions. Return whether that was the last group."""
+        """Add the items of a group and their positions. Return whether the items have ended."""
         size, full_at, end = self._size(), perf_counter() + GROUP_TIMEOUT_S, 0
         for item, number in self._numbered:
             try:
@@ -263,7 +263,7 @@ class MapWork:
                     rng = (random(number_of_pass, number),) if random else ()
                     rows = [array[row, ...] for array in declared]
                     outcome = self._outcome(self.function(value, *rng), rows, writer, place)
-            except BaseException as error:  # raised in the consumer, even SystemExit
+            except BaseException as error:  # SystemExit, too: reported after the results before it
                 outcome = PickledValue.of(PackedError(pack(error)))
             receiving, fetching = receiving + got - began, fetching + fetched - got
             mapping += perf_counter() - fetched

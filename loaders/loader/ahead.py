@@ -186,7 +186,7 @@ class Prefetcher(Owned):
                     self._there.add(number)
 
     def _take(self) -> tuple[Sequence[FileEntry], int, int, bool] | None:
-        """Wait for a file; return all files, its number, the progress, and if it is near; None at the end."""
+        """Wait for a file; return all files, its number, the progress, if it is near; None at the end."""
         with self._changed:
             while not self._is_closed:
                 near = self._begun + self._ahead

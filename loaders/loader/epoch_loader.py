@@ -124,7 +124,7 @@ class EpochLoader(FrameworkHint, ABC):
     def parting(self, other: EpochLoader, epochs: Iterable[int] = (0,)) -> Parting | None:
         """Return the first step and record at which another loader's run differs, and why; None if none.
 
-        Compares the order, the labels and the settings of these ``epochs``; reads no image.
+        Compares the settings, and the order and labels of these ``epochs``; reads no image.
         """
         return first_parting(self.order_of(), other.order_of(), epochs)
 

@@ -339,7 +339,7 @@ def located(item: Any) -> str:
 
 
 class WantedColumns(NamedTuple):
-    """The ``names`` of the columns to read, in order, including "image".
+    """The ``names`` of the columns to read, in order, including "image" if it is read.
 
     ``fields`` has those stored as columns, and ``boxes`` those from the table of boxes, for a transform;
     ``names`` has these only if chosen. ``are_chosen`` is False if there are only images.

@@ -86,8 +86,8 @@ class ShardStream:
 class ReadAhead(Owned):
     """A daemon thread that requests up to ``budget`` bytes of a stream ahead of the workers' reads.
 
-    Pieces with few chosen records are left to the workers. Errors are ignored: the worker that reads the
-    record raises them, with the record's key.
+    Pieces with fewer than half of their records chosen are left to the workers. Errors are ignored: the
+    worker that reads the record raises them, with the record's key.
     """
 
     def __init__(self, stream: ShardStream, *, budget: int) -> None:
@@ -126,7 +126,7 @@ class ReadAhead(Owned):
         self._file.close()
 
     def _request(self, path: Path, offset: int, length: int) -> None:
-        """Request a chunk; if MAX_PENDING_CHUNKS are pending, first wait for the oldest."""
+        """Request a chunk; if MAX_PENDING_CHUNKS are pending, first wait for the oldest of this file."""
         if path != self._path:
             self._path = None
             self._pending.clear()

@@ -366,5 +366,5 @@ def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
 
 
 def save_page(text: str, path: str | os.PathLike[str]) -> None:
-    """Write a page, replacing an existing file. Raises OperationError for a folder or a device, OSError."""
+    """Write a page, atomically replacing a file. Raises OperationError for a folder or a device, OSError."""
     save_bytes(user_path(path), text.encode())

@@ -116,7 +116,7 @@ class GroupTimes:
         return replace(self, stages=dict(self.stages))
 
     def plus(self, other: Self, sign: int = 1) -> Self:
-        """Add another group's times, or subtract them with a ``sign`` of -1."""
+        """Add other times of the same group, or subtract them with a ``sign`` of -1."""
         stages = {
             name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)
             for name in self.stages | other.stages

@@ -72,7 +72,7 @@ class GlobalShuffle(Shuffle):
 
 @dataclass(frozen=True)
 class LocalShuffle(Shuffle):
-    """Shards in random order, their records shuffled within a sliding window of ``window`` places.
+    """Shards in random order, their records displaced by less than ``window`` places.
 
     ``window`` is a number of records, or a size in bytes as text (``"2GiB"``, ``"512MB"``). At any moment the
     reads are at most ``window`` places apart. Away from both ends a record moves by up to half the window in

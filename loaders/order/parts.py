@@ -155,7 +155,7 @@ class Partition:
         return int(self.counts.sum())
 
     def order(self, window: int, *, seed: int, epoch: int) -> DisplacedOrder:
-        """Return the partition's record numbers in the epoch's order, shuffled within ``window`` places."""
+        """Return the partition's records in the epoch's order, displaced by less than ``window`` places."""
         runs, is_all = self.runs(window, seed=seed, epoch=epoch), self.of == 1 and window >= self.records
         return DisplacedOrder(
             self.records,

@@ -16,7 +16,7 @@ from shardprep.loaders.order.epoch import Epoch, EpochPlan
 from shardprep.loaders.order.parts import Records
 
 ENOUGH = 0.9  # of the classes that a batch has with a GlobalShuffle
-EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epoch, as fractions of it
+EDGE_PLACES = (np.arange(32) + 0.5) / 32  # places sampled in an edge of the epoch, as fractions of the edge
 MOST_PARTS = 200  # of a class; more make no difference
 
 Labels = npt.NDArray[np.integer[Any]]
@@ -201,7 +201,9 @@ def shuffle_quality(plan: EpochPlan, labels: Labels, epoch: int) -> ShuffleQuali
     for number in (epoch, epoch + 1):
         full = [batch for batch in Epoch(plan, number).batches() if len(batch) == plan.batch_size]
         if not full:
-            raise UsageError(f"an epoch has no full batch of {plan.batch_size} records; use smaller ones")
+            raise UsageError(
+                f"an epoch has no full batch of {plan.batch_size} records; use a smaller batch_size"
+            )
         epochs.append(np.stack(full))
     if plan.omission:  # renumber the remaining records, as a dataset of their own
         is_left = ~plan.omission.has(np.arange(len(labels)), epoch)
