@@ -58,7 +58,7 @@ def jpeg_size(image: bytes | bytearray | memoryview) -> tuple[int, int] | None:
 
 
 def jpeg_orientation(image: bytes | bytearray | memoryview) -> int | None:
-    """Return the EXIF orientation of a JPEG, 1 without one; None if it is corrupt or not a JPEG."""
+    """Return the EXIF orientation of a JPEG, 1 without one; None if corrupt, or not a JPEG."""
     orientation: int | None = 1
     if image[: len(JPEG_SIGNATURE)] != JPEG_SIGNATURE:
         return None
@@ -242,7 +242,7 @@ def as_gray(image: bytes, *, key: str | None = None) -> tuple[bytes, int] | None
 
 
 def png_orientation(image: bytes) -> int | None:
-    """Return the EXIF orientation of a PNG, 1 without one; None if it is corrupt or not a PNG."""
+    """Return the EXIF orientation of a PNG, 1 without one; None if corrupt, or not a PNG."""
     if not image.startswith(PNG_SIGNATURE):
         return None
     for kind, start, stop in _chunks(image):

@@ -35,8 +35,8 @@ def figure(image: bytes, *, caption: str, limits: Limits = WHOLE) -> str:
     """Return an HTML figure of the image, with the text ``caption`` below.
 
     A file of one frame that browsers show is embedded unchanged if it is within the ``limits``, anything else
-    as a smaller JPEG. EXIF orientation is not applied. Without an image there is only the caption, which also
-    says if the image does not decode.
+    as a JPEG, shrunk to the limits. EXIF orientation is not applied. Without an image there is only the
+    caption, which also says if the image does not decode.
     """
     text, kind = html.escape(caption), None
     if not image:

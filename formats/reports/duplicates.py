@@ -19,8 +19,8 @@ def near_pairs(hashes: Hashes, distance: int) -> Iterator[Numbers]:
 
     A pair is (i, j) with i < j; each array yielded is int64 [n, 2]. The bits are divided into one more band
     than ``distance``. Two hashes within the distance are equal in at least one band, so only hashes equal in
-    a band are compared; a pair is yielded for the first such band. Needs a few times the memory of ``hashes``
-    or more, if very many are equal in a band.
+    a band are compared; a pair is yielded for the first such band. Needs a few times the memory of
+    ``hashes``, or more if very many are equal in a band.
     """
     bands = distance + 1  # of every n-th bit, so that each has coarse and fine structure
     masks = [np.uint64(sum(1 << bit for bit in range(band, 64, bands))) for band in range(bands)]
@@ -64,7 +64,7 @@ MOST_NEAR = 100_000  # links between images that look alike; the frames of a vid
 EQUAL_BYTES = -1
 
 LINK = np.dtype([("first", "<i8"), ("second", "<i8"), ("distance", "<i2")])
-"""Two records, and the number of bits in which their hashes differ; EQUAL_BYTES if the images are equal."""
+"""Two records, and the number of bits in which their hashes differ; EQUAL_BYTES if their bytes are equal."""
 
 Links = npt.NDArray[np.void]
 

@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Kind(NamedTuple):
-    """A kind of observation: its title, advice, the noun of the counted things, and if it needs fixing."""
+    """A kind of observation: its title, advice, the noun of what is counted, and whether it needs fixing."""
 
     title: str
     advice: str

@@ -207,7 +207,7 @@ class PixelStatistics:
         return np.concatenate(self.codes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the histograms and the mean image, [32][32][3] in RGB, as a JSON object; None if unknown."""
+        """Return a JSON object: the histograms, and the mean image, [32][32][3] in RGB or None."""
         mean = (self.small_sum / self.images).round().astype(np.uint8).tolist() if self.images else None
         return {
             "histograms": {

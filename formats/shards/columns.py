@@ -211,7 +211,7 @@ class BoxTable:
     """A dataset's table of boxes, read and checked on first use and then kept: 24 bytes per box.
 
     ``entry`` is the file in ``folder``; ``records`` is the dataset's number of records. A box of class n has
-    the label ``label_map[n]``; a box without a class has the last one. A record's values are ``boxes``, float32
+    the label ``label_map[n]``, a box without a class the last one. A record's values are ``boxes``, float32
     [n, 4], and ``box_labels``, int32 [n], both read-only. Thread-safe. Picklable before it is read. Raises
     ManifestDamaged, OSError.
     """

@@ -169,7 +169,7 @@ def unpack(window: ByteWindow) -> Any:
 
     def _array(parts: dict[str, Any]) -> Array:
         if not {"type", "data"} <= parts.keys() <= _ARRAY:
-            raise ValueError("it holds an array with parts that numpy's do not have")
+            raise ValueError("it holds an array whose parts are not those of numpy's")
         match parts.get("shape", []), parts.get("kind", ByteRange(0, 0)), parts["data"]:
             case list() as shape, ByteRange(length=0), ByteRange() as data:
                 return Array(name_of(window, parts["type"]), tuple(shape), data)

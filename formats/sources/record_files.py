@@ -360,7 +360,7 @@ def split_files(
 def _of_split(
     walk: FolderWalk, place: str, matching: Callable[[str], list[str]], split: str | None
 ) -> dict[str, list[str]]:
-    """Return the files of each split by folder or name; none for class folders, and splits without files."""
+    """Return the files of each split, by folder or name; none if a split's folder has folders or no files."""
     folders, found = walk.folders(place), dict[str, list[str]]()
     if any(folder.lower() in SPLIT_NAMES for folder in folders):
         for folder in folders:

@@ -359,7 +359,7 @@ class ItemNames:
         return cls(image, label, options.label_column is not None)
 
     def named(self, item: Any) -> Any:
-        """Return a datapoint as a dict with its image and label under these names, where it has others."""
+        """Return a datapoint as a dict with components named image and label."""
         if self.image is None and self.label is None:
             return item
         names = {"image": self.image, "label": self.label}

@@ -377,7 +377,7 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
 
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
-    """Return each box's label and sides, sorted and clipped to the image. Raises ValueError."""
+    """Return each box's label and its sides, swapped if reversed and clipped. Raises ValueError."""
     most = MAX_BOXES * MAX_VARINT
     sides = [found[name].bounded(most).floats() for name in BOX_SIDES]
     labels = np.full(len(sides[0]), UNLABELLED, np.int64)

@@ -240,7 +240,7 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_NOFOLLOW) -> Iterator[int]:
-    """Open a file's descriptor to read it."""
+    """Yield a descriptor to read a file, and close it."""
     descriptor = os.open(path, OPEN_FLAGS | flags)
     try:
         yield descriptor

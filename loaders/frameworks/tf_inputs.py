@@ -626,7 +626,7 @@ class TensorInput(DirectInput):
         if signature is None:
             with tf.Graph().as_default():  # for static shapes only
                 signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, make())
-        super().__init__(Passes(repeat(None) if length is None else range(length)), signature)
+        super().__init__(Passes(partial(repeat, None) if length is None else range(length)), signature)
         self._make = make
         self._length = length
         self._left = length  # batches of the epoch that a graph is in
