@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import socket
@@ -47,7 +48,10 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_PEERS = 1000
 MAX_DISMISSED = 1000  # dismissed peers whose last batches may still arrive
+LONELY_POLLS = 10  # without a sender, before its absence is logged
 TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
+
+log = logging.getLogger(__name__)
 
 
 class Role(Enum):
@@ -127,6 +131,7 @@ class FrameReceiver(Receiver):
         )
         self._senders = senders
         self._peers: dict[bytes, Peer] = {}
+        self._lonely_polls = 0
         self._dismissed: deque[bytes] = deque(maxlen=MAX_DISMISSED)
         self._rejected = 0
         super().__init__(
@@ -173,6 +178,9 @@ class FrameReceiver(Receiver):
                     del self._peers[peer.address]
                     self._check_lost(peer)
             self._admit_waiting()
+            self._lonely_polls += not self._peers
+            if not self._peers and self._lonely_polls == LONELY_POLLS:
+                log.warning("%s: no sender is connected; waiting for one", self._socket.endpoint)
 
     def _check_lost(self, peer: Peer) -> None:
         """Raise SenderFailed if a disconnected peer has contributed to this epoch."""

@@ -89,7 +89,16 @@ def kind_of(answer: list[bytes]) -> FrameKind:
     return read_head(answer[0]).kind
 
 
-# Epochs
+def test_a_receiver_without_a_sender_logs_so_once(
+    receiver: FrameReceiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "POLL_INTERVAL_S", 0.01)
+    with in_thread(taken, receiver) as came:
+        while not caplog.messages:
+            time.sleep(0.01)
+        send_batches(numbers(5), receiver.endpoint)
+        assert came.result(TIMEOUT_S) == list(range(5))
+    assert caplog.messages == [f"{receiver.endpoint}: no sender is connected; waiting for one"]
 
 
 def test_without_a_receiver_a_sender_waits_as_long_as_it_was_told() -> None:
@@ -120,9 +129,6 @@ def test_two_senders_share_an_epoch() -> None:
             assert sorted(came) == list(range(15))
             assert [n for n in came if n < 10] == list(range(10))
         assert one.wait(TIMEOUT_S) == other.wait(TIMEOUT_S) == 0
-
-
-# Failures
 
 
 @pytest.mark.slow
@@ -166,9 +172,6 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(batch: Any, says: str)
             next(iter(receiver))
         with pytest.raises(UsageError, match=says):
             sent.result(TIMEOUT_S)
-
-
-# Other peers
 
 
 def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
@@ -238,9 +241,6 @@ def test_a_damaged_batch_is_dropped_and_its_epoch_does_not_end_as_if_it_had_come
     with pytest.raises(SenderFailed, match="0 arrived"):
         next(iter(receiver))
     assert receiver.rejected == 1
-
-
-# Closing
 
 
 def test_an_epoch_is_over_once_its_end_arrives(
