@@ -28,6 +28,7 @@ from shardprep.formats.runtime.files import (
     redacted,
     user_path,
 )
+from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.runtime.work_folder import (
@@ -240,15 +241,19 @@ class PreparedSplit:
             for column in (name for name in entries.dtype.names or () if name not in IN_PLAN):
                 times.update(entries[column][rows].tobytes())
         writer = {"shardprep": version("shardprep"), **container(planned.options.container).library()}
-        options = planned.options.to_json() | dict(self.listing.options)
+        source = [[archive.state for archive in self.listing.archives], times.hexdigest()]
+        given = dict(self.listing.options)
+        parts: dict[str, object] = {"source": source, "images": planned.work_digest}
+        if self.listing.layout == LAYOUT:  # what describes the items is not a user's option
+            given, parts = {}, {"items": sha256_of([given, *parts.values()])}
+        options = planned.options.to_json() | given
         del options["on_bad_image"]  # it does not affect finished shards
-        return options | {
+        parts |= {
             "split": self.listing.split,
-            "source": [[archive.state for archive in self.listing.archives], times.hexdigest()],
-            "images": planned.work_digest,
             "boxes": None if self.boxes is None else hashlib.sha256(self.boxes.tobytes()).hexdigest(),
             "writer": ", ".join(f"{name} {value}" for name, value in writer.items()),
         }
+        return options | parts
 
 
 class Conversion:
