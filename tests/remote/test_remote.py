@@ -413,9 +413,6 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> 
                 sent.result(TIMEOUT_S)
 
 
-# Closing
-
-
 @pytest.mark.torture
 def test_ctrl_c_on_a_sender_gives_its_leases_back_at_once(lmdb_shards: Path) -> None:
     with (

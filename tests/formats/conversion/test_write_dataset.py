@@ -239,6 +239,7 @@ def test_finished_shards_are_kept_and_a_generator_begins_anew(tmp_path: Path) ->
             try:
                 write_dataset(source, tmp_path / name, workers=0, shard_size=30_000)
             except RuntimeError:
+                assert not (tmp_path / name / "manifest.json").exists()
                 with pytest.raises(PlanMismatch, match=r"an unfinished conversion: items changed; give"):
                     write_dataset([b"other"], tmp_path / name, workers=0, shard_size=30_000)
 
