@@ -27,7 +27,7 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import Output, each_dataset, fields
-from shardprep.cli.console.progress import SHARE, BarProgress, CommandProgress
+from shardprep.cli.console.progress import SHARE, CommandBar, CommandProgress
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.storage.collection import open_records
@@ -266,7 +266,7 @@ def bench_loader(
             columns=names,
             **cached,
         )
-        watched = isinstance(progress, BarProgress)
+        watched = isinstance(progress, CommandBar)
         found = bench(
             make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )

@@ -103,7 +103,7 @@ def progress_in(form: str) -> CommandProgress:
     """Return the progress in one of FORMS: "auto" is a bar on a terminal, else lines."""
     if form == "auto":
         form = "bar" if sys.stderr.isatty() else "plain"
-    kinds: dict[str, type[CommandProgress]] = {"bar": BarProgress, "plain": PlainProgress}
+    kinds: dict[str, type[CommandProgress]] = {"bar": CommandBar, "plain": PlainProgress}
     return kinds.get(form, CommandProgress)()
 
 
@@ -111,7 +111,7 @@ def stamped(text: str) -> None:
     say(f"{time.strftime('%H:%M:%S')} {text}", err=True)
 
 
-class BarProgress(CommandProgress):
+class CommandBar(CommandProgress):
     """A bar with images/s, MB/s and the remaining time, as far as they fit into the terminal's width."""
 
     def __init__(self) -> None:
