@@ -77,8 +77,6 @@ def _section(variable: str, path: str, name: str) -> dict[str, str]:
 SCHEMES = ("s3", "gs", "az", "https", "http", "file")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-_PLACE = re.compile(r"(\[[^\]/]*\]|[^/:]*)(:\d+)?(/|$)")
-
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -92,18 +90,23 @@ class Location:
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
             hint = "" if separator else "; for a folder on this machine write file:// and its full path"
-            raise UsageError(f"is not a URL with one of {', '.join(SCHEMES)}{hint}", path=redacted(url))
+            raise UsageError(
+                f"is not a URL with one of {', '.join(SCHEMES)}{hint}", path=redacted(url) or "''"
+            )
         if redacted(url) != url:
             raise UsageError(
                 "has a user, a query, a fragment or parameters; give the URL without them, and credentials "
                 "in the environment",
                 path=redacted(url),
             )
-        if not rest.strip("/") or (scheme == "file") != rest.startswith("/"):
-            wanted = "file:///FOLDER" if scheme == "file" else f"{scheme}://PLACE/FOLDER"
-            raise UsageError(f"is not a URL such as {wanted}", path=url)
-        if not _PLACE.match(rest):  # do not show the rest: it may be a password
-            raise UsageError("has a port that is not a number", path=f"{scheme}://…")
+        if _host_of(url) is None:  # do not show the rest: it may be a password
+            raise UsageError("has a port that is not a number up to 65535", path=f"{scheme}://…")
+        if scheme == "file":
+            shape, example = "/+[^/]", "file:///FOLDER"
+        else:
+            shape, example = "[^/]+(/[^/]+)*/*$", f"{scheme}://PLACE/FOLDER"
+        if not re.match(shape, rest):
+            raise UsageError(f"is not a URL such as {example}", path=url)
         return cls(url.rstrip("/"))
 
     @property
@@ -121,6 +124,16 @@ class Location:
 
     def child(self, name: str) -> Location:
         return Location(f"{self.url}/{name}")
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of a URL, which may be empty; None if the port is not a number up to 65535."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        return parts.hostname or ""
+    except ValueError:
+        return None
 
 
 def path_or_place(given: str | os.PathLike[str]) -> Path | Location:
@@ -172,19 +185,21 @@ _CREDENTIAL_SIGNS = (
     "/169.254.",
     "//metadata.google",
     "token request",
-    "Missing AccessKeyId",
+    "S3 error: Missing ",
     "Account must be",
 )
 AGAIN = "try again; finished files are kept"
 NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
-LOOK = "check the URL, and the region and endpoint in the environment"
+LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
 _NO_RANGE = "Requested range was invalid"  # for a folder on this machine
-_REFUSED = re.compile(r": (3|4(?!08|29))")
+_REFUSED = re.compile(r": (3|4(?!08|29)|501)(?!.*\(RequestTimeout\))")
+_UNSET = ("region", "Config error", "Content-Length Header missing")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
 _REASONS = {
     "RequestTimeTooSkewed": "the clock of this machine differs from the server's; set it",
     "ExpiredToken": "the credentials have expired",
+    "InvalidObjectState": "it is in an archive of the store; restore it there first",
 }
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _CAUSES = {
@@ -197,6 +212,7 @@ _CAUSES = {
     "kind: Interrupted": "the response was truncated",
     "ConnectionReset": "the connection broke",
     "builder error": "http:// without TLS, which AWS_ALLOW_HTTP=true allows",
+    "Content-Length Header missing": "the server does not say how long the file is (Content-Length)",
 }
 
 
@@ -245,7 +261,8 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
     status, said = _answer(text), text.partition("\n")[0]
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
-    if any(code in status for code in _REASONS):  # not all of these have status 403
+    # for a listing, and not all of the codes have status 403
+    if status.startswith((": 401", ": 403")) or any(code in status for code in _REASONS):
         return _denied(status, place, name)
     if status.startswith(": 404"):  # for a listing
         return _missing(status, place, name)
@@ -259,7 +276,7 @@ def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFai
         return RangeRefused("does not support range requests", path=place.url, shard=name)
     if status.startswith(": 416") or _NO_RANGE in said:
         return RangeRefused(f"does not have that part of the file{status}", path=place.url, shard=name)
-    may_pass = not (_REFUSED.match(status) or "region" in said)
+    may_pass = not (_REFUSED.match(status) or any(sign in said for sign in _UNSET))
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", path=place.url, shard=name)
     failure.may_pass = may_pass
     return failure
@@ -608,7 +625,11 @@ def _redirects_of(place: Location) -> ClientConfig:
     # keys for S3 in the environment: no service is asked for them
     has_keys = any(map(os.environ.get, ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")))
     is_own = server.scheme in ("http", "https") and (place.scheme != "s3" or has_keys)
-    if not is_own or allowed == "*" or (server.scheme in getproxies() and not proxy_bypass(host)):
+    if (
+        not is_own
+        or allowed == "*"
+        or ({server.scheme, "all"} & getproxies().keys() and not proxy_bypass(host))
+    ):
         return {}
     return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(filter(None, (host, allowed)))}
 
@@ -617,9 +638,15 @@ def _may_use_http(place: Location) -> bool:
     """Whether TLS is optional: the URL or the environment says so, or the endpoint is on this machine."""
     if place.scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
         return True
-    return urlsplit(_endpoint()).hostname in LOOPBACK
+    return place.scheme == "s3" and urlsplit(_endpoint()).hostname in LOOPBACK
 
 
 def _endpoint() -> str:
-    """Return the S3 endpoint that the environment names; empty for AWS."""
-    return next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")
+    """Return the S3 endpoint that the environment names; empty for AWS. Raises UsageError for no URL."""
+    name = next((name for name in ENDPOINTS if name in os.environ), None)
+    if name is None:
+        return ""
+    url = os.environ[name]
+    if not url.startswith(("http://", "https://")) or not _host_of(url):
+        raise UsageError(f"{name} is {redacted(url)!r}, not a URL such as https://host:9000; set or unset it")
+    return url
