@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import MissingExtra, SourceDamaged, UsageError
-from shardprep.formats.records.codecs import ArrayCodec
+from shardprep.formats.records.codecs import ArrayCodec, BadValue
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
@@ -145,24 +146,29 @@ def image_of(value: Any) -> bytes:
 
 
 def value_of(value: Any, field: Field) -> Any:
-    """Convert a value for its column. Raises ValueError or TypeError for an unsuitable one."""
+    """Convert a value for its column. Raises BadValue, ValueError or TypeError for an unsuitable one."""
     if field.kind == "image":
         return image_of(value)
     if field.kind == "label":
         return UNLABELLED if value is None else value
     if field.kind in ("json", "text"):
         return _plain(value)
+    if field.kind == "float":
+        return math.nan if value is None else value
     if isinstance(field.codec, ArrayCodec):
+        is_float = field.codec.elements.kind == "f"
+        if value is None or (not is_float and isinstance(value, list) and None in value):
+            raise BadValue(f"has a null in place of {'a list' if value is None else 'an element'}")
         array = np.array(value, field.codec.elements)
         return array if array.shape else array[()]
     return value
 
 
 def _plain(value: Any) -> Any:
-    """Convert times and decimals in a value to text."""
+    """Convert times and decimals in a value to text, and the pairs of a map to lists."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float | str | bytes) else str(value)
 
@@ -207,10 +213,11 @@ def layout_of(
     names: list[str] = schema.names
     if len(set(names)) < len(names):
         raise ValueError("two columns have the same name")
-    kinds = {}
-    for name in names:
-        kind = schema.field(name).type
-        kinds[name] = str(kind.value_type if str(kind).startswith("dictionary<") else kind)
+    types = {name: schema.field(name).type for name in names}
+    for name, kind in types.items():
+        if str(kind).startswith("dictionary<"):
+            types[name] = kind.value_type
+    kinds = {name: str(kind) for name, kind in types.items()}
     classes = {name: found for name in names if (found := _classes(features.get(name))) is not None}
     images = [name for name in names if _is_image(kinds[name], features.get(name))]
     able = [*images, *(name for name in names if kinds[name] in _BINARY)]
@@ -233,7 +240,7 @@ def layout_of(
         label=label,
         classes=classes.get(label, ()),
         fields={
-            name: _field(name, schema.field(name).type, features.get(name), nullable)
+            name: _field(name, types[name], features.get(name), nullable)
             for name in names
             if name not in (image, label)
         },
@@ -265,20 +272,20 @@ def _classes(feature: Any) -> tuple[str, ...] | None:
 
 
 def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Field:
-    """Return the field of a column beside image and label; JSON for nulls and values without another kind."""
+    """Return the field of a column beside image and label; JSON for nulls that no kind holds."""
     text, of_column, classes = str(kind), "json", _classes(feature)
     if _is_image(text, feature):
         of_column = "image"
     elif text in _BINARY:
         of_column = "bytes"
+    elif text in _FLOATS and not classes:
+        of_column = "float"
     elif name in nullable:
         pass
     elif classes and text in _NUMBERS:
         return Field(column_name(name), "label", classes)
     elif text in _INTEGERS:
         of_column = "int"
-    elif text in _FLOATS:
-        of_column = "float"
     elif text in _TEXT or text.startswith(_AS_TEXT):
         of_column = "text"
     elif text == "bool":

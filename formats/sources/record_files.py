@@ -442,7 +442,7 @@ class RecordSource(Source):
             shortfall=shortfall,
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},
-            notes=found.notes,
+            notes=label_note(found.schema, entries, self.source_options),
             options=self.source_options.kept("follow_symlinks", *self.TAKES),
             schema=found.schema,
             has_images=found.has_images,
@@ -476,7 +476,6 @@ class RecordContents(ABC):
     entries: Entries
     schema = Schema()
     has_images = True
-    notes: tuple[str, ...] = ()
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
 
     def __init__(self, top: Path, layout: Any) -> None:
@@ -581,6 +580,14 @@ def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
     values = ((name, value_of(name)) for name in usual(names, LABELS))
     numbers = range(UNLABELLED, MAX_LABEL + 1)
     return next((name for name, value in values if type(value) is int and value in numbers), "")
+
+
+def label_note(schema: Schema, entries: Entries, options: SourceOptions) -> tuple[str, ...]:
+    """Return a note on the column that may be the label, if no record has one and the user named none."""
+    if options.label_column is not None or (entries["label"] != UNLABELLED).any():
+        return ()
+    names = usual([field.name.rstrip("_") for field in schema if field.kind != "image"], LABELS)
+    return tuple(f"no record has a label; if it is {name}, add --label-column {name}" for name in names[:1])
 
 
 def chosen(names: Iterable[str], wanted: str, option: str) -> str:

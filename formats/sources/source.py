@@ -117,6 +117,9 @@ class Problems:
     def cases(self) -> int:
         return sum(problem.count for problem in self)
 
+    def has(self, *kinds: str) -> bool:
+        return not self._of_kind.keys().isdisjoint(kinds)
+
     def add(self, error: ShardprepError | OSError, kind: str = "", count: int = 1) -> None:
         """Count cases of one ``kind``; by default, errors with the same message are of one kind."""
         message = error.message if isinstance(error, ShardprepError) else error.strerror

@@ -28,6 +28,8 @@ from shardprep.formats.sources.trees import TreeReader
 MAX_CLASSES = 100_000
 MAX_NAME = 255  # characters of a class's name
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+# as names, 10.0 would come before 2.0
+_NO_LABEL = re.compile(r"-[0-9]+|[+-]?([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 Row = TypeVar("Row")
 
 
@@ -57,11 +59,13 @@ class ListedClasses:
         is_number = _NUMBER.fullmatch(text) is not None
         if not 0 < len(text) <= MAX_NAME:
             raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
+        if _NO_LABEL.fullmatch(text) or (is_number and int(text) >= MAX_CLASSES):
+            raise ValueError(
+                f"has the label {text}, but labels are names, or integers from 0 to {MAX_CLASSES - 1}"
+            )
         if self._are_numbers not in (None, is_number):
             expected = "a number" if self._are_numbers else "a name"
             raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one kind")
-        if is_number and int(text) >= MAX_CLASSES:
-            raise ValueError(f"has the label {text}, but the largest is {MAX_CLASSES - 1}; use names")
         text.encode()
         self._are_numbers = is_number
         label = self._of_name.setdefault(str(int(text)) if is_number else text, len(self._of_name))

@@ -25,7 +25,6 @@ from shardprep.formats.sources.listing import GrowingTable, read_small_file, tex
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
-    LABELS,
     MAX_VARINT,
     ByteWindow,
     FilesReader,
@@ -36,7 +35,6 @@ from shardprep.formats.sources.record_files import (
     column_name,
     naming_source,
     split_files,
-    usual,
     usual_image,
     usual_label,
     varint,
@@ -430,11 +428,9 @@ class ExampleReader(FilesReader):
 class _Column:
     """The kind of a feature, and the number of ``records`` with exactly one value.
 
-    ``if_empty`` is the kind of lists without values, used if there are no others. ``before`` is the number of
-    records before the first with the feature.
+    ``if_empty`` is the kind of lists without values, used if there are no others.
     """
 
-    before: int
     kind: str = ""
     if_empty: str = ""
     records: int = 0
@@ -505,7 +501,7 @@ class ExampleContents(RecordContents):
             raise ValueError(f"it has no image, or several, in the feature {image!r}")
         single = []
         for name in sorted(found.keys() - self.layout.no_columns):
-            column, feature = self._columns.setdefault(name, _Column(self._records)), found[name]
+            column, feature = self._columns.setdefault(name, _Column()), found[name]
             if feature.start == feature.end:
                 column.if_empty = column.if_empty or feature.kind
             elif column.kind in ("", feature.kind):
@@ -524,12 +520,6 @@ class ExampleContents(RecordContents):
         """Return the columns, of lists unless all records have exactly one value."""
         if self.layout.boxes and self._records:
             self.boxes = self._boxes.finish()
-        if not self.layout.label and not self.layout.may_be_text:
-            late = [name for name in usual(self._columns, LABELS) if self._columns[name].before]
-            self.notes = tuple(
-                f"the feature {name} is a column, and not the label, because the first record lacks it"
-                for name in late
-            )
         fields = []
         for name, column in sorted(self._columns.items()):
             kinds = _SINGLE if column.records == self._records else _LISTS

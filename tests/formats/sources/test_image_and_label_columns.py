@@ -80,13 +80,16 @@ def test_the_usual_names_are_taken(write: Write, image: str, label: str, tmp_pat
 @pytest.mark.parametrize("write", SOURCES)
 def test_other_names_are_given_and_labels_may_be_text(write: Write, tmp_path: Path) -> None:
     species = ["cat", "ant", "cat", "bee", "ant", "cat"]
-    source = write(tmp_path / "source", rows_of("rgb.view", "species", species))
+    source = write(tmp_path / "source", rows_of("rgb.view", "class", species))
     words = ["convert", source, tmp_path / "out", "--workers", 0, "--quiet"]
-    names = ["--image-column", "rgb.view", "--label-column", "species"]
+    names = ["--image-column", "rgb.view", "--label-column", "class"]
 
+    note = "no record has a label; if it is class, add --label-column class"
+    assert note in prep_here(*words, "--dry-run").stdout
     assert "6 images, 3 classes" in prep_here(*words, *names, "--dry-run").stdout
-    assert "6 images, 3 classes" in prep_here(*words, *names).stdout
-
+    done = prep_here(*words, *names)
+    assert "6 images, 3 classes" in done.stdout
+    assert "note" not in done.stderr
     assert found_in(tmp_path / "out/train") == {10 + n: (IMAGES[n], species[n]) for n in ROWS}
     before = tree(tmp_path / "out")
     next((tmp_path / "out/train").glob("shard-*")).unlink()

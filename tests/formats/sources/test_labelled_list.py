@@ -52,6 +52,8 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.txt", b"x" * 1025 + b" dog", r"line 1: has a path of more than 1024 bytes"),
     ("list.txt", b"dog.jpg 1\ncat/1.jpg cat", r"line 2: has the label 'cat', but the first"),
     ("list.txt", b"dog.jpg 100000", r"line 1: has the label 100000, but .* 99999"),
+    ("list.csv", b"path,label\ndog.jpg,2.0\n", r"line 2: has the label 2\.0, but .* integers from 0"),
+    ("metadata.csv", "file_name,label\n0.png,0\n1.png,-1\n", r"line 3: has the label -1, but [^;]* 99999; correct the table$"),
     ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
     ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has a label of 0 characters"),
     ("list.csv", b"a,b\ndog.jpg,dog\n", r"line 1: has no column 'path' .*--path-column"),

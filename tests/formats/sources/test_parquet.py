@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def test_other_columns_keep_their_values(tmp_path: Path) -> None:
         "seg": ([{"bytes": PNG, "path": None}], IMAGE),
         "crowd": [True],
         "maybe": ([None], pa.int64()),
+        "weight": ([None], pa.float32()),
+        "pairs": ([[("a", 1)]], pa.map_(pa.string(), pa.int8())),
+        "species": pa.array(["ant"]).dictionary_encode(),
         "when": [when],
     }
     listing = recognise(write(tmp_path / "a.parquet", columns)).listing("train")
@@ -72,11 +76,15 @@ def test_other_columns_keep_their_values(tmp_path: Path) -> None:
         "seg": "image",
         "crowd": "bool[]",
         "maybe": "json",
+        "weight": "float",
+        "pairs": "json",
+        "species": "text",
         "when": "text",
     }
 
     record = records(listing)["0.jpg"]
     assert [record.pop(name).tolist() for name in ("ids", "box", "crowd")] == [[1, 2, 3], [0.5, 1.0], True]
+    assert math.isnan(record.pop("weight"))
     assert record == {
         "label": -1,
         "image": IMAGES[0],
@@ -88,6 +96,8 @@ def test_other_columns_keep_their_values(tmp_path: Path) -> None:
         "objects": {"area": [1, 2], "name": "x"},
         "seg": PNG,
         "maybe": None,
+        "pairs": [["a", 1]],
+        "species": "ant",
         "when": "2024-05-06 07:08:09",
     }
 
@@ -97,10 +107,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"image": ([{"bytes": JPEG, "path": "a"}, {"bytes": None, "path": "cat.jpg"}], IMAGE)},
         r"row 1: has only the path of the image, 'cat\.jpg', not its bytes",
     ),
-    "no image": (
-        {"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)},
-        "row 0: has no image",
-    ),
+    "no image": ({"image": ([None, {"bytes": JPEG, "path": "a"}], IMAGE)}, "row 0: has no image"),
     "a label of no class": (
         {"image": images(0, 1), "label": [0, 2]},
         "row 1: has the label 2, but there are 2 classes",
@@ -118,11 +125,17 @@ def test_an_odd_row_is_named(columns: dict[str, Any], message: str, tmp_path: Pa
 
 
 def test_values_that_no_column_can_hold_are_named(tmp_path: Path) -> None:
-    columns = {"image": images(0, 1), "big": ([1, 1 << 63], pa.uint64()), "ids": [[1], [None]]}
-    listing = recognise(write(tmp_path / "a.parquet", columns)).listing("train")
-
-    with listing.reader as reader, pytest.raises(BadValue, match=r"row 1: 1\.jpg: the column big"):
-        reader.values(listing.entries[1])
+    for name, odd in {
+        "big": ([1, 1 << 63], pa.uint64()),
+        "ids": [[1], [None]],
+        "crowd": [[True], [True, None]],
+        "box": ([[0.5], None], pa.list_(pa.float32())),
+    }.items():
+        listing = recognise(write(tmp_path / "a.parquet", {"image": images(0, 1), name: odd})).listing(
+            "train"
+        )
+        with listing.reader as reader, pytest.raises(BadValue, match=rf"row 1: 1\.jpg: the column {name}"):
+            reader.values(listing.entries[1])
     assert listing.entries["length"].tolist() >= [len(IMAGES[0]), len(IMAGES[1])]
 
 
@@ -136,10 +149,13 @@ def test_files_with_other_columns_are_named(tmp_path: Path) -> None:
         recognise(tmp_path / "hub").listing("train")
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
-    for data in (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", np.arange(99).tobytes()):
+def test_a_file_that_is_no_parquet_or_claims_gigabytes_is_refused_by_name(tmp_path: Path) -> None:
+    no_parquet = (b"", b"PAR1", b"PAR1" + bytes(100) + b"PAR1", np.arange(99).tobytes())
+    metadata = b"\x15\x02\x19\xfc\x80\x9c\xa7\x0e\0"  # a list of 30,000,000 items
+    hostile = b"PAR1" + metadata + len(metadata).to_bytes(4, "little") + b"PAR1"
+    for data, reason in [*((each, "") for each in no_parquet), (hostile, ": .*Exceeded size limit")]:
         (tmp_path / "a.parquet").write_bytes(data)
-        with pytest.raises((SourceDamaged, UsageError), match=r"a\.parquet"):
+        with pytest.raises((SourceDamaged, UsageError), match=rf"a\.parquet{reason}"):
             recognise(tmp_path / "a.parquet").listing("train")
 
 
@@ -157,12 +173,3 @@ def test_repeated_captions_are_converted_to_shards_of_the_wanted_size(tmp_path: 
     with open_dataset(tmp_path / "out") as dataset:
         assert len(dataset.manifest.shards) == 15
         assert {dataset[number]["caption"] for number in (0, ROWS // 2, ROWS - 1)} == {CAPTION}
-
-
-def test_a_list_in_the_metadata_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
-    count = b"\x80\x9c\xa7\x0e"  # 30,000,000 as a varint
-    metadata = b"\x15\x02\x19\xfc" + count + b"\0"
-    (tmp_path / "a.parquet").write_bytes(b"PAR1" + metadata + len(metadata).to_bytes(4, "little") + b"PAR1")
-
-    with pytest.raises(SourceDamaged, match=r"a\.parquet: .*Exceeded size limit"):
-        recognise(tmp_path / "a.parquet").listing("train")

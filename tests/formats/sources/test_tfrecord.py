@@ -193,18 +193,6 @@ def test_lists_of_any_length_are_columns_and_names_that_tensorflow_datasets_writ
         integers(b"\1\xff")
 
 
-def test_labels_that_the_first_record_lacks_are_noted(tmp_path: Path) -> None:
-    rows = [tfds(0, target=[]), tfds(1)]
-    del rows[0]["label"]
-    path = write_tfrecord(tmp_path / "a.tfrecord", rows)
-
-    (note,) = recognise(path).listing("train").notes
-    asked = recognise(path, options=SourceOptions(label_column="")).listing("train")
-
-    assert note == "the feature label is a column, and not the label, because the first record lacks it"
-    assert asked.notes == ()
-
-
 def test_a_list_of_bytes_that_are_no_text_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     tags = ([b"a", b"b"], [b"a", b"\xff"])
     path = write_tfrecord(tmp_path / "a.tfrecord", [tfds(n, tags=two) for n, two in enumerate(tags)])
