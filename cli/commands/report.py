@@ -219,7 +219,7 @@ def gate(
     limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
     root = root or file_root
     if root is not None and splits_of(dataset):
-        raise click.UsageError(f"{dataset} is a folder of splits; a root is of one of them")
+        raise click.UsageError(f"{dataset} is a folder of splits; each has a root of its own: give one of them")
 
     def checked(place: Path) -> Output:
         found = gate_dataset(place, limits, root=root, against=against, **chosen)
@@ -273,7 +273,7 @@ def find(
     if hashes is not None and not near:
         raise click.UsageError("--hashes keeps what --near reads; give both")
     if run is not None and splits_of(dataset):
-        raise click.UsageError(f"{dataset} is a folder of splits; a run is of one of them")
+        raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
     if run is None and epochs is not None:
         raise click.UsageError("--epochs is for --run")
     check_replaced(hashes)

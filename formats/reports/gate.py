@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.canaries import checked_decoder
 from shardprep.formats.reports.examine import Examination, report
-from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS
+from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS, THIS
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import read_manifest
@@ -188,9 +188,11 @@ def _check(name: str, limit: Limit, found: Examination) -> GateCheck:
     # a division, as 0.29 * 100 is less than 29
     share = count / max(found.found["dataset"]["records"], 1)
     passed = (share if isinstance(limit, float) else count) <= limit
-    shown = [*seen["records"], *(pair["records"][0] for pair in seen["pairs"])]
-    keys = tuple(one["key"] for one in shown) or tuple(seen["names"])
-    return GateCheck(name, passed, count, limit, keys[:MOST_NAMED], seen["is_partial"])
+    shown = [*seen["records"], *(one for pair in seen["pairs"] for one in pair["records"])]
+    counted = {(THIS, record) for record in seen["leave_out"]}
+    keys = dict.fromkeys(one["key"] for one in shown if (one["dataset"], one["record"]) in counted)
+    named = (*keys, *seen["names"])[:MOST_NAMED]
+    return GateCheck(name, passed, count, limit, named, seen["is_partial"])
 
 
 def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any]]:
@@ -200,7 +202,7 @@ def read_limits(path: str | os.PathLike[str]) -> tuple[str | None, dict[str, Any
     """
     file = Path(user_path(path))
     try:
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"is not TOML: {error}", path=file) from error
     unknown = values.keys() - {"root", "max"}
