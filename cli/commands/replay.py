@@ -58,7 +58,7 @@ COUNT = click.IntRange(min=0)
 @file_option("--state", "FILE", "State of the loader as JSON, or the run's log; shows its last step.")
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
-@click.option("--start", type=COUNT, help="Position at which a resumed epoch began.  [default: the state's]")
+@click.option("--start", type=COUNT, help="Place at which a resumed epoch began.  [default: the state's]")
 @click.option(
     "--rank", type=COUNT, default=0, show_default=False, help="Which rank.  [default: the card's, or 0]"
 )
@@ -128,19 +128,18 @@ def replay(
         check_replaced(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
-    last = recorded.last_of(run["epoch"]) if recorded else None  # gives the defaults
-    with options.loader(recorded.card if recorded else None) as loader:
+    last = recorded.last_of(run["epoch"], run["start"]) if recorded else None  # gives the defaults
+    with options.loader(recorded.card_of(last) if recorded else None) as loader:
         epoch, step, start = (run[name] for name in ("epoch", "step", "start"))
         if epoch is None:
             epoch = last.receipt.epoch if last else 0
         if start is None:
-            start = last.start if last else 0
+            start = last.first if last else 0
         if step is None and (step := last.last_step if last else None) is None:
             undelivered = ": no step of this epoch was delivered" if last else ""
             raise click.UsageError(f"give --step{undelivered}")
         try:
-            passed = recorded.passed.get(epoch, ()) if recorded else ()
-            made = loader.replay(epoch, step, start=start, passed=passed)
+            made = loader.replay(epoch, step, start=start, passed=last.passed if last else ())
         except IndexError as error:
             raise click.UsageError(f"epoch {epoch}: {error}") from error
         if sheet:
@@ -156,15 +155,18 @@ def replay(
             "card": loader.card().to_json(),
             "sheet": str(sheet) if sheet else None,
         }
-        return Output(found, list(_replayed_lines(loader, made, listed=listed, sheet=sheet)))
+        return Output(found, list(_replayed_lines(loader, made, start, listed=listed, sheet=sheet)))
 
 
-def _replayed_lines(loader: Loader, made: Replayed, *, listed: bool, sheet: Path | None) -> Iterator[str]:
+def _replayed_lines(
+    loader: Loader, made: Replayed, start: int, *, listed: bool, sheet: Path | None
+) -> Iterator[str]:
     """Yield the form of the batch, and its records, or the first ten unless they are ``listed``."""
     card = loader.card()
     ranks = f", rank {card.rank} of {card.world_size}" if card.world_size > 1 else ""
     records = count_of(len(made), "record")
-    yield f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}: {records}"
+    since = f", counted from place {start:,}" if start else ""
+    yield f"{loader.dataset.path}: epoch {made.epoch}, step {made.step}{ranks}{since}: {records}"
     yield from fields(
         {
             "batch": ", ".join(_text(_form(part)) for part in made.batch),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,9 @@ def gate(
     limits = {"damaged": 0} | ({"leaks": 0} if against else {}) | limits | others | typed
     root = root or file_root
     if root is not None and splits_of(dataset):
-        raise click.UsageError(f"{dataset} is a folder of splits; each has a root of its own: give one of them")
+        raise click.UsageError(
+            f"{dataset} is a folder of splits; each has a root of its own: give one of them"
+        )
 
     def checked(place: Path) -> Output:
         found = gate_dataset(place, limits, root=root, against=against, **chosen)
@@ -295,9 +297,7 @@ def find(
                 if seen is None:
                     continue
                 listed[-1]["seen"] = at = seen[one.record]
-                lines += [
-                    f"      epoch {s['epoch']}, step {s['step']:,}, rank {s['rank']}" for s in at[:MOST_SEEN]
-                ]
+                lines += [f"      {_sighting_text(one)}" for one in at[:MOST_SEEN]]
                 if len(at) > MOST_SEEN:
                     lines.append(f"      and {len(at) - MOST_SEEN:,} more: --json lists them")
                 elif not at:
@@ -322,17 +322,24 @@ def _match_text(one: ImageMatch) -> str:
 
 def _sightings(
     dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
-) -> dict[int, list[dict[str, int]]]:
+) -> dict[int, list[dict[str, int | None]]]:
     """Return the epochs, steps and ranks at which a run saw each record."""
-    from shardprep.loaders.loader.replay import sightings  # start-up time: OpenCV
-    from shardprep.loaders.loader.run_log import RunLog
+    from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
 
     options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
     recorded = RunLog.load(run)
-    seen: dict[int, list[dict[str, int]]] = {one.record: [] for one in found}
+    seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:
-        order = loader.order_of()._replace(passed=recorded.passed)
-        for one in sightings(order, seen, range(epochs or recorded.epochs or 1)):
-            if recorded.has_reached(one.epoch, one.step):
-                seen[one.number].append({"epoch": one.epoch, "step": one.step, "rank": one.rank})
+        for one in recorded.sightings(loader.order_of(), seen, epochs):
+            seen[one.number].append(
+                {name: value for name, value in one._asdict().items() if name != "number"}
+            )
     return seen
+
+
+def _sighting_text(at: Mapping[str, int | None]) -> str:
+    """Return when a run saw a record, in words."""
+    if at["step"] is None:
+        return f"epoch {at['epoch']}, at a step before those in the log"
+    since = f", counted from place {at['start']:,}" if at["start"] else ""
+    return f"epoch {at['epoch']}, step {at['step']:,}, rank {at['rank']}{since}"

@@ -15,7 +15,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import png_of
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
-from shardprep.loaders.order.epoch import Epoch, EpochPlan
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.transforms.contract import (
@@ -88,35 +88,50 @@ class RunOrder(NamedTuple):
     labels: npt.NDArray[np.int64]
     passed: Mapping[int, Ranges] = {}
 
-    def steps(self, epoch: int) -> Iterator[Records]:
-        """Yield the record numbers of each step of this rank."""
-        whole = Epoch(replace(self.plan, passed=self.passed.get(epoch, ())), epoch)
-        return (self.numbers_at(places, epoch) for places in whole.batches())
+    def steps(self, epoch: int, start: int = 0) -> Iterator[Records]:
+        """Yield the record numbers of each step of this rank from the place ``start`` on."""
+        rest = Epoch(self._plan_of(epoch), epoch, start=start)
+        return (self.numbers_at(places, epoch) for places in rest.batches())
+
+    def between(self, start: int, stop: int, epoch: int) -> Records:
+        """Return the record numbers that an epoch delivers to any rank from one place to another."""
+        plan = self._plan_of(epoch)
+        ends = (place_within(plan.passed, place) for place in (start, stop))
+        return self.numbers_at(plan.delivered(plan.order(epoch)[slice(*ends)], epoch), epoch)
+
+    def _plan_of(self, epoch: int) -> EpochPlan:
+        return replace(self.plan, passed=self.passed.get(epoch, ()))
 
 
 class Sighting(NamedTuple):
-    """A delivery of record ``number`` to a ``rank``."""
+    """A delivery of record ``number`` to a ``rank`` at a ``step``, counted from the place ``start``.
+
+    Step and rank are None where a log does not tell with which batch size an epoch began.
+    """
 
     number: int
     epoch: int
-    step: int
-    rank: int
+    step: int | None
+    rank: int | None
+    start: int = 0
 
 
-def sightings(order: RunOrder, numbers: Iterable[int], epochs: Iterable[int]) -> Iterator[Sighting]:
+def sightings(
+    order: RunOrder, numbers: Iterable[int], epochs: Iterable[int], *, start: int = 0
+) -> Iterator[Sighting]:
     """Yield the deliveries of these records to any rank of a run; bad records count as delivered.
 
-    Computes the whole order of each epoch, in 0.1 s per rank and million records.
+    Computes the whole order of each epoch, from the place ``start`` on: 0.1 s per rank and million records.
     """
     wanted = np.array(sorted(set(numbers)), np.int64)
     for epoch in epochs:
         found = []
         for rank in range(order.plan.world_size):
             own = order._replace(plan=replace(order.plan, rank=rank))
-            for step, records in enumerate(own.steps(epoch)):
+            for step, records in enumerate(own.steps(epoch, start)):
                 there = records[np.isin(records, wanted)].tolist()
-                found += [Sighting(number, epoch, step, rank) for number in there]
-        yield from sorted(found, key=lambda one: (one.step, one.rank))
+                found += [(step, rank, number) for number in there]
+        yield from (Sighting(number, epoch, step, rank, start) for step, rank, number in sorted(found))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from shardprep.formats.runtime.json_record import built_fields, canonical_json, 
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.replay import RunOrder, Sighting, sightings
 from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
 from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
@@ -62,10 +63,23 @@ class LogEntry:
         return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
 
     @property
+    def first(self) -> int:
+        """The place from which steps are counted: 0 if ``start`` is between two steps of the whole epoch."""
+        return self.start if place_within(self.passed, self.start) % self._step_records else 0
+
+    @property
     def last_step(self) -> int | None:
-        """The last step delivered, counted from ``start``; None if there was none since."""
-        taken = place_within(self.passed, self.place) - place_within(self.passed, self.start)
-        return -(-taken // (self.card.batch_size * self.card.world_size)) - 1 if taken > 0 else None
+        """The last step delivered, counted from ``first``; None if there was none since ``start``."""
+        return self.steps_to(self.place) - 1 if self.place > self.start else None
+
+    def steps_to(self, place: int) -> int:
+        """Return the number of steps from ``first`` to a place."""
+        taken = place_within(self.passed, place) - place_within(self.passed, self.first)
+        return -(-taken // self._step_records)
+
+    @property
+    def _step_records(self) -> int:
+        return self.card.batch_size * self.card.world_size
 
     @property
     def slot(self) -> tuple[int, ...]:
@@ -174,7 +188,7 @@ class RunLog:
                 entries.append(LogEntry.from_json(value))
         if not entries:
             raise DataError(f"is empty; {ADVICE}", path=file)
-        return cls(entries[-1].card, entries, signer)
+        return cls(_listing_card(entries), entries, signer)
 
     @classmethod
     def merge(cls, paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog]) -> Self:
@@ -199,7 +213,12 @@ class RunLog:
                         path=user_path(path),
                     )
         entries = [found[slot] for slot in sorted(found)]
-        return cls(entries[-1].card, entries)
+        return cls(_listing_card(entries), entries)
+
+    def card_of(self, entry: LogEntry | None) -> RunCard:
+        """Return an entry's card, with the chosen records that another one may list; ``card`` for None."""
+        own = entry.card if entry else self.card
+        return replace(own, records=self.card.records, without=self.card.without)
 
     def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
         """Write the entries to a file, replacing an existing one; sign it if ``key`` names a secret key file.
@@ -213,24 +232,51 @@ class RunLog:
             data += Signature.of(data, key).line()
         save_bytes(user_path(path).absolute(), data)
 
-    def last_of(self, epoch: int | None = None) -> LogEntry | None:
-        """Return the last entry of an epoch, or of all; None if there is none."""
+    def last_of(self, epoch: int | None = None, first: int | None = None) -> LogEntry | None:
+        """Return the last entry of an epoch, or of all, if possible with steps counted from ``first``."""
         found = [entry for entry in self.entries if epoch in (None, entry.receipt.epoch)]
-        return found[-1] if found else None
+        counted = [entry for entry in found if first in (None, entry.first)]
+        return next(reversed(counted or found), None)
 
     @property
     def epochs(self) -> int:
         """The number of epochs that the run has begun; 0 for a card."""
         return max((1 + entry.receipt.epoch for entry in self.entries), default=0)
 
-    def has_reached(self, epoch: int, step: int) -> bool:
-        """Whether a step, counted from the epoch's beginning, was delivered; True without an entry for it."""
-        steps = [
-            -(-place_within(entry.passed, entry.place) // (entry.card.batch_size * entry.card.world_size))
-            for entry in self.entries
-            if entry.receipt.epoch == epoch
-        ]
-        return not steps or step < max(steps)
+    def sightings(
+        self, order: RunOrder, numbers: Iterable[int], epochs: int | None = None
+    ) -> Iterator[Sighting]:
+        """Yield the deliveries of these records to any rank, in so many epochs or in those of the entries.
+
+        ``order`` is that of ``card``. In an epoch without an entry, all its steps count.
+        """
+        wanted = sorted(set(numbers))
+        for epoch in range(epochs or self.epochs or 1):
+            parts, reached = self._parts_of(epoch), 0
+            for part in parts:
+                same = {name: getattr(part.card, name) for name in ("batch_size", "world_size", "drop_last")}
+                plan = replace(order.plan, rank=0, **same)
+                own = order._replace(plan=plan, passed={epoch: part.passed})
+                if (begin := max(reached, part.origin, part.first)) > reached:
+                    untold = own.between(reached, begin, epoch)
+                    untold = untold[np.isin(untold, wanted)]
+                    yield from (Sighting(number, epoch, None, None) for number in untold.tolist())
+                for one in sightings(own, wanted, [epoch], start=part.first):
+                    if one.step is not None and part.steps_to(begin) <= one.step < part.steps_to(part.place):
+                        yield one
+                reached = max(begin, part.place)
+            if not parts:
+                yield from sightings(order, wanted, [epoch])
+
+    def _parts_of(self, epoch: int) -> list[LogEntry]:
+        """Return the furthest entries of the parts of an epoch that had different steps, in their order."""
+        found: dict[tuple[int, ...], LogEntry] = {}
+        for entry in self.entries:
+            if entry.receipt.epoch == epoch:
+                steps = entry.first, entry.card.world_size, entry.card.batch_size
+                if steps not in found or found[steps].place <= entry.place:
+                    found[steps] = entry
+        return sorted(found.values(), key=lambda entry: (entry.origin, entry.place, entry.start))
 
     @property
     def passed(self) -> dict[int, Ranges]:
@@ -330,7 +376,7 @@ def prove(
             )
     merged = RunLog.merge(logs, read)
     parts = merged.entries
-    card = _common_card(parts)
+    card = _checked_card(merged)
     options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
     with Loader(dataset, workers=0, **options) as loader:
         if loader.dataset.root != card.dataset:
@@ -382,15 +428,20 @@ def _signers(
 SAME = ("dataset", "split", "records", "without", "gaps", "weights", "shuffle", "seed", "labels")
 
 
-def _common_card(parts: Sequence[LogEntry]) -> RunCard:
-    """Return a card of the run, if possible one that lists the chosen records."""
-    cards = [part.card for part in parts]
+def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
+    """Return the last card, if possible one that lists the chosen records, as a state's does not."""
+    cards = [entry.card for entry in reversed(entries)]
     chosen = ((card, (card.records, card.without)) for card in cards)
     listing = (card for card, both in chosen if all(one is None or one.numbers is not None for one in both))
-    card = next(listing, cards[0])
-    for other in cards:
+    return next(listing, cards[0])
+
+
+def _checked_card(run: RunLog) -> RunCard:
+    """Return the card of a run. Raises DataError if its entries are from several runs."""
+    card = run.card
+    for part in run.entries:
         for name in SAME:
-            one, two = (getattr(each.without_numbers(), name) for each in (card, other))
+            one, two = (getattr(each.without_numbers(), name) for each in (card, part.card))
             if one != two:
                 raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
     return card

@@ -81,22 +81,15 @@ def records_of(loader: Loader, epoch: int, step: int) -> list[dict[str, Any]]:
     return [record.to_json() for record in loader.replay(epoch, step)]
 
 
-@pytest.mark.parametrize("file", ["state.json", "run.jsonl"])
-def test_the_last_step_of_a_state_or_log_is_the_default(file: str, folder: Path) -> None:
-    found = replayed(folder, "--state", file)
-    with run(folder) as loader:
-        assert found["records"] == records_of(loader, 1, 2)
-    assert (found["epoch"], found["step"]) == (1, 2)
-
-
-def test_an_epoch_of_a_log_is_shown_without_the_steps_that_it_skipped_and_a_rank_has_its_own_records(
-    folder: Path,
-) -> None:
+def test_a_state_or_log_shows_its_last_step_or_another_without_the_skipped_ones(folder: Path) -> None:
+    state, log = (replayed(folder, "--state", file) for file in ("state.json", "run.jsonl"))
     found = replayed(folder, "--state", "run.jsonl", "--epoch", 0, "--step", 1)
     other = replayed(folder, "--card", "run.json", "--step", 0, "--rank", 1)
     with run(folder) as loader, run(folder, rank=1) as second:
+        assert state["records"] == log["records"] == records_of(loader, 1, 2)
         assert found["records"] == records_of(loader, 0, 2)
         assert other["records"] == records_of(second, 0, 0)
+    assert (state["epoch"], state["step"], log["epoch"], log["step"]) == (1, 2, 1, 2)
 
 
 def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
@@ -115,7 +108,9 @@ def test_a_transform_is_given_by_its_import_path(folder: Path) -> None:
     assert "eight" in missing.stderr
 
 
-def test_a_sheet_is_a_png_of_the_step(folder: Path, tmp_path: Path) -> None:
+def test_a_sheet_is_a_png_of_the_step_and_all_its_records_are_listed_on_request(
+    folder: Path, tmp_path: Path
+) -> None:
     words = ["--card", "subset.json", "--step", 1, "--sheet", tmp_path / "step.png"]
     done = prep_here("replay", "shards", *words, cwd=folder)
 
@@ -124,10 +119,10 @@ def test_a_sheet_is_a_png_of_the_step(folder: Path, tmp_path: Path) -> None:
     assert "step.png" in done.stdout
     assert "epoch 0, step 1, rank 0 of 2: 5 records" in done.stdout
 
-
-def test_all_records_are_listed_on_request(folder: Path) -> None:
-    words = ["replay", "shards/train", "--step", 0, "--batch-size", 20]
-    short, long = (prep_here(*words, *more, cwd=folder).stdout for more in ([], ["--records"]))
+    words = ["--step", 0, "--batch-size", 20]
+    short, long = (
+        prep_here("replay", "shards/train", *words, *more, cwd=folder).stdout for more in ([], ["--records"])
+    )
 
     assert "and 10 more: --records lists them" in short
     assert len(long.splitlines()) == len(short.splitlines()) + 9

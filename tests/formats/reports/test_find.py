@@ -134,17 +134,10 @@ def test_what_is_no_picture_is_wrong_usage(datasets: dict[str, Path], tmp_path: 
 
 @pytest.mark.parametrize("options", [{}, {"without": [1, 5, 9]}, {"without": [1, 5], "gaps": "keep"}])
 def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[str, Path]) -> None:
-    run = {
-        "batch_size": 3,
-        "shuffle": LocalShuffle(9),
-        "seed": 4,
-        "workers": 0,
-        "with_numbers": True,
-        **options,
-    }
+    run = {"batch_size": 3, "shuffle": LocalShuffle(9), "seed": 4, "workers": 0} | options
     expected = set()
     for rank in range(2):
-        with Loader(datasets["plain"], rank=rank, world_size=2, **run) as loader:
+        with Loader(datasets["plain"], rank=rank, world_size=2, with_numbers=True, **run) as loader:
             for epoch in range(3):
                 expected |= {
                     (int(number), epoch, step, rank)
@@ -153,30 +146,40 @@ def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[s
                 }
             order = loader.order_of()
 
-    assert set(map(tuple, sightings(order, range(25), range(3)))) == expected
-    assert set(map(tuple, sightings(order, [7], range(3)))) == {one for one in expected if one[0] == 7}
+    assert {one[:4] for one in sightings(order, range(25), range(3))} == expected
+    assert {one[:4] for one in sightings(order, [7], range(3))} == {one for one in expected if one[0] == 7}
 
 
-def test_a_log_of_a_run_that_stopped_in_an_epoch_says_what_it_has_seen_of_it(
+def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batches_changed(
     files: list[Path], datasets: dict[str, Path], tmp_path: Path
 ) -> None:
-    with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0) as loader:
-        list(loader)
-        loader.log_epoch(tmp_path / "run.jsonl")
-        list(islice(loader, 2))
-        loader.log_epoch(tmp_path / "run.jsonl")
-        expected = [
-            one[:3]
-            for one in sightings(loader.order_of(), range(25), range(2))
-            if one.epoch == 0 or one.step < 2
-        ]
+    log, expected, state = tmp_path / "run.jsonl", set(), None
+    # the rank, their number, batch size, steps, and the place from which steps are counted
+    for rank, world, size, steps, start in [
+        *((0, 1, 5, 9, 0), (0, 1, 5, 2, 0), (0, 1, 5, 1, 0)),  # an epoch, and three steps with a stop
+        *((0, 2, 4, 9, 15), (1, 2, 4, 9, 15), (0, 1, 3, 1, 0)),
+    ]:
+        run = {"batch_size": size, "rank": rank, "world_size": world, "transform": TrainTransform(8)}
+        with Loader(datasets["plain"], **run, seed=2, workers=0, with_numbers=True) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            epoch, first = loader.epoch, 2 if steps == 1 and size == 5 else 0
+            for step, (_, _, numbers) in enumerate(islice(loader, steps), first):
+                expected |= {(number, epoch, step, rank, start) for number in numbers.tolist()}
+            loader.log_epoch(log)
+            state = loader.state_dict() if rank == world - 1 else state
 
-    words = ["find", datasets["plain"], *files[1:], "--workers", 1, "--run", tmp_path / "run.jsonl"]
+    words = ["find", datasets["plain"], *files[1:], "--workers", 1, "--run", log]
     told = json.loads(prep_here(*words, "--json").stdout)["found"]
 
-    seen = {(one["record"], at["epoch"], at["step"]) for one in told for at in one["seen"]}
-    assert len(expected) == 25 + 10
-    assert seen == set(expected)
+    assert {(one["record"], *at.values()) for one in told for at in one["seen"]} == expected
+    for number, epoch, step, rank, start in sorted(expected)[::20]:
+        place = ["--epoch", epoch, "--step", step, "--rank", rank, "--start", start]
+        shown = json.loads(prep_here("replay", datasets["plain"], "--state", log, *place, "--json").stdout)
+        assert number in {record["number"] for record in shown["records"]}
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[3:]))
+    (found,) = json.loads(prep_here(*words[:2], files[2], *words[-4:], "--json").stdout)["found"]
+    assert {(at["epoch"], at["step"]) for at in found["seen"]} >= {(1, None)}
 
 
 def test_the_command_says_where_and_when(
@@ -184,15 +187,12 @@ def test_the_command_says_where_and_when(
 ) -> None:
     with Loader(datasets["plain"], batch_size=5, transform=TrainTransform(8), workers=0, seed=2) as loader:
         loader.card().save(tmp_path / "card.json")
-        for _ in range(2):
-            list(loader)
-            loader.log_epoch(tmp_path / "run.jsonl")
     unknown = tmp_path / "unknown.png"
     unknown.write_bytes(encoded(picture(40), ".png"))
-    words = ["find", datasets["plain"], files[3], unknown, "--workers", 1, "--run"]
+    words = ["find", datasets["plain"], files[3], unknown, "--run", tmp_path / "card.json", "--epochs", 2]
 
-    said = prep_here(*words, tmp_path / "card.json", "--epochs", 2)
-    told = json.loads(prep_here(*words, tmp_path / "run.jsonl", "--json").stdout)
+    said = prep_here(*words)
+    told = json.loads(prep_here(*words, "--json").stdout)
 
     assert f"{unknown}: not found" in said.stdout
     assert f"{key_of(files[3])} (equal bytes)" in said.stdout
