@@ -10,11 +10,12 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from shardprep.formats.storage.cache_folder import (
     identity_of,
 )
 from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
-from shardprep.formats.storage.transfer import Transfer
+from shardprep.formats.storage.transfer import HashedBytes, Transfer
 
 AT_ONCE = 8  # downloads
 ALIVE_S = 10.0
@@ -235,6 +236,10 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
             self.folder.discard(entry, held.pin_of(entry))
         return self.hold([entry], let_go)
 
+    def check_published(self, entry: FileEntry) -> None:
+        """Hash a file at the place, whatever is cached. Raises RemoteDamaged, RemoteMissing, RemoteFailed."""
+        self._result(*self._begun(lambda remote: Transfer(remote, entry).fill(HashedBytes())))
+
     @contextmanager
     def intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
         """Hold an intact file during the context: damage that is read from it was published."""
@@ -331,37 +336,46 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
         """Download files and hold them; if one fails, give up all."""
         try:
-            if not self.made_here:
-                raise UsageError(
-                    "cannot download in a process that was forked from the one that opened it; start it "
-                    "with multiprocessing's 'spawn'",
-                    path=self.folder.path,
-                )
-            with self._lock:  # closing cancels earlier downloads
-                self._refuse_closed()
-                remote = self._remote = self._remote or RemoteFolder(self.place, self._policy)
-                loop = self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
-                works = [_Download(remote, file.entry, file, arrived=self._arrived) for file in files]
-                future = loop.begin(self._run(works))
+            begun = self._begun(lambda remote: self._run(remote, files))
         except BaseException:
             self._give_up(files)
             raise
+        self._result(*begun)
+        for file in files:
+            held.add(file.entry, file.lock)
+
+    def _begun(
+        self, work: Callable[[RemoteFolder], Coroutine[Any, Any, None]]
+    ) -> tuple[LoopThread, Future[None]]:
+        """Begin to read from the place. Raises UsageError for a closed cache, and in a forked process."""
+        if not self.made_here:
+            raise UsageError(
+                "cannot download in a process that was forked from the one that opened it; start it with "
+                "multiprocessing's 'spawn'",
+                path=self.folder.path,
+            )
+        with self._lock:  # closing cancels earlier downloads
+            self._refuse_closed()
+            remote = self._remote = self._remote or RemoteFolder(self.place, self._policy)
+            loop = self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
+            return loop, loop.begin(work(remote))
+
+    def _result(self, loop: LoopThread, future: Future[None]) -> None:
         try:
             loop.result(future)
         except CancelledError:
             self._refuse_closed()
             raise
-        for file in files:
-            held.add(file.entry, file.lock)
 
-    async def _run(self, works: Sequence[_Download]) -> None:
+    async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
+        works = [_Download(remote, file.entry, file, arrived=self._arrived) for file in files]
         try:
             await run_all(works, AT_ONCE)
         except BaseException:  # here, where no thread uses the files any more
-            await in_thread(self._give_up, [work.file for work in works])
+            await in_thread(self._give_up, files)
             raise
         self._files += len(works)  # only the loop's thread counts these
-        self._bytes += sum(work.entry.size for work in works)
+        self._bytes += sum(file.entry.size for file in files)
 
     def _arrived(self, size: int) -> None:
         self._received_bytes += size

@@ -39,7 +39,25 @@ SLICE_BYTES = 4 << 20
 PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class HashedFile(Owned):
+class HashedBytes:
+    """Bytes that are hashed and not kept, ``size`` so far."""
+
+    def __init__(self) -> None:
+        self.size, self._digest = 0, hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return f"sha256:{self._digest.hexdigest()}"
+
+    def append(self, data: bytes) -> None:
+        self._digest.update(data)
+        self.size += len(data)
+
+    def clear(self) -> None:
+        self.size, self._digest = 0, hashlib.sha256()
+
+
+class HashedFile(HashedBytes, Owned):
     """A file that is hashed slice by slice, ``size`` bytes so far.
 
     With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
@@ -50,8 +68,8 @@ class HashedFile(Owned):
     _opened: ClassVar[type[Descriptor]] = Descriptor
 
     def __init__(self, path: Path, flags: int = OPEN_FLAGS) -> None:
+        super().__init__()
         self.path = path
-        self.size, self._digest = 0, hashlib.sha256()
         self._descriptor = self._opened(os.open(path, flags, 0o644))
 
     @property
@@ -60,28 +78,22 @@ class HashedFile(Owned):
         status = os.fstat(self._descriptor.fileno())
         return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
-    @property
-    def sha256(self) -> str:
-        return f"sha256:{self._digest.hexdigest()}"
-
     def hash_next(self) -> int:
         """Hash the next slice of the file; return its size, 0 at the end."""
         with naming(self.path):
             data = read_at(self._descriptor.fileno(), SLICE_BYTES, self.size)
-        self._digest.update(data)
-        self.size += len(data)
+        super().append(data)
         return len(data)
 
     def append(self, data: bytes) -> None:
         with naming(self.path):
             write_at(self._descriptor.fileno(), data, self.size)
-        self._digest.update(data)
-        self.size += len(data)
+        super().append(data)
 
     def clear(self) -> None:
         with naming(self.path):
             os.ftruncate(self._descriptor.fileno(), self.room)
-        self.size, self._digest = 0, hashlib.sha256()
+        super().clear()
 
     def publish(self, final: Path) -> None:
         """Flush the file and rename it to ``final``, replacing an existing file."""
@@ -110,7 +122,7 @@ class Transfer:
     done: int = field(default=0, kw_only=True)
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
-    async def fill(self, part: HashedFile) -> None:
+    async def fill(self, part: HashedBytes) -> None:
         """Download the missing bytes until the file is whole; at most TRIES times without progress.
 
         Raises RemoteDamaged if it is never right, RemoteMissing, RemoteFailed, OSError.
@@ -123,7 +135,7 @@ class Transfer:
                 raise failure
             await asyncio.sleep(WAIT_S * fruitless)
 
-    async def _failure(self, part: HashedFile) -> ShardprepError | None:
+    async def _failure(self, part: HashedBytes) -> ShardprepError | None:
         """Download the missing bytes; return the problem, if any. Bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
@@ -141,10 +153,10 @@ class Transfer:
                     return error
         return None if self._is_whole(part) else await self._damage(part)
 
-    def _is_whole(self, part: HashedFile) -> bool:
+    def _is_whole(self, part: HashedBytes) -> bool:
         return part.size == self.entry.size and part.sha256 == self.entry.sha256
 
-    async def _damage(self, part: HashedFile) -> RemoteDamaged:
+    async def _damage(self, part: HashedBytes) -> RemoteDamaged:
         size, wanted = part.size, self.entry.size
         if size < wanted:
             cause = f"ends after {size:,} of {wanted:,} bytes"
@@ -157,7 +169,7 @@ class Transfer:
             shard=self.entry.name,
         )
 
-    async def _append_from(self, part: HashedFile) -> None:
+    async def _append_from(self, part: HashedBytes) -> None:
         """Append the bytes that the server sends, at most one beyond the size."""
         if part.size == self.entry.size:
             return
@@ -169,7 +181,7 @@ class Transfer:
                 if part.size > self.entry.size:
                     return
 
-    async def _drop(self, part: HashedFile) -> None:
+    async def _drop(self, part: HashedBytes) -> None:
         await in_thread(part.clear)
         self.done = 0
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, DatasetNotFound, ManifestDamaged, UsageError
+from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.executors import (
@@ -107,6 +107,9 @@ class DatasetFiles:
     def at_hand(self, entry: FileEntry) -> AbstractContextManager[Path]:
         """Return a context in which a file stays at its path, which is not a link."""
         return nullcontext(self._absolute / entry.name)
+
+    def stop(self) -> None:
+        """End the reads of other threads, whose results are not needed."""
 
     def check_others(self, report: Report, manifest: Manifest) -> None:
         """Report the files that the manifest does not list. Raises OSError.
@@ -422,12 +425,13 @@ class _Verification:
                         self.progress.at(done_records, done_bytes)
             except BaseException:
                 self.children.kill()
+                self.files.stop()
                 raise
         digests: dict[str, bytes] = {}
         for place, entry in enumerate(files):
             found = made[place]
             with reading(entry.name, self.report):
-                if isinstance(found, DataError):
+                if isinstance(found, ShardDamaged):
                     self._found(entry.name, f"its container is unreadable: {found.message}")
                 elif isinstance(found, Exception):
                     raise found

@@ -68,7 +68,8 @@ def verify(
             a folder instead, and is left open. At most ``workers`` jobs are submitted at a time; None or 0 is
             256. The report is the same as without it.
         progress: Receives the progress; None shows a bar in a notebook.
-        cache: Folder that the files at a URL pass through; damaged copies in it are replaced.
+        cache: Folder that the files at a URL pass through; damaged copies in it are replaced. Files in it
+            are read at the URL, too.
         cache_limit: Largest size of the cache, in bytes or as "200GiB"; it may be smaller than the dataset.
             None is the free space of the disk.
 
@@ -103,6 +104,7 @@ class CachedFiles(DatasetFiles):
         self._issues: dict[str, str | ShardprepError] = {}
         self._room_bytes = self._bytes_at_hand = 0
         self._let_go = threading.Condition()
+        self._seen: set[str] = set()
 
     def manifest(self) -> Manifest:
         found = remote_dataset(self._cache.place)
@@ -139,14 +141,20 @@ class CachedFiles(DatasetFiles):
 
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
-        """Yield the path of a cached file, after waiting for other threads to free its room."""
+        """Yield the path of a cached file, after waiting for other threads to free its room.
+
+        A file that was cached before is also read at the URL, once.
+        """
         with self._let_go:
             self._let_go.wait_for(
                 lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
             )
             self._bytes_at_hand += entry.size
         try:
-            with self._cache.hold_intact(entry):
+            with self._cache.hold_intact(entry) as held:
+                if not held.has_downloaded and entry.name not in self._seen:
+                    self._cache.check_published(entry)
+                self._seen.add(entry.name)
                 yield self._cache.folder.path_of(entry)
         finally:
             with self._let_go:
@@ -155,3 +163,6 @@ class CachedFiles(DatasetFiles):
 
     def check_others(self, report: Report, manifest: Manifest) -> None:
         """Check nothing: a URL may hold other files."""
+
+    def stop(self) -> None:
+        self._cache.close()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import pickle
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
@@ -16,7 +17,7 @@ from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.storage.cache import CacheTooSmall, FileCache
 from shardprep.formats.storage.cached_dataset import CachedDataset
-from support.datasets import prep_here, tree
+from support.datasets import StopAfter, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import HIDDEN as SECRET_KEY
 from support.resealed import reseal
@@ -238,8 +239,20 @@ def test_verify_and_inspect_take_a_url_with_a_cache_and_say_what_to_do_without_o
     without = prep_here("verify", TRAIN)
     needless = prep_here("inspect", tmp_path, *cache)
     damaged = prep_here("verify", TRAIN, "--cache", tmp_path / "other", "--quiet")
+    cached = prep_here("verify", TRAIN, *cache, "--quiet")  # an intact copy of the file
     assert (without.returncode, needless.returncode, damaged.returncode) == (2, 2, 1)
     assert "--cache" in without.stderr
-    assert "publish" in damaged.stdout
+    assert "is not the file in the manifest: it has another SHA-256; publish" in damaged.stdout
+    assert cached.stdout == damaged.stdout
     assert HIDDEN not in damaged.stdout + damaged.stderr
     assert tree(tmp_path / "other/files")
+
+
+def test_an_interrupted_verification_does_not_wait_for_its_downloads(proxy: Proxy, tmp_path: Path) -> None:
+    proxy.fault = lambda path, count: "stall" if path.endswith("shard-00001.h5") else None
+    began = time.monotonic()
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(TRAIN, cache=tmp_path, workers=2, progress=StopAfter(1))
+
+    assert time.monotonic() - began < 20  # it would be several timeouts
