@@ -286,7 +286,8 @@ def _converted_lines(done: Converted | ConvertedTo) -> Iterator[str]:
     manifest = done.manifest
     kind = "table" if manifest.archive else f"{manifest.container.upper()} shard"
     shards = f"{'place, ' if manifest.archive else ''}{count_of(len(manifest.shards), kind)}"
-    state = " (was complete, and is intact)" if done.already_complete else ""
+    found = "is intact" if isinstance(done, Converted) else "the sizes are right"
+    state = f" (was complete, and {found})" if done.already_complete else ""
     contents = _contents(manifest, manifest.records, len(manifest.labels), has_labels=done.has_labels)
     yield f"{_place_of(done)}: {contents} in {shards}{state}"
     yield from fields(

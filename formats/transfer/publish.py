@@ -131,12 +131,22 @@ def publish(
     with LoopThread(threads=at_once) as loop:
         transfers = TransferRun(loop, at_once, shown(progress))
         places = {}
+        if "" not in local:
+            loop.run(refuse_dataset(place, policy))
         for split, (_, manifest) in local.items():
             remote = RemoteFolder(place.child(split) if split else place, policy, writable=True)
             there = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
             if not loop.run(there.holds(manifest)):
                 loop.run(there.begin([file.name for file in manifest.files]))
         return [_published(*local[split], there, transfers) for split, there in places.items()]
+
+
+async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
+    """Raise UsageError if a place for splits holds a dataset, which would hide them."""
+    if await RemoteFolder(place, policy, writable=True).content(MANIFEST_NAME, 1) is not None:
+        raise UsageError(
+            "holds one dataset, in which the splits would lie; choose another URL", path=place.url
+        )
 
 
 def _published(
@@ -201,13 +211,14 @@ class StorePlace:
         """Claim the place, or continue. The files ``names`` may be there already.
 
         Raises PlanMismatch for a place where another dataset is being uploaded, UsageError for one with other
-        files, RemoteFailed.
+        files or with folders, such as those of splits, RemoteFailed.
         """
         if not await self._is_claimed():
-            known = {*names, MANIFEST_NAME, PROVENANCE_NAME}
-            if others := (await self.remote.files()).keys() - known:
+            known = {*names, MANIFEST_NAME, PROVENANCE_NAME, f"{WORK_FOLDER_NAME}/"}
+            folders = {f"{name}/" for name in await self.remote.folders()}
+            if others := ((await self.remote.files()).keys() | folders) - known:
                 raise UsageError(
-                    f"is not empty: {min(others)} is not a file of this dataset; choose another URL",
+                    f"is not empty: {min(others)} does not belong to this dataset; choose another URL",
                     path=self.remote.place.url,
                 )
         if not await created(self.remote, CLAIM_NAME, self.claim):

@@ -29,7 +29,7 @@ from shardprep.formats.shards.read import IN_PLACE
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RemoteFolder, RetryPolicy, StoredFile, refuse_server
 from shardprep.formats.storage.transfer import TransferRun
-from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload
+from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload, refuse_dataset
 
 TABLES_AT_ONCE = 4
 
@@ -113,6 +113,8 @@ def convert_to_url(
     runner = JobRunner(workers, progress=progress)
     policy = RetryPolicy(retries, timeout_s)
     with LoopThread(threads=TABLES_AT_ONCE) as loop:
+        if split is None:
+            loop.run(refuse_dataset(place, policy))
 
         def convert_one(one: PreparedSplit) -> ConvertedTo:
             remote = RemoteFolder(place if split else place.child(one.listing.split), policy, writable=True)

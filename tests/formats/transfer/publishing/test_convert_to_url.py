@@ -31,8 +31,12 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
     done = stored(archives, url, tmp_path / "scratch")
     before = len(proxy.sent)
     again = stored(archives, url, tmp_path / "scratch")
+    words = ("--format", "hdf5", "--shard-size", "60000", "--scratch", tmp_path / "scratch")
+    assert "(was complete, and the sizes are right)" in prep_here("convert", archives, url, *words).stdout
     with pytest.raises(PlanMismatch, match="finished dataset"):
         stored(archives, f"{url}/val", tmp_path / "scratch", split="train")
+    with pytest.raises(UsageError, match="would lie"):
+        stored(archives, f"{url}/val", tmp_path / "scratch")
 
     assert tree(bucket) == tree(tmp_path / "local")
     assert [one.manifest.root for one in done] == [one.manifest.root for one in local]

@@ -99,20 +99,24 @@ def test_a_place_with_anything_else_or_that_cannot_be_made_is_named_and_left_alo
 ) -> None:
     published(local / "train", url)
     before = tree(bucket)
-    other = bucket / "other"
-    other.mkdir()
+    other = bucket / "place/other"
+    other.mkdir(parents=True)
     (other / "mine.txt").write_text("mine")
 
     with pytest.raises(PlanMismatch, match="another dataset"):
         published(local / "val", url)
     with pytest.raises(UsageError, match=r"mine\.txt"):
-        published(local / "val", f"{url}/other")
+        published(local / "val", f"{url}/place/other")
+    with pytest.raises(UsageError, match=r"other/ does not belong"):
+        published(local / "val", f"{url}/place")  # a folder of splits, say
+    with pytest.raises(UsageError, match="would lie"):
+        published(local, url)
     for refused in ("http://127.0.0.1/x", "https://host/x", "s3://key:hunter2@bucket/x"):
         with pytest.raises(UsageError) as caught:
             published(local / "val", refused)
         assert "hunter2" not in str(caught.value)
 
-    assert tree(bucket) == before | {"other/mine.txt": tree(other)["mine.txt"]}
+    assert tree(bucket) == before | {"place/other/mine.txt": tree(other)["mine.txt"]}
     with pytest.raises(NotADirectoryError) as found:
         publish(local, (other / "mine.txt/folder").as_uri())
     assert Path(found.value.filename).is_relative_to(other / "mine.txt/folder")
@@ -191,19 +195,15 @@ def test_a_publishing_killed_at_random_moments_ends_with_the_same_bytes(
 SECOND_SHARD = "shard-00001.h5"
 
 
-@pytest.fixture
-def copy(local: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the splits, of which the bucket has another; train lacks a shard and has a damaged one."""
+def test_each_split_of_a_folder_is_repaired_from_a_copy_of_the_same_dataset_and_of_no_other(
+    local: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(refetching, "PATIENT", RetryPolicy(retries=1, timeout_s=30.0))
     publish(local, url)
-    folder = Path(shutil.copytree(local, tmp_path / "copy"))
-    flip(folder / "train" / SECOND_SHARD, 5000)
-    (folder / "train/shard-00002.h5").unlink()
-    (folder / "train/mine.txt").write_text("mine")
-    return folder
-
-
-def test_a_copy_of_another_dataset_is_refused(copy: Path, url: str) -> None:
+    copy = Path(shutil.copytree(local, tmp_path / "copy"))
+    flip(copy / "train" / SECOND_SHARD, 5000)
+    (copy / "train/shard-00002.h5").unlink()
+    (copy / "train/mine.txt").write_text("mine")
     before = tree(copy)
 
     with pytest.raises(PlanMismatch, match="no copy of this dataset"):
@@ -212,16 +212,8 @@ def test_a_copy_of_another_dataset_is_refused(copy: Path, url: str) -> None:
         repair(copy / "train", f"{url}/train", root=copy)
 
     assert tree(copy) == before
-
-
-@pytest.mark.torture
-def test_the_command_repairs_each_split_of_a_folder(
-    copy: Path, local: Path, url: str, tmp_path: Path
-) -> None:
     (copy / "train/mine.txt").unlink()
-
     done = prep_here("repair", copy, "--source", url, "--json", "--quiet")
-
     assert done.returncode == 0, done.stderr
     rebuilt = {split["dataset"][-5:]: split["rebuilt"] for split in json.loads(done.stdout)["splits"]}
     assert rebuilt["train"] == [SECOND_SHARD, "shard-00002.h5"]
