@@ -251,7 +251,13 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
         return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
     total = size(sum(manifest.size for manifest in manifests))
-    return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all intact"
+    word = _sound(next(iter(reports.values())))
+    return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all {word}"
+
+
+def _sound(report: Report) -> str:
+    """Return the word for datasets without findings; a quick check reads no data."""
+    return "complete" if report.level == "quick" else "intact"
 
 
 def _report_lines(report: Report) -> Iterator[str]:
@@ -265,9 +271,8 @@ def _report_lines(report: Report) -> Iterator[str]:
         unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
         yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
         return
-    word = "complete" if report.level == "quick" else "intact"
     images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
-    yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
+    yield f"{report.location}: {_sound(report)}: {images} in {files}, {size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import permutation
-from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
+from shardprep.formats.shards.dataset import Dataset, is_collection, open_unreplaced, splits_of
 from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.tables import checked_boxes, checked_column, checked_index
@@ -32,8 +32,11 @@ _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # k
 
 
 def converted_dataset(path: Path) -> ConvertedDataset | None:
-    """Return the source of a dataset or a folder of its splits, else None. Raises DataError."""
-    folders = {"": path} if (path / MANIFEST_NAME).is_file() else splits_of(path)
+    """Return the source of a dataset or a folder of its splits, else None. Raises UsageError, DataError."""
+    is_one = (path / MANIFEST_NAME).is_file() or is_collection(
+        path
+    )  # a collection is refused when it is read
+    folders = {"": path} if is_one else splits_of(path)
     manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
     found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
     return ConvertedDataset(found) if found else None

@@ -79,7 +79,7 @@ class ListedClasses:
         if cell is None and self._needs_label:
             raise ValueError("has no label")
         name = "" if cell is None else label_name(cell).strip()
-        return self.label_of(name) if name or self._needs_label else UNLABELLED
+        return UNLABELLED if name in ("", "-1") and not self._needs_label else self.label_of(name)
 
     def of_folder(self, path: str) -> int:
         """Return the class number of the image at ``path`` below its split's folder: -2 and down, or -1."""

@@ -476,8 +476,6 @@ def _holds(folder: Path, wanted: CollectionFile) -> bool:
 
 
 def _manifest(folder: Path) -> Manifest:
-    if is_collection(folder):
-        raise UsageError("is a collection; give its parts", path=folder)
     refuse_folder_of_splits(folder)
     return read_manifest(folder)
 

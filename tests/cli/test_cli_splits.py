@@ -24,6 +24,7 @@ def test_verify_checks_each_split_and_sums_up(splits: Path) -> None:
     assert [line.split(":")[0] for line in done.stdout.splitlines() if ": intact:" in line] == names
     assert done.stdout.splitlines()[-1].startswith(f"{splits}: train, val, test: ")
     assert done.stdout.splitlines()[-1].endswith("all intact")
+    assert prep_here("verify", splits, "--level", "quick").stdout.endswith("all complete\n")
     assert (found["folder"], found["ok"], found["exit_code"]) == (str(splits), True, 0)
     assert [split["dataset"] for split in found["splits"]] == names
     assert all(split["root"].startswith("sha256:") for split in found["splits"])

@@ -19,6 +19,7 @@ from shardprep.formats import (
     UnknownVersion,
     UsageError,
     collect,
+    convert,
     open_collection,
     open_dataset,
     publish,
@@ -149,12 +150,12 @@ def test_a_damaged_file_is_refused(folder: Path) -> None:
 def test_commands_take_a_collection_for_what_it_is(parts: list[Path], tmp_path: Path) -> None:
     collect(tmp_path, parts).close()  # parts below it are not its splits
 
-    with pytest.raises(UsageError, match=r"is a collection: open_collection\(\) opens it"):
-        open_dataset(tmp_path)
     assert prep_here("repair", tmp_path, "--source", tmp_path).returncode == 2
     for call in (
+        open_dataset,
         read_manifest,
         verify,
+        partial(convert, output=tmp_path / "out", workers=0),
         partial(repair, source=tmp_path),
         partial(publish, url=tmp_path.as_uri()),
     ):
