@@ -378,7 +378,7 @@ class Loader(Owned, EpochLoader):
         shown = observed.shown if observed else {}
         rows = zip(items["number"].tolist(), self._labels[items["label"]].tolist(), strict=True)
         records = (
-            ReplayedRecord(number, key, label, shown.get(key, ()), batch.skipped.get(row))
+            ReplayedRecord(number, key, label, (shown.get(key) or [()]).pop(0), batch.skipped.get(row))
             for row, (number, label) in enumerate(rows)
             for key in (self.key(number),)
         )

@@ -38,13 +38,14 @@ ShownParts = tuple[ShownPart | None, ...]
 class ObservedTransform:
     """A wrapper of a ``transform`` with the same results, whose ``shown`` maps keys to the parts shown.
 
-    The transform reports them by a method ``shown(record, rng)``, which returns a ShownPart or one per view.
+    The transform reports the parts of each call by a method ``shown(record, rng)``, which returns a ShownPart
+    or one per view.
     """
 
     def __init__(self, transform: Transform) -> None:
         self._transform = transform
         self.outputs = outputs_of(transform)
-        self.shown: dict[str, ShownParts] = {}
+        self.shown: dict[str, list[ShownParts]] = {}
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> Any:
         self._note(record, rng)
@@ -64,7 +65,7 @@ class ObservedTransform:
         rng.bit_generator.state = state
         parts = (found,) if isinstance(found, ShownPart) else found
         if isinstance(parts, tuple) and all(isinstance(part, ShownPart | None) for part in parts):
-            self.shown[record.key] = parts
+            self.shown.setdefault(record.key, []).append(parts)
 
 
 Kind = Literal["dataset", "order", "labels", "columns", "augmentation", "pixels"]

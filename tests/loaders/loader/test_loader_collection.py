@@ -36,22 +36,6 @@ from support.image_files import encoded, numbers_png
 from support.loaded import assert_exactly_once, assert_same, epoch_of, loader_on
 
 
-@pytest.fixture(scope="module")
-def cut_shards(lmdb_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection of three parts of the dataset, in stored order."""
-    return collected(lmdb_shards, tmp_path_factory.mktemp("cut"), 3, 7)
-
-
-@pytest.fixture(params=["in memory", "read from files"])
-def folder(
-    request: pytest.FixtureRequest, cut_shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """The collection, with its indexes in memory, or with rows that are read when they are needed."""
-    if request.param != "in memory":
-        monkeypatch.setattr(collections, "MOST_INDEX_BYTES", 0)
-    return cut_shards
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.torture)])
 def test_columns_are_those_of_their_parts(tmp_path: Path, workers: int) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]

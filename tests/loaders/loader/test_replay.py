@@ -35,7 +35,8 @@ from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.sheet import GAP, TITLE
 from shardprep.loaders.transforms.decode import decode_rgb
 from support.column_datasets import write_columns
-from support.loaded import assert_same, epoch_of, loader_on
+from support.cut_datasets import collected
+from support.loaded import assert_same, crops_on, epoch_of, loader_on
 from support.loader_workers import Tagging, reject
 from support.sampling import torture_except
 
@@ -87,6 +88,16 @@ def test_bad_records_are_told_with_their_reasons(shuffle: Any, lmdb_shards: Path
 
     assert_same([each.batch for each in replays], delivered)
     assert all(len(each.digests()) == len(each) for each in replays)
+
+
+def test_a_record_that_repeats_in_a_step_shows_a_part_of_its_own_each_time(
+    lmdb_shards: Path, tmp_path: Path
+) -> None:
+    weights = {"part-0": 9.0, "part-1": 1.0}
+    with crops_on(collected(lmdb_shards, tmp_path, 2), weights=weights, batch_size=204, workers=0) as loader:
+        rows = loader.replay(0, 0).records
+
+    assert len({row.number for row in rows}) < len({row.shown for row in rows}) == len(rows)
 
 
 OPTIONS: dict[str, list[Any]] = {
