@@ -11,6 +11,7 @@ import atexit
 import fcntl
 import os
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +19,19 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
 from shardprep.formats.errors import NotCopyable, OperationError
+
+
+class Closable:
+    """Base of what a context closes at its end."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class Owned:

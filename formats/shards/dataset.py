@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from shardprep.formats.records.record import CropReadyRecord, Record
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
@@ -87,7 +88,7 @@ class DatasetPart:
         )
 
 
-class RecordSet(ABC):
+class RecordSet(Closable, ABC):
     """The records of one or more finished datasets (``parts``), in stored order.
 
     ``len``, ``[i]`` and iteration give the records, with labels in ``label_space``. ``path`` is its folder.
@@ -245,12 +246,6 @@ class RecordSet(ABC):
         """Close the shards; the next read opens them again. No other thread may be reading."""
         self._opened.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 USUAL_ORDER = ("train", "val", "test")
 MARKS = (MANIFEST_NAME, INDEX_NAME, WORK_FOLDER_NAME)  # any of them marks a dataset, even an incomplete one
@@ -377,7 +372,7 @@ def open_unreplaced(folder: Path, root: str) -> Dataset:
     return dataset
 
 
-class TransformedDataset:
+class TransformedDataset(Closable):
     """The records of ``dataset`` by number, each as (its transformed value, its label).
 
     PyTorch's DataLoader takes it with any number of workers, forked or spawned; it is as picklable as
@@ -430,12 +425,6 @@ class TransformedDataset:
     def close(self) -> None:
         """Close the dataset's shards; the next read opens them again."""
         self.dataset.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 @lru_cache

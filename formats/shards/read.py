@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, record_crc
 from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, ShardFile
 
 SUFFIXES = {"lmdb": ".lmdb", "hdf5": ".h5", "tar": ".tar.npy"}
@@ -145,7 +145,7 @@ def container(name: str) -> Container:
 Image = TypeVar("Image", bytes, Memory)
 
 
-class Shard(Owned, AbstractContextManager["Shard"]):
+class Shard(Owned, Closable):
     """The open file of a shard, read by addresses. Thread-safe except for :meth:`close`.
 
     ``entry`` is the shard's entry in the manifest; without it, the container's addresses are read at once.
@@ -273,9 +273,6 @@ class Shard(Owned, AbstractContextManager["Shard"]):
     def close(self) -> None:
         """Close the file. Idempotent."""
         self.file.close()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 DAMAGE = (CorruptRecord, ShardDamaged, OSError)

@@ -22,7 +22,7 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged, NoSpace, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, no_space, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
-from shardprep.formats.runtime.owned import LockDescriptor, Owned
+from shardprep.formats.runtime.owned import Closable, LockDescriptor, Owned
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.read import LOCAL, LocalFiles
@@ -127,7 +127,7 @@ class CacheCounts:
     replaced: int = 0
 
 
-class FileCache(Owned, AbstractContextManager["FileCache"]):
+class FileCache(Owned, Closable):
     """The files of the dataset at ``place``, each downloaded once for all processes of this machine.
 
     ``folder`` is a new folder or an existing cache on a local disk. Its files, of all datasets, take at most
@@ -281,9 +281,6 @@ class FileCache(Owned, AbstractContextManager["FileCache"]):
     def _refuse_closed(self) -> None:
         if self._is_closed:
             raise UsageError("the cache is closed", path=self.folder.path)
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _fitting(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
         """Return the files without duplicates. Raises CacheTooSmall if they can never fit together."""

@@ -7,7 +7,7 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from time import perf_counter
@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from shardprep.formats.errors import OperationError, UsageError, printable
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
@@ -223,7 +223,7 @@ class Course:
         )
 
 
-class Engine(Owned, AbstractContextManager["Engine"]):
+class Engine(Owned, Closable):
     """Runs workers that fill batches of ``work`` in shared slots of the form ``layout``.
 
     No process, file or memory outlives a close, dropping the engine, or the end of this process, even if it
@@ -478,6 +478,3 @@ class Engine(Owned, AbstractContextManager["Engine"]):
             if self._sent:
                 self._sent.close()
             self._status_table.close()
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

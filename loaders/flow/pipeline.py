@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending
@@ -107,7 +108,7 @@ def _alone(node: Node) -> Node:
     return node
 
 
-class Pipeline(FrameworkHint):
+class Pipeline(FrameworkHint, Closable):
     """The part of :class:`.Flow` that runs passes and keeps their state; ``node`` is the flow's last step."""
 
     def __init__(self, node: Node) -> None:
@@ -321,12 +322,6 @@ class Pipeline(FrameworkHint):
         """
         kept, self._kept = self._kept, PassResources()
         kept.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.node,)

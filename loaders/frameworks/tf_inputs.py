@@ -9,12 +9,12 @@ from functools import partial
 from itertools import islice, repeat, takewhile
 from multiprocessing.util import Finalize
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.loaders.batches.passes import FrameworkHint, Passes, Source
 from shardprep.loaders.batches.stack import Batches, Remainder
 from shardprep.loaders.frameworks.tensors import (
@@ -101,7 +101,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
     return started.flat_map(batches)
 
 
-class Input(FrameworkHint, Owned, ABC):
+class Input(FrameworkHint, Owned, Closable, ABC):
     """Batches as TensorFlow tensors, in the form of ``element_spec``, epoch after epoch.
 
     Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
@@ -191,12 +191,6 @@ class Input(FrameworkHint, Owned, ABC):
     def packed(self, leaves: list[Any]) -> Any:
         """Return leaves in the form of ``element_spec``."""
         return renamed(self.element_spec, leaves)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class DirectInput(Input):

@@ -8,12 +8,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.canaries import warn_of_other_decoder
+from shardprep.formats.runtime.owned import Closable
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes
 from shardprep.loaders.loader.replay import Parting, Replayed, RunOrder, first_parting, shown_batch
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from shardprep.formats.images.pictures import Gallery
 
 
-class EpochLoader(FrameworkHint, ABC):
+class EpochLoader(FrameworkHint, Closable, ABC):
     """Iterable over batches, one epoch per iteration, with a state to resume from and a receipt."""
 
     batches_never_change = True
@@ -230,9 +231,3 @@ class EpochLoader(FrameworkHint, ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

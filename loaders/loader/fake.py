@@ -7,7 +7,6 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -22,6 +21,7 @@ from shardprep.formats.images.decode import png_of
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
+from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
 from shardprep.loaders.batches.stack import BatchSpec
@@ -36,7 +36,7 @@ from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 
 
-class FakeDataset(AbstractContextManager["FakeDataset"]):
+class FakeDataset(Closable):
     """The records of a FakeData, as a stand-in for a Dataset: by number, ``len``, iteration and ``classes``.
 
     ``made_by(number)`` returns a record's image and label. Pixels become PNG files, which decode to them.
@@ -77,9 +77,6 @@ class FakeDataset(AbstractContextManager["FakeDataset"]):
 
     def close(self) -> None:
         """Do nothing: no file is open."""
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 PER_PHOTOGRAPH = 2

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
 from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.machines.codec import MAX_PARTS
 
@@ -490,7 +490,7 @@ class ExclusiveUse(Owned):
                 self._thread.join(CLOSE_TIMEOUT_S)
 
 
-class Receiver(Owned, ABC):
+class Receiver(Owned, Closable, ABC):
     """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
 
     ``release`` closes the socket, and references neither this object nor its iterators. ``name`` names this
@@ -535,12 +535,6 @@ class Receiver(Owned, ABC):
     def close(self) -> None:
         """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
         self._exclusive.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def bytes_of_limit(limit_bytes: int | str) -> int:
