@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shardprep.formats.errors import printable
+from shardprep.formats.errors import UsageError, printable
 
 MAX_KEY_BYTES = 1024
 
@@ -81,6 +82,31 @@ class CropReadyRecord(Record):
     @property
     def crop_ready(self) -> bool:
         return True
+
+
+def check_transform(transform: object) -> None:
+    """Raise UsageError unless this may be a transform of records; name the wrapper of one of images."""
+    library = type(transform).__module__.partition(".")[0]
+    if library in ("torchvision", "albumentations"):
+        raise UsageError(
+            f"transform must take a record, but a {type(transform).__name__} of {library} takes an image: give "
+            f"{library.capitalize()}(transform), from shardprep.loaders.transforms.{library}"
+        )
+    if isinstance(transform, type) or not callable(transform):
+        raise UsageError(
+            f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
+        )
+
+
+def takes(call: Callable[..., Any], arguments: int) -> bool:
+    """Whether the callable takes this many arguments; True if it has no known signature."""
+    try:
+        signature(call, follow_wrapped=False).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        pass
+    return True
 
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import os
 import random
@@ -24,7 +23,7 @@ from shardprep.formats.errors import SourceDamaged, UsageError, printable
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.records.record import CropReadyRecord, Record, check_transform, takes
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.lazy import cached_property
@@ -383,18 +382,14 @@ class TransformedDataset(Closable):
     """
 
     def __init__(self, dataset: RecordSet, transform: Callable[..., Any]) -> None:
-        if isinstance(transform, type) or not callable(transform):
+        try:
+            check_transform(transform)
+        except UsageError:
             dataset.close()
-            raise UsageError(
-                f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
-            )
+            raise
         self.dataset = dataset
         self.transform = transform
-        try:
-            inspect.signature(transform).bind(None, None)
-            self._is_random = True
-        except (TypeError, ValueError):  # one argument, or a builtin without a signature
-            self._is_random = False
+        self._is_random = takes(transform, 2)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.records.record import takes
 from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
@@ -25,7 +26,6 @@ from shardprep.loaders.batches.pickling import (
 )
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
-from shardprep.loaders.transforms.contract import takes
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.node import Node

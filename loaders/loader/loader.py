@@ -61,7 +61,7 @@ from shardprep.loaders.order.epoch_order import Shuffle
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
-from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of, takes
+from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of
 
 DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
 READ_AHEAD_BYTES = 64 << 20
@@ -167,8 +167,6 @@ class Loader(Owned, EpochLoader):
     ) -> None:
         if on_bad_record not in ("raise", "skip"):
             raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
-        if transform is not None and callable(transform) and not takes(transform, 2):
-            raise UsageError(f"transform must be a callable of (record, rng), not {transform!r}")
         if read_ahead < 0:
             raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
         self._workers = worker_count(workers)

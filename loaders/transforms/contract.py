@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.images.decode import Encoded
 from shardprep.formats.images.opencv import cv2
+from shardprep.formats.records.record import check_transform, takes
 from shardprep.formats.runtime.lazy import cached_property
 
 
@@ -108,22 +108,10 @@ class Transform(Protocol):
 
 def outputs_of(transform: Transform) -> tuple[ArraySpec, ...] | None:
     """Return the arrays that the transform declares, None if it declares none. Raises UsageError."""
-    if isinstance(transform, type) or not callable(transform):
-        raise UsageError(
-            f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
-        )
+    check_transform(transform)
+    if not takes(transform, 2):
+        raise UsageError(f"transform must be a callable of (record, rng), not {transform!r}")
     return checked_outputs(getattr(transform, "outputs", None))
-
-
-def takes(call: Callable[..., Any], arguments: int) -> bool:
-    """Whether the callable takes this many arguments; True if it has no known signature."""
-    try:
-        signature(call, follow_wrapped=False).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    except ValueError:  # some built-in functions have no signature
-        pass
-    return True
 
 
 def checked_outputs(outputs: Any) -> tuple[ArraySpec, ...] | None:

@@ -6,12 +6,14 @@ import os
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from shardprep import open_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.loaders import ArraySpec, decode_rgb
 from support.image_files import with_orientation
@@ -47,6 +49,13 @@ def torchvision() -> Library:
     ops = pytest.importorskip("support.torchvision_ops", exc_type=ImportError)
 
     return Library(ops.Here, ops.TRAINING, ops.v2.Identity(), (3, 32, 32))
+
+
+def torchvision_of_pil() -> Library:
+    wrap, training, nothing, shape = torchvision()
+    from torchvision.transforms import v2
+
+    return Library(partial(wrap, image="pil"), v2.Compose([v2.PILToTensor(), training]), nothing, shape)
 
 
 @pytest.fixture(params=[albumentations, torchvision], ids=lambda make: make.__name__)
@@ -87,6 +96,14 @@ def test_options_of_another_kind_are_refused(library: Library, options: dict[str
         library.wrap(**({"transform": library.nothing} | options))
 
 
+@pytest.mark.parametrize("make", [loader_on, open_dataset])
+def test_a_transform_without_its_wrapper_is_refused(
+    library: Library, lmdb_shards: Path, make: Callable[..., Any]
+) -> None:
+    with pytest.raises(UsageError, match=r"takes an image: give [AT]\w+\(transform\), from shardprep"):
+        make(lmdb_shards, transform=library.training)
+
+
 def test_a_bad_image_names_its_record(library: Library) -> None:
     broken = COFFEE._replace(key="broken", image=COFFEE.image[:9000])
 
@@ -95,6 +112,7 @@ def test_a_bad_image_names_its_record(library: Library) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("library", [albumentations, torchvision, torchvision_of_pil], indirect=True)
 def test_batches_are_the_same_for_any_number_of_workers(library: Library, lmdb_shards: Path) -> None:
     epochs = []
     for workers in (0, 1, 2):
@@ -215,20 +233,6 @@ def test_tensors_and_pil_images_become_arrays() -> None:
         np.testing.assert_equal(found, expected)
     found = wrap(v2.CenterCrop(20), image="pil")(COFFEE, rng())
     assert (found.shape, found.dtype) == ((20, 20, 3), np.uint8)
-
-
-@pytest.mark.slow
-def test_batches_of_pil_images_are_the_same_in_a_worker(lmdb_shards: Path) -> None:
-    wrap, training, *_ = torchvision()
-    from torchvision.transforms import v2
-
-    transform = wrap(v2.Compose([v2.PILToTensor(), training]), image="pil")
-    epochs = []
-    for workers in (0, 1):
-        with loader_on(lmdb_shards, transform=transform, workers=workers, batch_size=50) as loader:
-            epochs.append(epoch_of(loader))
-
-    assert_same(*epochs)
 
 
 @pytest.mark.slow
