@@ -102,14 +102,12 @@ def tensor_of(part: Any) -> Any:
     array = np.asarray(part) if isinstance(part, memoryview) else part
     if not isinstance(array, np.ndarray) or array.dtype.kind not in NUMBERS:
         return part
-    return torch.from_numpy(array if _can_be_shared(array) else _copied(array))
+    if not _can_be_shared(array):
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array)
 
 
 def _can_be_shared(array: npt.NDArray[Any]) -> bool:
     size = array.itemsize
     whole_steps = all(stride >= 0 and stride % size == 0 for stride in array.strides)
     return array.flags.writeable and array.flags.aligned and array.dtype.isnative and whole_steps
-
-
-def _copied(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return array.astype(array.dtype.newbyteorder("="), order="C")
