@@ -115,7 +115,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 def verify_finished(output: Path, progress: Progress) -> None:
     """Verify an already finished dataset, and remove a leftover work folder."""
     progress.note(f"{output} is complete already; verifying it")
-    report = verify_folder(output, level="full", progress=progress)
+    report = verify_folder(output, "full", None, None, progress)
     report.raise_for_findings()
     if (output / WORK_FOLDER_NAME).exists():
         with WorkFolder(output) as work_folder:

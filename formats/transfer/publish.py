@@ -38,7 +38,7 @@ from shardprep.formats.storage.store import (
     StoredFile,
     part_bytes,
 )
-from shardprep.formats.storage.transfer import RemoteDamaged, TransferRun
+from shardprep.formats.storage.transfer import HashedBytes, RemoteDamaged, Transfer, TransferRun
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
@@ -388,16 +388,9 @@ class Upload:
         found = await self.remote.about(self.entry.name)
         if found is None or found.size != self.entry.size:
             return None
-        is_intact = found.e_tag in e_tags or await self._sha256_there() == self.entry.sha256
-        return found if is_intact else None
-
-    async def _sha256_there(self) -> str:
-        """Return the SHA-256 of the file in the store; empty if it breaks off or is gone."""
-        digest = hashlib.sha256()
-        try:
-            async with aclosing(self.remote.read(self.entry.name)) as chunks:
-                async for chunk in chunks:
-                    await in_thread(digest.update, chunk)
-        except (AnswerBroken, RemoteMissing):
-            return ""
-        return f"sha256:{digest.hexdigest()}"
+        if found.e_tag not in e_tags:
+            try:
+                await Transfer(self.remote, self.entry).fill(HashedBytes())
+            except (AnswerBroken, RemoteDamaged, RemoteMissing):
+                return None
+        return found

@@ -86,7 +86,7 @@ def repair(
     if isinstance(origin, Location) and root is not None:
         raise UsageError("is the URL of a copy; --root is only for a list of images", path=origin.url)
     path, runner = user_path(dataset), JobRunner(workers, executor, shown(progress))
-    verified = partial(verify_folder, path, workers=workers, executor=executor, progress=runner.progress)
+    verified = partial(verify_folder, path, "full", workers, executor, runner.progress)
     refuse_cached(path)
     manifest, report = read_manifest(path), verified()
     _refuse_irreparable(report, path)

@@ -28,7 +28,7 @@ from shardprep.formats.runtime.executors import (
     other_machine,
     refuse_other_versions,
 )
-from shardprep.formats.runtime.files import hash_descriptor, hash_file, user_path
+from shardprep.formats.runtime.files import hash_descriptor, hash_file
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
@@ -191,16 +191,10 @@ def _size_of(path: Path, flags: int = 0) -> int:
 
 
 def verify_folder(
-    dataset: str | os.PathLike[str],
-    *,
-    level: str = "full",
-    workers: int | None = None,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
+    path: Path, level: str, workers: int | None, executor: Executor | None, progress: Progress | None
 ) -> Report:
     """Check the dataset in a folder, as :func:`shardprep.formats.verify` does."""
     check_level(level)
-    path = user_path(dataset)
     if not path.is_dir():
         raise DatasetNotFound.at(path)
     return verify_files(DatasetFiles(path), level, workers, executor, progress)

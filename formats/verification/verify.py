@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardprep.formats.errors import ShardprepError, UsageError
+from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.files import FileEntry
@@ -85,7 +86,7 @@ def verify(
     """
     cached = cached_place(dataset, cache, cache_limit)
     if cached is None:
-        return verify_folder(dataset, level=level, workers=workers, executor=executor, progress=progress)
+        return verify_folder(user_path(dataset), level, workers, executor, progress)
     place, folder, limit = cached
     if executor is not None:
         raise UsageError("is a URL, but an executor checks only folders; omit the executor", path=place.url)
