@@ -91,8 +91,8 @@ def bench_disk(
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
     from shardprep.loaders.measuring.disk_chart import save_picture
 
-    for place in (plot, save):
-        check_writable(place)
+    check_writable(plot)
+    check_replaced(save)
     with progress.status(SHARE) as show:
         profile = measure_disk(path, progress=show, **chosen)
     if save:
@@ -240,8 +240,8 @@ def bench_loader(
 
     splits = datasets_in(dataset)
     check_replaced(html)
+    check_writable(trace)
     for file, option in ((trace, "--trace"), (html, "--html")):
-        check_writable(file)
         if file and splits:
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
     profile = DiskProfile.load(disk) if disk else None

@@ -125,7 +125,7 @@ def replay(
     refuse_typed(OF_TWO_RUNS, typed, "it is only for --diff")
     if sheet:  # fail before the work rather than after it
         check_suffix(sheet)
-        check_replaced(sheet)
+    check_replaced(sheet)
     file = run["card"] or run["state"]
     recorded = RunLog.load(file) if file else None
     last = recorded.last_of(run["epoch"], run["start"]) if recorded else None  # gives the defaults
@@ -309,7 +309,6 @@ def prove(
 
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
-    if save:
-        check_replaced(save)
+    check_replaced(save)
     found = prove_run(dataset, logs, signed_by=signed_by, save=save, key=key)
     return Output(found.to_json(), found.statement.splitlines())

@@ -18,6 +18,7 @@ from shardprep.cli.console.progress import FORMS, progress_in
 from shardprep.formats.errors import DatasetNotFound, OperationError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.sizes import parse_bytes
+from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import Location
 
@@ -235,14 +236,20 @@ def transform_of(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def check_writable(file: Path | None) -> None:
-    """Raise OperationError if the file cannot be written; called before the work begins."""
-    if file and not os.access(file if file.exists() else file.parent, os.W_OK):
+def check_writable(file: Path | None, *, is_replaced: bool = False) -> None:
+    """Raise OperationError if the file cannot be written, or replaced; called before the work begins."""
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise OperationError("its folder does not exist; make it, or choose another path", path=file)
+    if (file.parent / INDEX_NAME).exists():
+        raise OperationError(
+            "is in the folder of a dataset, which it would damage; choose another path", path=file
+        )
+    if is_replaced:
+        check_replaceable(file)
+    if not os.access(file if file.exists() and not is_replaced else file.parent, os.W_OK):
         raise OperationError("cannot be written; choose another path", path=file)
 
 
-def check_replaced(file: Path | None) -> None:
-    """Raise OperationError if a new file cannot replace this one; called before the work begins."""
-    if file:
-        check_writable(file.parent)
-        check_replaceable(file)
+check_replaced = partial(check_writable, is_replaced=True)

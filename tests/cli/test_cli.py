@@ -215,6 +215,9 @@ def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
     assert "  bytes         0 B" not in prep_here("inspect", "items/train", cwd=tmp_path).stdout
     assert "\nitems: train: 4 records, " in prep_here("inspect", "items", cwd=tmp_path).stdout
     assert first_line("export", "items/train", "out", "--to=mds").startswith("out: 4 records without ")
+    said = first_line("report", "items/train", "-o", "items.html")
+    assert said == "items.html: items/train, records without images"
+    assert "The records have no images." in (tmp_path / "items.html").read_text()
     assert "; did you mean 'items'?" in prep_here("convert", "item", "again", cwd=tmp_path).stderr
     for option in ("--dry-run", "--workers=0"):
         assert first_line("convert", "items", "again", option).startswith(

@@ -36,7 +36,7 @@ def shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_reader_that_is_gone_is_3_and_quiet(dataset: Path) -> None:
+def test_a_reader_that_is_gone_is_3_and_quiet_and_a_full_disk_is_3_in_a_line(dataset: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
@@ -46,6 +46,12 @@ def test_a_reader_that_is_gone_is_3_and_quiet(dataset: Path) -> None:
 
     assert (done.returncode, done.stderr) == (3, "")
     assert unheard.returncode == 3
+
+    done = shell('"$@" >/dev/full', "inspect", dataset)
+
+    assert done.returncode == 3
+    assert "full" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -75,15 +81,6 @@ def test_no_file_of_the_dataset_gets_the_messages(tmp_path: Path) -> None:
     shell('"$@" 2>&-', "convert", tmp_path / "file", tmp_path / "out")
 
     assert (tmp_path / "file").read_text() == "as it was"
-
-
-@pytest.mark.slow
-def test_output_that_cannot_be_written_is_3(dataset: Path) -> None:
-    done = shell('"$@" >/dev/full', "inspect", dataset)
-
-    assert done.returncode == 3
-    assert "full" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from shardprep import Loader
-from shardprep.formats import collect, open_dataset, report, write_dataset
+from shardprep.formats import collect, open_dataset, report
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.shards.read import Shard
 from support.datasets import prep_here
@@ -38,6 +39,18 @@ def test_the_page_of_a_dataset_is_written_where_it_is_wanted_also_by_inspect(fol
     assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
 
 
+def test_an_output_in_a_dataset_or_a_missing_folder_is_refused_before_the_work(folder: Path) -> None:
+    for words in ("report -o", "gate --junit", "inspect --html", "bench-disk --save"):
+        for place, said in (
+            ("shards/val/x", "in the folder of a dataset"),
+            ("no/x", "folder does not exist"),
+        ):
+            command, option = words.split()
+            done = prep_here(command, "shards/val", option, place, cwd=folder)
+            assert (done.returncode, done.stdout) == (3, "")
+            assert re.fullmatch(f"prep: {place}: .*{said}.*\n", done.stderr)
+
+
 def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -> None:
     words = ("report", "shards", "-o", "all.html", "--pixels", "none", "--save-findings", "found.json")
     done = prep_here(*words, cwd=folder)
@@ -48,14 +61,6 @@ def test_the_record_numbers_of_findings_are_saved_for_each_split(folder: Path) -
         with Loader(folder / "shards" / name, batch_size=1, workers=0) as loader:
             assert loader.dataset.root == found["root"]
             assert len(loader.dataset) == found["records"]
-
-
-def test_records_without_images_have_a_page(folder: Path) -> None:
-    write_dataset([{"key": str(n), "age": n} for n in range(4)], folder / "items", workers=0)
-    done = prep_here("report", "items", "-o", "items.html", cwd=folder)
-
-    assert (done.returncode, done.stdout) == (0, "items.html: items, records without images\n")
-    assert "The records have no images." in (folder / "items.html").read_text()
 
 
 def test_a_collection_has_no_page_of_its_own(folder: Path) -> None:
