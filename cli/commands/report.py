@@ -239,8 +239,8 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
     yield f"{found.dataset}: {count_of(found.records, 'record')}{seen}"
     for check in found.checks:
         yield f"  {'pass' if check.passed else 'FAIL'}  {check.name:<14}{check}"
-        for key in () if check.passed else check.records:
-            yield f"        {'':<14}{printable(key)}"
+        for line in () if check.passed else check.named():
+            yield f"        {'':<14}{line}"
 
 
 @command(

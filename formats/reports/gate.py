@@ -48,6 +48,11 @@ class GateCheck:
     records: tuple[str, ...] = ()
     is_partial: bool = False
 
+    def named(self) -> list[str]:
+        """Return the ``records`` as printable lines, and a last one on how many there are besides."""
+        more = self.found - len(self.records) if isinstance(self.found, int) else 0
+        return [*map(printable, self.records), *([f"and {more:,} more"] if more > 0 else [])]
+
     def __str__(self) -> str:
         if self.name in ("root", "canaries"):
             return f"{self.found}" if self.passed else f"{self.found}, not {self.limit}"
@@ -94,7 +99,7 @@ class GateResult:
             case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
             if not check.passed:
                 failure = ElementTree.SubElement(case, "failure", message=f"{check.name}: {check}")
-                failure.text = "\n".join(map(printable, check.records))
+                failure.text = "\n".join(check.named())
         data: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
         return data
 
