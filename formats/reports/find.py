@@ -19,7 +19,7 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.reports.duplicates import DISTANCE
 from shardprep.formats.reports.pixels import CODES, ImageReading, measured
-from shardprep.formats.runtime.files import naming, save_bytes, user_path
+from shardprep.formats.runtime.files import naming, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.dataset import Dataset
@@ -104,7 +104,7 @@ def find(
         raise UsageError("hashes are used only to find near images: give near=True")
     if not images:
         raise UsageError("give at least one picture to look for")
-    pictures = [_picture(Path(user_path(image)), near) for image in images]
+    pictures = [_picture(image, near) for image in user_paths(images, "images")]
     with Dataset(dataset) as opened:
         count = max(1, usable_cpus() if workers is None else workers)
         with WorkerPool(count) as pool:

@@ -475,6 +475,13 @@ def user_path(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def user_paths(paths: Iterable[str | os.PathLike[str]], name: str) -> list[Path]:
+    """Return the paths of the argument ``name`` as :func:`user_path` does. Raises UsageError for one path."""
+    if isinstance(paths, str | bytes | os.PathLike):  # its characters would be taken for paths
+        raise UsageError(f"{name} must be a list of paths, such as [{paths!r}]")
+    return [user_path(path) for path in paths]
+
+
 def redacted(text: str) -> str:
     """Return the text without the credentials, queries, fragments and parameters of its URLs.
 

@@ -23,7 +23,7 @@ from shardprep.formats.errors import (
     UsageError,
 )
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path
+from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
 from shardprep.formats.runtime.json_record import (
     SHA256,
     canonical_json,
@@ -438,7 +438,7 @@ def collect(out: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]]
         ManifestDamaged, UnknownVersion: A manifest cannot be read.
         OSError: A file cannot be read or written.
     """
-    folder, folders = user_path(out), [user_path(part) for part in parts]
+    folder, folders = user_path(out), user_paths(parts, "parts")
     if not 0 < len(folders) <= MAX_PARTS:
         raise UsageError(f"a collection has 1 to {MAX_PARTS} parts, not {len(folders)}")
     names, manifests = _names_of(folders), [_manifest(part) for part in folders]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
-from shardprep.formats.runtime.files import naming, naming_file, save_bytes, user_path
+from shardprep.formats.runtime.files import naming, naming_file, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
@@ -101,7 +101,7 @@ class LogEntry:
         with naming(file), closing(LockDescriptor(os.open(file, flags, 0o666))) as log:
             log.lock()
             size = os.fstat(log.fileno()).st_size
-            if _SIGNATURE in os.pread(log.fileno(), SIGNATURE_BYTES, max(0, size - SIGNATURE_BYTES)):
+            if _is_signed(log.fileno()):
                 raise UsageError("is signed; log to another file", path=file)
             try:
                 while line:
@@ -139,6 +139,12 @@ class LogEntry:
         if is_line and value != part._value() | {"sha256": part._digest()}:
             raise DataError("was changed: its SHA-256 does not match")
         return part
+
+
+def _is_signed(log: int) -> bool:
+    """Whether the last line of a file is a signature."""
+    end = max(0, os.fstat(log).st_size - SIGNATURE_BYTES)
+    return _SIGNATURE in os.pread(log, SIGNATURE_BYTES, end)
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class RunLog:
         return cls(_listing_card(entries), entries, signer)
 
     @classmethod
-    def merge(cls, paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog]) -> Self:
+    def merge(cls, paths: Sequence[Path], logs: Sequence[RunLog]) -> Self:
         """Merge logs, given with their paths, into one with the entries that count.
 
         Within a file, a later line replaces earlier ones of the same epoch, rank and origin, as when a run
@@ -210,7 +216,7 @@ class RunLog:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
                         "the logs of one run only and, if it went back, only those with which it continued",
-                        path=user_path(path),
+                        path=path,
                     )
         entries = [found[slot] for slot in sorted(found)]
         return cls(_listing_card(entries), entries)
@@ -360,13 +366,14 @@ def prove(
 
     if key is not None and save is None:
         raise UsageError("key signs the saved log; give save, the file for it, too")
-    read = [RunLog.load(log) for log in logs]
+    places = user_paths(logs, "logs")
+    read = [RunLog.load(place) for place in places]
     if not read:
         raise DataError("there is no log to prove a run from")
-    for path, log in zip(logs, read, strict=True):
+    for place, log in zip(places, read, strict=True):
         if not log.entries:
-            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=path)
-    signers = _signers(logs, read, signed_by)
+            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=place)
+    signers = _signers(places, read, signed_by)
     if save is not None:
         final, folder = Path(user_path(save)).resolve(), Path(user_path(dataset)).resolve()
         keys = [Path(user_path(one)).resolve() for one in (key, signed_by) if one is not None]
@@ -374,7 +381,11 @@ def prove(
             raise UsageError(
                 "is a key, or in the dataset's folder; save the log under another name", path=save
             )
-    merged = RunLog.merge(logs, read)
+        if key is None and final.is_file():
+            with final.open("rb") as file:
+                if _is_signed(file.fileno()):
+                    raise UsageError("is signed; save the log under another name, or give a key", path=save)
+    merged = RunLog.merge(places, read)
     parts = merged.entries
     card = _checked_card(merged)
     options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
@@ -403,7 +414,7 @@ def prove(
 
 
 def _signers(
-    paths: Sequence[str | os.PathLike[str]], logs: Sequence[RunLog], signed_by: str | os.PathLike[str] | None
+    paths: Sequence[Path], logs: Sequence[RunLog], signed_by: str | os.PathLike[str] | None
 ) -> tuple[str, ...]:
     """Return the fingerprints of the keys that signed the logs; none if a log is not signed.
 
@@ -417,10 +428,10 @@ def _signers(
     found = set()
     for path, log in zip(paths, logs, strict=True):
         if log.signer is None:
-            raise DataError("is not signed", path=user_path(path))
+            raise DataError("is not signed", path=path)
         if wanted not in (None, log.signer):
             there, here = fingerprint(log.signer), fingerprint(wanted)
-            raise DataError(f"is signed by another key: {there}, not {here}", path=user_path(path))
+            raise DataError(f"is signed by another key: {there}, not {here}", path=path)
         found.add(fingerprint(log.signer))
     return tuple(sorted(found))
 

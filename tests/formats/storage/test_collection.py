@@ -72,6 +72,8 @@ def test_making_it_again_changes_nothing_and_another_is_refused(folder: Path, pa
     for given_parts, said in (([], "1 to 4096 parts"), ([parts[0], parts[0]], "given twice")):
         with pytest.raises(UsageError, match=said):
             collect(folder.parent / "other", given_parts)
+    with pytest.raises(UsageError, match="parts must be a list of paths"):
+        collect(folder.parent / "other", str(parts[0]))
 
 
 def test_another_run_keeps_its_unfinished_file_and_a_killed_one_does_not(

@@ -119,9 +119,8 @@ def test_a_restart_with_other_ranks_and_skipped_steps_is_proven_with_the_states(
     lmdb_shards: Path, tmp_path: Path
 ) -> None:
     log, state = tmp_path / "log", stopped(lmdb_shards, tmp_path, drop_last=False)
-    state = train(
-        lmdb_shards, log, state=state, skip=[6, 7], steps=4, drop_last=False
-    )  # replaced by the next
+    # the next one replaces it
+    state = train(lmdb_shards, log, state=state, skip=[6, 7], steps=4, drop_last=False)
     train(lmdb_shards, log, state=state, drop_last=False)
 
     found = prove(lmdb_shards, [tmp_path / "log", tmp_path / "state-0.json", tmp_path / "state-1.json"])
@@ -199,8 +198,12 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
     with loader_on(lmdb_shards, records=np.arange(50), **RUN) as loader:
         list(loader)
         (tmp_path / "state").write_text(json.dumps(loader.state_dict()))
-    with pytest.raises(UsageError, match="does not list"):
-        prove(lmdb_shards, [tmp_path / "state"])
+    for logs, message in (
+        ([tmp_path / "state"], "does not list"),
+        ("state", r"list of paths, .* \['state'\]"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            prove(lmdb_shards, logs)
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +333,7 @@ def test_keys_that_cannot_be_used_are_named(signed: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "saved").exists()
 
 
-def test_neither_a_key_nor_a_file_of_the_dataset_is_replaced_by_a_log(
+def test_no_key_no_file_of_the_dataset_and_no_signed_log_is_overwritten(
     lmdb_shards: Path, signed: Path, tmp_path: Path
 ) -> None:
     keys = make_signing_keys(tmp_path / "own")
@@ -343,14 +346,12 @@ def test_neither_a_key_nor_a_file_of_the_dataset_is_replaced_by_a_log(
         prove(lmdb_shards, [signed / "signed"], save=public, signed_by=public)
     assert keys.secret.read_bytes().startswith(b"-----BEGIN PRIVATE KEY")
 
-
-def test_nothing_is_logged_to_a_signed_file(lmdb_shards: Path, signed: Path, tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes((signed / "signed").read_bytes())
-    with loader_on(lmdb_shards, **RUN) as loader:
-        list(islice(loader, 2))
-        with pytest.raises(UsageError, match="is signed; log to another file"):
-            loader.log_epoch(tmp_path / "log")
-    assert RunLog.load(tmp_path / "log").signer
+    (log := tmp_path / "log").write_bytes((signed / "signed").read_bytes())
+    with pytest.raises(UsageError, match="is signed; save the log under another name"):
+        prove(lmdb_shards, [log], save=log)
+    with loader_on(lmdb_shards, **RUN) as loader, pytest.raises(UsageError, match="log to another file"):
+        loader.log_epoch(log)
+    assert RunLog.load(log).signer
 
 
 def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(tmp_path: Path) -> None:
