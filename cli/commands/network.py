@@ -25,7 +25,7 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import Output, fields, json_option, next_step
 from shardprep.cli.console.progress import TEXT_ONLY, CommandProgress
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.sizes import count_of, size
+from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_dataset
 from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets
@@ -97,7 +97,7 @@ def fetch(url: str, folder: Path, **chosen: Any) -> Output:
 
 def _contents(manifest: Manifest) -> str:
     shards = count_of(len(manifest.shards), f"{manifest.container.upper()} shard")
-    return f"{count_of(manifest.records, 'image')} in {shards}"
+    return f"{records_of(manifest.records, has_images=manifest.has_images, has_labels=True)} in {shards}"
 
 
 def _copied(

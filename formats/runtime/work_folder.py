@@ -258,13 +258,12 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
         ) from error
     if differing:
         here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
-        message = (
+        discard = "discard what it did with --restart (in Python restart=True)"
+        raise PlanMismatch(
             f"holds an unfinished {work}: {differing}{here}; give the options it was begun with, choose "
-            "another folder"
+            f"another folder, or {discard if work == 'conversion' else 'remove this one'}",
+            path=output,
         )
-        if work == "conversion":
-            message += ", or discard what it did with --restart (in Python restart=True)"
-        raise PlanMismatch(message, path=output)
 
 
 def differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:

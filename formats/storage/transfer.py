@@ -297,6 +297,9 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
     for _tried in range(TRIES):
         try:
             found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
+            if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
+                missing = "is not there: the server sent a web page"
+                raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
             if len(found.data) > MAX_MANIFEST_BYTES:
                 raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
             _ = found.manifest

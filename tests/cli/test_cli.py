@@ -218,6 +218,7 @@ def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
     said = first_line("report", "items/train", "-o", "items.html")
     assert said == "items.html: items/train, records without images"
     assert "The records have no images." in (tmp_path / "items.html").read_text()
+    assert "copy/train: 4 records without" in first_line("fetch", (tmp_path / "items").as_uri(), "copy")
     assert "; did you mean 'items'?" in prep_here("convert", "item", "again", cwd=tmp_path).stderr
     for option in ("--dry-run", "--workers=0"):
         assert first_line("convert", "items", "again", option).startswith(
