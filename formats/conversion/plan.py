@@ -30,6 +30,7 @@ from shardprep.formats.records.record import (
 )
 from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Extent, container
@@ -79,7 +80,7 @@ class PlanOptions:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
-        if not 0 < self.shard_size <= 4 << 30:
+        if checked_int(self.shard_size, "the shard size", least=1) > 4 << 30:
             raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {self.shard_size}")
         if self.container == IN_PLACE and self.transcodes:
             raise UsageError("images that stay in their archive cannot be re-encoded")
@@ -89,7 +90,7 @@ class PlanOptions:
             raise UsageError(
                 f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"
             )
-        if not 0 <= self.seed <= MAX_SEED:
+        if checked_int(self.seed, "the seed", least=0) > MAX_SEED:
             raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
 
     @property

@@ -10,14 +10,14 @@ import operator
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -38,7 +38,15 @@ from shardprep.formats.records.codecs import (
 from shardprep.formats.records.items import LAYOUT, ItemForm
 from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
-from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
+from shardprep.formats.records.schema import (
+    FIRST_ITEMS,
+    RESERVED,
+    Field,
+    Schema,
+    as_schema,
+    exact_bytes,
+    found_schema,
+)
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed, unpacked
@@ -284,7 +292,6 @@ KEY_DIGITS = 8
 MAX_LABELS = 100_000  # of labels without names
 LABEL_DIGITS = 5
 LEAST_BYTES = 1024  # counted for an item, which takes more memory than its values
-_ADVICE = "schema= can be given to write_dataset and Flow.save"
 
 
 class BadItem(DataError):
@@ -339,7 +346,8 @@ class ItemCoder:
             refuse_masked(value)
             return encode(value)
         except BadValue as error:
-            raise BadValue(f"{name}: {error.message}") from error
+            advice = "; schema= can name another kind" if self.is_found and name not in RESERVED else ""
+            raise BadValue(f"{name}: {error.message}{advice}") from error
 
     @cached_property
     def _columns(self) -> tuple[tuple[str, Callable[[Any], bytes]], ...]:
@@ -405,7 +413,7 @@ def naming_item(number: int | None) -> Iterator[None]:
 
 
 def bad_item(number: int, message: str) -> BadItem:
-    error = BadItem(f"item {number}: {message}; {_ADVICE}")
+    error = BadItem(f"item {number}: {message}")
     error.number = number
     return error
 
@@ -443,44 +451,55 @@ class OffersNumbers(Protocol):
         """Return the items by number; None if they have none."""
 
 
+@dataclass(frozen=True)
 class SequenceItems(NumberedItems):
-    """The elements of a sequence: anything with ``[]`` and ``len``."""
+    """The elements of a ``sequence``, for which ``sequence[n]`` is the n-th."""
 
-    def __init__(self, sequence: Any) -> None:
-        self._sequence = sequence
+    sequence: Any
 
     def __len__(self) -> int:
-        return len(self._sequence)
+        return len(self.sequence)
 
     def pick(self, numbers: Iterable[int]) -> Iterator[Any]:
-        return (self._item(number) for number in numbers)
+        return map(self.item, numbers)
 
-    def _item(self, number: int) -> Any:
+    def item(self, number: int) -> Any:
         """Return an item. Converts StopIteration to RuntimeError, as it would silently end the items."""
         try:
-            return self._sequence[number]
+            return self.sequence[number]
         except StopIteration as error:
-            name = type(self._sequence).__name__
+            name = type(self.sequence).__name__
             raise RuntimeError(f"item {number} of the {name} raised StopIteration") from error
+
+    @classmethod
+    def of(cls, items: Any) -> Self | None:
+        """Return the elements of an object with ``[]`` and ``len``; None for any other iterable."""
+        kind = type(items).__name__
+        if isinstance(items, str | bytes | bytearray | Mapping):
+            raise UsageError(f"an object of type {kind} is one item, not several; give a list of items")
+        if hasattr(items, "iloc"):  # of pandas, whose [] takes labels
+            if items.ndim > 1:
+                raise UsageError(
+                    f"a {kind} is a table of columns; give its rows: .to_dict('records') or .to_numpy()"
+                )
+            items = items.array
+        if not isinstance(items, Iterator) and hasattr(items, "__getitem__"):
+            with suppress(TypeError):  # an array without dimensions has no len
+                len(items)
+                return cls(items)
+        if not isinstance(items, Iterable):
+            raise UsageError(
+                f"an object of type {kind} has no items; give a list or another iterable, or a function to "
+                "Flow.from_callable"
+            )
+        return None
 
 
 def numbered_items(samples: Any) -> NumberedItems | None:
     """Return the items by number; None for an iterable whose items have no numbers."""
     if isinstance(samples, NumberedItems):
         return samples
-    if isinstance(samples, OffersNumbers):
-        return samples.by_number()
-    if isinstance(samples, str | bytes | bytearray | Mapping):
-        raise UsageError(
-            f"an object of type {type(samples).__name__} is one item, not several; give a list of items"
-        )
-    if not isinstance(samples, Iterator) and isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
-        return SequenceItems(samples)
-    if not isinstance(samples, Iterable):
-        raise UsageError(
-            f"an object of type {type(samples).__name__} has no items; give a list, a generator or a Flow"
-        )
-    return None
+    return samples.by_number() if isinstance(samples, OffersNumbers) else SequenceItems.of(samples)
 
 
 GivenSchema = Schema | Mapping[str, str] | Sequence[Field]

@@ -114,10 +114,15 @@ class Schema:
         if isinstance(fields, Mapping):
             fields = [Field(name, kind) for name, kind in fields.items()]
         self.fields: tuple[Field, ...] = tuple(fields)
+        for field in self.fields:
+            if not isinstance(field, Field):
+                raise UsageError(
+                    f"a schema consists of names and kinds in a dict, or of Fields, not of {field!r}"
+                )
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
         for name in names:
             if name in RESERVED or names.count(name) > 1:
-                why = "is a reserved name" if name in RESERVED else "occurs twice"
+                why = "is a reserved name" if name in RESERVED else "occurs twice, ignoring case"
                 raise UsageError(f"the column {name} {why}")
         if len(names) > MAX_COLUMNS:
             raise UsageError(f"there are {len(names)} columns; at most {MAX_COLUMNS} are possible")

@@ -25,6 +25,7 @@ from shardprep.formats.runtime.executors import AT_ONCE, ExecutorCall
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import NoProgress, Progress, tell_shards
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.runtime.work_folder import is_of_this_host
 from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
 
@@ -194,6 +195,10 @@ class JobRunner(Owned):
     workers: int | None = None
     executor: Executor | None = None
     progress: Progress = field(default_factory=NoProgress)
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            checked_int(self.workers, "workers", least=0)
 
     def run(
         self,

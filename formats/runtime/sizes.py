@@ -1,11 +1,13 @@
-"""Sizes in bytes to and from text such as "256MiB", and counts with their nouns."""
+"""Sizes in bytes to and from text such as "256MiB", whole numbers from users, and counts with their nouns."""
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from contextlib import suppress
 from fractions import Fraction
+from typing import SupportsIndex
 
 from shardprep.formats.errors import UsageError
 
@@ -39,6 +41,13 @@ def byte_count(text: object, *, of: str) -> int:
         if isinstance(text, str) and text.endswith("B"):
             return parse_bytes(text)
     raise UsageError(f"{of} is a whole number or a size as '2GiB', not {text!r}")
+
+
+def checked_int(value: object, name: str, *, least: int) -> int:
+    """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return operator.index(value)
 
 
 def size(count: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Protocol, SupportsIndex, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext
 
@@ -292,13 +292,6 @@ class Renumbered(Step):
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
-
-
-def checked_int(value: object, name: str, *, least: int) -> int:
-    """Return a Python or numpy integer as an int. Raises UsageError for anything else, even booleans."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < least:
-        raise UsageError(f"{name} must be a whole number, at least {least}, not {value!r}")
-    return operator.index(value)
 
 
 def seed_of(value: object) -> int:

@@ -14,10 +14,11 @@ from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.progress import Progress
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending
 from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
-from shardprep.loaders.flow.node import Length, Node, checked_int, has
+from shardprep.loaders.flow.node import Length, Node, has
 from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap
 from shardprep.loaders.flow.sources import FromParts

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 from zlib import crc32
 
+from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, checked_int, exact, seed_of, within
+from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, exact, seed_of, within
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
@@ -31,22 +33,8 @@ def from_iterable(items: Iterable[Any]) -> Node:
             f"a {type(items).__name__} is an iterator, which has only one pass: give Flow.from_callable a "
             "function that returns a new one (such as a generator function), or Flow.from_iterable a list"
         )
-    if isinstance(items, str | bytes | bytearray | Mapping):
-        raise UsageError(f"a {type(items).__name__} is one item, not several; give a list of items")
-    if hasattr(items, "__getitem__") and _has_length(items):
-        return FromSequence(items)
-    if isinstance(items, Iterable):
-        return FromIterable(items)
-    hint = "Flow.from_callable takes functions" if callable(items) else "give a list or another iterable"
-    raise UsageError(f"a {type(items).__name__} has no items; {hint}")
-
-
-def _has_length(items: Any) -> bool:
-    try:
-        len(items)
-    except TypeError:
-        return False
-    return True
+    found = SequenceItems.of(items)
+    return FromIterable(items) if found is None else FromSequence(found.sequence)
 
 
 @dataclass(frozen=True)
@@ -68,19 +56,13 @@ class FromSequence(Node):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        yield from map(now.here.timed(self.label, self._item), range(len(self.items)))
+        return self._items(now, range(len(self.items)))
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        yield from map(now.here.timed(self.label, self._item), within(numbers, self.length))
+        return self._items(now, within(numbers, self.length))
 
-    def _item(self, number: int) -> Any:
-        """Return the item. Raises StopIteration as RuntimeError, because it would end the pass silently."""
-        try:
-            return self.items[number]
-        except StopIteration as error:
-            raise RuntimeError(
-                f"item {number} of the {type(self.items).__name__} raised StopIteration"
-            ) from error
+    def _items(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+        yield from map(now.here.timed(self.label, SequenceItems(self.items).item), numbers)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,7 @@ BAD_ITEMS: list[tuple[list[Any], dict[str, str] | None, str]] = [
         )
     ),
     ([{"label": n, "v": 0} for n in (0, 100_000)], None, "item 1: label: .* -1 to 99999"),
-    ([{"key": f"k{n % 7}", "v": n} for n in range(9)], None, "item 7: its key is that of item 0, 'k0'"),
+    ([{"key": f"k{n % 7}", "v": n} for n in range(9)], None, "item 7: its key is that of item 0, 'k0'$"),
     *(
         ([{"a": [1]}, {"a": value}], None, "item 1: ")
         for value in (object(), np.array(["x"]), (1, 2), np.zeros(2, ">i4"), {1: 2}, "\ud800")
@@ -195,10 +196,29 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         write_dataset(items, tmp_path / "other", schema={"a": "int8[*]", "b": "int"})
 
 
-@pytest.mark.parametrize("samples", [[], iter([]), {}, b"abc", 7, [{}], [()]])
-def test_what_has_no_items_or_no_columns_is_refused(tmp_path: Path, samples: Any) -> None:
-    with pytest.raises(UsageError):
-        write_dataset(samples, tmp_path / "out")
+@pytest.mark.parametrize(
+    ("samples", "options", "message"),
+    [
+        *((samples, {}, "no(thing|t| items)") for samples in ([], iter([]), {}, b"abc", 7, [{}], [()])),
+        (SimpleNamespace(iloc=None, ndim=2), {}, "give its rows"),
+        ([1], {"workers": -1}, "workers must be"),
+        ([1], {"shard_size": "64MB"}, "the shard size must be"),
+        ([1], {"seed": "1"}, "the seed must be"),
+        ([1], {"schema": ["value"]}, "names and kinds in a dict, .* not of 'value'"),
+        ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),
+    ],
+)
+def test_what_has_no_items_or_columns_and_options_that_cannot_be_meant_are_refused(
+    samples: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        write_dataset(samples, tmp_path / "out", **options)
+
+
+def test_a_column_of_pandas_has_its_values_in_order_and_not_by_label(tmp_path: Path) -> None:
+    column: Any = SimpleNamespace(iloc=None, ndim=1, array=[3, 1, 2])
+    write_dataset(column, tmp_path / "out")
+    assert [*Flow.from_iterable(column)] == [*Flow.from_dataset(tmp_path / "out")] == [3, 1, 2]
 
 
 def test_a_finished_output_is_recognised_and_others_are_refused(whole: Path) -> None:

@@ -39,7 +39,6 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "map_component of": (lambda value: FLOW.map_component(abs, value), [1.5, None, True, []]),
     "components": (lambda value: FLOW.select(*value), [(), (0, "a"), ("a", "a"), (1.0,)]),
     "filter": (lambda value: FLOW.filter(value), NO_FUNCTIONS),
-    "select": (lambda value: FLOW.select(value), [1.5, None, True, []]),
     "shuffle": (lambda value: FLOW.shuffle(value), [*NO_COUNTS, None, 0]),
     "shuffle seed": (lambda value: FLOW.shuffle(3, seed=value), NO_SEEDS),
     "batch": (lambda value: FLOW.batch(value), [*NO_COUNTS, None, 0]),
@@ -108,6 +107,7 @@ def ends_later() -> Flow:
 
 
 ZEROS, INTS = np.zeros(2), np.zeros(2, np.int64)
+IMAGE = ArraySpec("image", (4, 5), "float32")
 NO_BATCHES: list[Any] = [
     3,
     np.float32(1),
@@ -146,6 +146,7 @@ REFUSED: list[tuple[Callable[[], Flow], str]] = [
     ),
     (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x), "item 2.*drop_none=True"),
     (lambda: over(1, 2, 3).map(lambda x: None if x == 3 else x, threads=2), "item 2.*drop_none=True"),
+    (lambda: over(1).map(lambda x: 5, processes=1, outputs=IMAGE), r"float32\[4, 5\] and returns int64\[\]"),
     (lambda: over(5).transform(EvalTransform(8)), r"(?s)items of \(image, label\).*item 0 of pass 0"),
     (lambda: Flow.from_parts(lambda part: 3, parts=1), "returned a int, which has no items"),  # type: ignore[arg-type, return-value]
     *(
