@@ -194,7 +194,8 @@ def plan(listing: Listing, options: PlanOptions, *, version: tuple[int, int] = F
     """
     entries = listing.entries
     if not len(entries):
-        raise UsageError(f"the source has no images of the split {listing.split}")
+        advice = "; the val fraction takes none of so few" if "val_fraction" in listing.options else ""
+        raise UsageError(f"the source has no images of the split {listing.split}{advice}")
     order = _order(entries, options)
     key_bytes = int(np.char.str_len(entries["key"]).max())
     suffix, growth = SUFFIXES[options.container], MAX_GROWTH if options.transcodes else 1

@@ -243,14 +243,18 @@ class CocoInstances:
         heads = {head for head in self._heads - used if names[self.categories[head]] > 1}
         self.categories = {each: name for each, name in sorted(self.categories.items()) if each not in heads}
         if not self.categories or len({*self.categories.values()}) < len(self.categories):
-            raise SourceDamaged("has no categories, or two with one name; copy it again", path=self._path)
+            raise SourceDamaged("has no categories, or two with one name; correct it", path=self._path)
         self.entries = self._table.finish()
         self.images, self.places = self._placed(annotations)
         advice = f"is not in {self._path.name}; remove the image, or add it there"
-        self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
+        self.ignored = Counter[str]()
+        if not self.problems.has("images"):  # these files have no entries
+            self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
-        return foreign_file(self._path, "copy it again", place=lambda: f"before byte {text.offset}: ")
+        return foreign_file(
+            self._path, "correct it, or copy it again", place=lambda: f"before byte {text.offset}: "
+        )
 
     def _add(self, part: str, value: dict[str, Any], offset: int, size: int) -> None:
         number = _id_in(value, "id")
@@ -282,13 +286,13 @@ class CocoInstances:
         ids = self.entries["id"]
         by_id = np.argsort(ids, kind="stable")
         if (np.diff(ids[by_id]) == 0).any():
-            self.problems.add(SourceDamaged("two images have the same id; copy it again", path=self._path))
+            self.problems.add(SourceDamaged("two images have the same id; correct it", path=self._path))
         known = np.isin(rows["image"], ids)
         in_category = np.isin(rows["category"], [*self.categories])
         checks = ((known, "an image"), (in_category, "a category"))
         for is_known, what in () if self.problems else checks:
             for at_byte in rows["offset"][~is_known].tolist():
-                missing = f"refers to {what} that does not exist; copy it again"
+                missing = f"refers to {what} that does not exist; correct it"
                 error = SourceDamaged(f"the annotation at byte {at_byte} {missing}", path=self._path)
                 self.problems.add(error, what)
         rows = rows[known & in_category]
@@ -408,7 +412,7 @@ class JsonText:
         left = self._text[self._at :]
         piece = self._file.read_at(max(PIECE_BYTES, len(left)), self._start + len(self._text))
         if not piece:
-            raise ValueError("ends too early; copy it again")
+            raise ValueError("ends too early")
         self._start, self._at, self._text = self._start + self._at, 0, left + piece.decode("latin-1")
 
 

@@ -163,10 +163,10 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
             places = [whole / of_split, whole]
         there = next((place for place in places if place.is_dir()), None)
         if there is None:
+            tried = " or ".join(dict.fromkeys(map(str, places)))
             raise UsageError(
-                f"is not a folder, nor is {str(places[1])!r}; give --pair {name}=FOLDER relative to the "
-                "split or to the source, or absolute",
-                path=places[0],
+                f"there is no folder {tried}; give --pair {name}=FOLDER relative to the split or to the "
+                "source, or absolute"
             )
         partners[name] = there
     return partners

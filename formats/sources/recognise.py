@@ -44,7 +44,8 @@ _UNKNOWN_SOURCE = (
     "annotations beside them; "
     "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
     "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
-    "tar shards of WebDataset, TFRecord files, or Parquet files with images, or a folder of them; "
+    "tar shards of WebDataset (uncompressed, the files of a sample side by side), TFRecord files, or Parquet "
+    "files with images, or a folder of them; "
     "a converted dataset, or a folder of its splits. "
     f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
 )

@@ -336,13 +336,14 @@ def cell_kinds(
     if not chosen:
         used = {*used}
         return {name: CellKind(name, typed=typed) for name in names if name not in used}
+    kinds = dict[str, CellKind]()
     for choice in chosen:
         if choice.origin not in names:
             there = ", ".join(names)[:200]
             raise UsageError(f"the table has no column {choice.origin!r}; its columns are: {there}")
-    kinds = {choice.origin: CellKind(choice.origin, choice, typed=typed) for choice in chosen}
-    if len(kinds) != len(chosen):
-        raise UsageError("a column of the table is chosen twice; choose each once")
+        if choice.origin in kinds:
+            raise UsageError(f"the column {choice.origin!r} of the table is chosen twice; choose it once")
+        kinds[choice.origin] = CellKind(choice.origin, choice, typed=typed)
     return kinds
 
 
@@ -505,6 +506,8 @@ def _cells(text: str, delimiter: str) -> list[str]:
 
 
 def _no_csv(error: csv.Error) -> str:
+    if str(error).startswith("new-line"):
+        return "has a carriage return outside quotes; end lines with a line feed"
     return f"is not CSV ({error}); quote values, and double the quotes in them"
 
 

@@ -70,6 +70,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("metadata.csv", "file_name,age\n0.png,1\n1.png,2\n2.png,3\n", r"line 4: 2\.png is missing"),
     ("metadata.csv", "file_name,age\n0.png,1\n", r"1\.png: has no row in the table"),
     ("metadata.csv", "file_name,age\n0.png,1\n0.png,2\n1.png,3\n", r"lines 2 and 3 have the same record key"),
+    ("metadata.csv", "file_name,age\r0.png,1\r1.png,3\r", r"line 1: has a carriage return outside quotes"),
     ("metadata.csv", "file_name,age\n0.png,\0\n1.png,3\n", r"line 2: has a NUL byte"),
     ("metadata.csv", 'file_name,age\n0.png,"1\n1.png,3\n', r"line 4: the row that begins in line 2 is not CSV"),
     ("metadata.csv", 'file_name,age\n0.png,"1"x\n1.png,3\n', r"line 2: the row that begins in line 2 is not CSV"),

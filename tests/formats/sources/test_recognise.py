@@ -307,6 +307,8 @@ def test_train_and_val_are_disjoint_and_complete_and_another_fraction_is_refused
     convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.2), workers=0)
     with pytest.raises(PlanMismatch, match=r"dataset: --val-fraction was 0\.2, is now 0\.4; choose"):
         convert(photos, tmp_path / "out", source_options=SourceOptions(val_fraction=0.4), workers=0)
+    with pytest.raises(UsageError, match="no images of the split val; the val fraction takes none"):
+        convert(photos, tmp_path / "none", source_options=SourceOptions(val_fraction=0.01), workers=0)
     assert val.keys() == {"cat/0.png", "cat/8.png", "dog/0.png", "dog/4.png"}  # a seed draws the same forever
 
 
@@ -316,13 +318,13 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("table", {"columns": ("age:number",)}, "unknown kind 'number'"),
     ("table", {"columns": ("old:int=Old",)}, "no column 'Old'; its columns are: file_name, age"),
     ("table", {"columns": ("mask:image=age",)}, "--pair"),
-    ("table", {"columns": ("a:int=age", "b:int=age")}, "chosen twice"),
+    ("table", {"columns": ("a:int=age", "b:int=age")}, "the column 'age' of the table is chosen twice"),
     ("table", {"columns": "age:int"}, "must be a list"),
     ("table", {"root": "."}, "--root: not for metadata"),
     ("table", {"pairs": ("mask=masks",)}, r"several kinds: .*prep join"),
     ("list.txt", {"root": "nowhere"}, "is not a folder"),
     ("list.txt", {"pairs": ("mask=masks",)}, r"--pair: not for image-list: .* prep join"),
-    ("pairs", {"pairs": ("mask=nowhere",)}, "is not a folder, nor is"),
+    ("pairs", {"pairs": ("mask=nowhere",)}, "there is no folder [^ ]*nowhere; give"),
     ("pairs", {"pairs": ("mask=images",)}, "holds the images themselves"),
     ("pairs", {"pairs": ("mask=masks/../images",)}, "holds the images themselves"),
     ("pairs", {"pairs": ("mask=same",), "follow_symlinks": True}, "holds the images themselves"),
