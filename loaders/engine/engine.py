@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Self
@@ -45,10 +46,10 @@ from shardprep.loaders.engine.worker import SentWork
 
 def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
     """Raise UsageError for invalid options, or if no worker can be started here."""
-    is_valid_deadline = deadline is None or 0 < deadline < math.inf
+    is_valid_deadline = deadline is None or (isinstance(deadline, Real) and 0 < deadline < math.inf)
     if workers < 0 or slots < MIN_SLOTS or chunk < 1 or not is_valid_deadline:
         raise UsageError(
-            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline}: there must be at least "
+            f"workers={workers}, slots={slots}, chunk={chunk}, deadline={deadline!r}: there must be at least "
             f"0 workers, {MIN_SLOTS} slots and 1 row in a chunk, and a deadline above 0"
         )
     if workers:

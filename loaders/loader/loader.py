@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -167,8 +167,8 @@ class Loader(Owned, EpochLoader):
     ) -> None:
         if on_bad_record not in ("raise", "skip"):
             raise UsageError(f"on_bad_record must be 'raise' or 'skip', not {on_bad_record!r}")
-        if read_ahead < 0:
-            raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead}")
+        if not isinstance(read_ahead, SupportsIndex | float) or read_ahead < 0:
+            raise UsageError(f"read_ahead must be a number of bytes, or 0 for none, not {read_ahead!r}")
         self._workers = worker_count(workers)
         self.dataset = open_records(place_of(path), labels=labels, cache=cache, cache_limit=cache_limit)
         with ExitStack() as undo:

@@ -67,7 +67,7 @@ class Subset:
         if records is not None or classes is not None:
             mask = np.ones(len(dataset), np.bool_)
             if records is not None:
-                mask &= _mask(np.asanyarray(records), len(dataset))
+                mask &= _mask(_array(records, "records"), len(dataset), "records")
             if classes is not None:
                 mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
             if not mask.any():
@@ -79,7 +79,7 @@ class Subset:
             raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
         self.omission = None
         if without is not None:
-            self.omission = self._omission(np.asanyarray(without), closes=gaps == "close")
+            self.omission = self._omission(_array(without, "without"), closes=gaps == "close")
 
     def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
         is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
@@ -171,7 +171,21 @@ class Subset:
         return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
 
 
-def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records") -> Mask:
+def _array(given: object, option: str) -> npt.NDArray[Any]:
+    """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
+    if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
+        raise _unfit(option, f"a {type(given).__name__}")
+    return np.asanyarray(given)
+
+
+def _unfit(option: str, given: str) -> UsageError:
+    keys = ", or keys" if option == "without" else ""
+    return UsageError(
+        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {given}"
+    )
+
+
+def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     """Return a mask of ``count`` records from a mask or an array of record numbers."""
     if is_masked(records):
         raise UsageError(f"{option}= is a masked array; fill it, with mask.filled(False) for one of booleans")
@@ -182,11 +196,7 @@ def _mask(records: npt.NDArray[np.generic], count: int, option: str = "records")
     if records.ndim == 1 and not len(records):  # an empty list has no integer type
         return np.zeros(count, np.bool_)
     if records.ndim != 1 or records.dtype.kind not in "iu":
-        raise UsageError(
-            f"{option}= must be a boolean mask with one value per record, or integers, the record numbers"
-            f"{', or keys' if option == 'without' else ''}; not "
-            f"an array of {records.dtype} of shape {records.shape}"
-        )
+        raise _unfit(option, f"an array of {records.dtype} of shape {records.shape}")
     outside = records[(records < 0) | (records >= count)]  # type: ignore[operator]
     if len(outside):
         raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")

@@ -94,7 +94,7 @@ class LocalShuffle(Shuffle):
     partitions: int = 1
 
     def __post_init__(self) -> None:
-        if hasattr(self.window, "__index__"):  # also numpy's integers
+        if hasattr(self.window, "__index__") and not isinstance(self.window, bool):  # also numpy's integers
             object.__setattr__(self, "window", operator.index(self.window))
         if self._amount() < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
@@ -122,7 +122,7 @@ class LocalShuffle(Shuffle):
 
     def _amount(self) -> float:
         """The window's number of records or bytes. Raises UsageError."""
-        if isinstance(self.window, int):
+        if type(self.window) is int:
             return self.window
         return byte_count(self.window, of="a shuffle window")
 
