@@ -19,9 +19,9 @@ from shardprep.formats.runtime.json_record import built_fields, canonical_json, 
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.replay import RunOrder, Sighting, sightings
+from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
-from shardprep.loaders.order.epoch import Epoch, checked_ranges, place_within
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
 from shardprep.loaders.order.receipt import Receipt, Tally
@@ -80,6 +80,17 @@ class LogEntry:
     @property
     def _step_records(self) -> int:
         return self.card.batch_size * self.card.world_size
+
+    def plan_of(self, run: EpochPlan) -> EpochPlan:
+        """Return the plan of the first rank, and of the steps that this entry counts."""
+        own = {name: getattr(self.card, name) for name in ("batch_size", "world_size", "drop_last")}
+        return replace(run, rank=0, passed=self.passed, **own)
+
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """The place, and how many records of the epoch were skipped and left out by then."""
+        passed = sum(stop - start for start, stop in self.passed)
+        return self.place, passed, self.receipt.left_out.count + self.receipt.omitted.count
 
     @property
     def slot(self) -> tuple[int, ...]:
@@ -209,10 +220,11 @@ class RunLog:
             own = {entry.slot: entry for entry in log.entries}
             for slot, entry in own.items():
                 other = found.setdefault(slot, entry)
-                if other.place < entry.place:
-                    found[slot] = entry
-                both = (other.receipt, other.passed), (entry.receipt, entry.passed)
-                if other.place == entry.place and both[0] != both[1]:
+                found[slot] = max(other, entry, key=lambda each: each.reached)
+                one, two = (
+                    (each.place, each.receipt.skipped, each.receipt.delivered) for each in (other, entry)
+                )
+                if one[0] == two[0] and one != two:
                     raise DataError(
                         f"differs from another log about rank {entry.card.rank} in epoch {entry.receipt.epoch}; give "
                         "the logs of one run only and, if it went back, only those with which it continued",
@@ -260,26 +272,21 @@ class RunLog:
         for epoch in range(epochs or self.epochs or 1):
             parts, reached = self._parts_of(epoch), 0
             for part in parts:
-                same = {name: getattr(part.card, name) for name in ("batch_size", "world_size", "drop_last")}
-                plan = replace(order.plan, rank=0, **same)
-                own = order._replace(plan=plan, passed={epoch: part.passed})
-                if (begin := max(reached, part.origin, part.first)) > reached:
-                    untold = own.between(reached, begin, epoch)
-                    untold = untold[np.isin(untold, wanted)]
-                    yield from (Sighting(number, epoch, None, None) for number in untold.tolist())
-                for one in sightings(own, wanted, [epoch], start=part.first):
-                    if one.step is not None and part.steps_to(begin) <= one.step < part.steps_to(part.place):
-                        yield one
+                own = order._replace(plan=part.plan_of(order.plan), passed={epoch: part.passed})
+                begin = max(reached, part.origin, part.first)
+                untold = own.between(reached, begin, epoch)
+                yield from (Sighting(each, epoch, None, None) for each in untold.tolist() if each in wanted)
+                steps = range(part.steps_to(begin), part.steps_to(part.place))
+                yield from own.sightings(wanted, epoch, part.first, steps)
                 reached = max(begin, part.place)
-            if not parts:
-                yield from sightings(order, wanted, [epoch])
+            yield from () if parts else order.sightings(wanted, epoch)
 
     def _parts_of(self, epoch: int) -> list[LogEntry]:
         """Return the furthest entries of the parts of an epoch that had different steps, in their order."""
         found: dict[tuple[int, ...], LogEntry] = {}
         for entry in self.entries:
             if entry.receipt.epoch == epoch:
-                steps = entry.first, entry.card.world_size, entry.card.batch_size
+                steps = entry.origin, entry.first, entry.card.world_size, entry.card.batch_size
                 if steps not in found or found[steps].place <= entry.place:
                     found[steps] = entry
         return sorted(found.values(), key=lambda entry: (entry.origin, entry.place, entry.start))
@@ -479,14 +486,8 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
 
 def _checked_epoch(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:
     last = max(parts, key=lambda part: (part.place, part.start))
-    passed = max((part.passed for part in parts), key=lambda ranges: sum(b - a for a, b in ranges))
-    plan = replace(
-        loader._plan,
-        passed=passed,
-        batch_size=last.card.batch_size,
-        world_size=last.card.world_size,
-        drop_last=last.card.drop_last,
-    )
+    passed = max(parts, key=lambda part: part.reached[1]).passed
+    plan = replace(last.plan_of(loader._plan), passed=passed)
     merged = Receipt.merge(part.receipt for part in parts)
     stop = plan.split(place_within(passed, last.start)).whole.stop
     left_out = Tally.of(plan.delivered(plan.order(number)[stop:], number))

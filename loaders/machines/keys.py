@@ -83,8 +83,9 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
-    save_bytes(secret_file, _lines_of(PRIVATE_NOTE, halves), mode=0o600, is_new=not overwrite)
+    # first: if it cannot be written, an earlier secret key is still there
     save_bytes(public_file, _lines_of(PUBLIC_NOTE, halves[:1]), mode=0o644, is_new=not overwrite)
+    save_bytes(secret_file, _lines_of(PRIVATE_NOTE, halves), mode=0o600, is_new=not overwrite)
     return KeyPair(secret_file, public_file, fingerprint(public))
 
 

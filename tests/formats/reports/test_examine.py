@@ -241,9 +241,8 @@ def test_each_planted_fault_is_counted_named_and_just_exceeds_a_limit_of_one_les
 
 
 def test_a_share_is_exact_as_it_is_written() -> None:
-    found: Any = SimpleNamespace(
-        found={"observations": [observation("CMYK", 29)], "dataset": {"records": 100}}
-    )
+    seen = observation("CMYK", 29)
+    found: Any = SimpleNamespace(found={"observations": [seen], "dataset": {"records": 100}})
 
     assert 29 > 0.29 * 100
     assert _check("cmyk", 0.29, found).passed

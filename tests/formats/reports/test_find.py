@@ -14,7 +14,7 @@ import pytest
 from shardprep.formats import UsageError, find, open_dataset
 from shardprep.formats.errors import DataError
 from shardprep.loaders import Loader, LocalShuffle, TrainTransform
-from shardprep.loaders.loader.replay import sightings
+from shardprep.loaders.loader.run_log import RunLog
 from support.datasets import converted, prep_here
 from support.examined import picture, weaker
 from support.image_files import encoded
@@ -146,8 +146,8 @@ def test_a_run_saw_a_record_when_its_ranks_got_it(options: Any, datasets: dict[s
                 }
             order = loader.order_of()
 
-    assert {one[:4] for one in sightings(order, range(25), range(3))} == expected
-    assert {one[:4] for one in sightings(order, [7], range(3))} == {one for one in expected if one[0] == 7}
+    assert {one[:4] for one in RunLog(order.card).sightings(order, range(25), 3)} == expected
+    assert {one[:4] for one in order.sightings([7], 2)} == {one for one in expected if one[:2] == (7, 2)}
 
 
 def test_a_log_tells_at_which_steps_a_run_saw_records_even_if_its_ranks_and_batches_changed(

@@ -19,6 +19,7 @@ from shardprep.formats.errors import DataError, OperationError, ShardprepError, 
 from shardprep.loaders import FakeData, LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
+from shardprep.loaders.machines.keys import make_keys
 from support.cut_datasets import collected
 from support.datasets import prep_here
 from support.file_changes import files_of_at_most
@@ -150,17 +151,20 @@ def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_pat
     log = tmp_path / "log"
     state = train(lmdb_shards, tmp_path / "first", steps=3, drop_last=False)
     train(lmdb_shards, log, state=state, drop_last=False)  # the whole epoch, which is abandoned
-    abandoned = log.read_bytes()
+    shutil.copy(log, tmp_path / "abandoned")
     train(lmdb_shards, log, state=state, skip=[3, 4, 5], drop_last=False)
 
     found = prove(lmdb_shards, [log], save=tmp_path / "saved")
 
     assert found.epochs[0].skipped_places == ((48, 96),)
     assert prove(lmdb_shards, [tmp_path / "saved"]).epochs == found.epochs
-    (tmp_path / "abandoned").write_bytes(abandoned)
     for logs in (["saved", "abandoned"], ["abandoned", "saved"]):
         with pytest.raises(DataError, match="differs from another log about rank 0 in epoch 0"):
             prove(lmdb_shards, [tmp_path / name for name in logs])
+    # a checkpoint, and the log of its run, which left out the rest of the epoch
+    train(lmdb_shards, tmp_path / "rest", state=state, skip=range(3, 13), drop_last=False)
+    for logs in (["first", "rest"], ["rest", "first"]):
+        assert prove(lmdb_shards, [tmp_path / name for name in logs]).epochs[0].delivered == 48
     train(lmdb_shards, log, steps=2, drop_last=False)  # another run into the same log, which stops early
     with pytest.raises(DataError, match="missing"):
         prove(lmdb_shards, [log])
@@ -251,7 +255,9 @@ def test_a_changed_log_is_refused_or_says_the_same_and_a_signed_one_is_refused(
     assert {part.line() for part in parts} == {(signed / "log").read_bytes()}
 
 
-def test_foreign_lines_behind_a_log_or_its_signature_are_refused(signed: Path, tmp_path: Path) -> None:
+def test_foreign_lines_behind_a_log_or_its_signature_are_refused_and_a_long_one_is_read(
+    signed: Path, tmp_path: Path
+) -> None:
     line, signature = lines = (signed / "signed").read_bytes().splitlines(keepends=True)
     signed_twice = b"".join(lines)
     signed_twice += Signature.of(signed_twice, signed / "trainer.pem").line()
@@ -266,11 +272,7 @@ def test_foreign_lines_behind_a_log_or_its_signature_are_refused(signed: Path, t
         (tmp_path / "log").write_bytes(data)
         with pytest.raises(DataError, match=message):
             RunLog.load(tmp_path / "log")
-
-
-def test_a_log_larger_than_any_state_is_read(signed: Path, tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes((signed / "log").read_bytes().rstrip() + b" " * (17 << 20) + b"\n")
-
+    (tmp_path / "log").write_bytes(line.rstrip() + b" " * (17 << 20) + b"\n")  # larger than any state
     assert len(RunLog.load(tmp_path / "log").entries) == 1
 
 
@@ -354,15 +356,17 @@ def test_no_key_no_file_of_the_dataset_and_no_signed_log_is_overwritten(
     assert RunLog.load(log).signer
 
 
-def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(tmp_path: Path) -> None:
-    before = make_signing_keys(tmp_path / "own").secret.read_bytes()
-    (tmp_path / "own.pub.pem").unlink()
-    (tmp_path / "own.pub.pem").mkdir()
+@pytest.mark.parametrize("make", [make_signing_keys, make_keys])
+def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(make: Any, tmp_path: Path) -> None:
+    pair = make(tmp_path / "own")
+    before = pair.secret.read_bytes()
+    pair.public.unlink()
+    pair.public.mkdir()
 
-    with pytest.raises(OperationError, match=r"own\.pub\.pem: is not a regular file"):
-        make_signing_keys(tmp_path / "own", overwrite=True)
+    with pytest.raises(OperationError, match=f"{pair.public}: is not a regular file"):
+        make(tmp_path / "own", overwrite=True)
 
-    assert (tmp_path / "own.pem").read_bytes() == before
+    assert pair.secret.read_bytes() == before
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
