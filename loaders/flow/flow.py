@@ -240,10 +240,11 @@ class Flow(Pipeline):
             seed: Seed of the transform's random values.
 
         Raises:
-            UsageError: In a pass: an item has a different form.
+            UsageError: The transform is not one of records. In a pass: an item has a different form.
         """
         function = Transforming(transform)
-        outputs = function.outputs if processes else None
+        outputs = function.outputs  # also checks the transform
+        outputs = outputs if processes else None
         return self.map(
             function, threads=threads, processes=processes, random=True, seed=seed, outputs=outputs
         )

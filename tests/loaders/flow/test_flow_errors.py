@@ -24,6 +24,7 @@ NO_WEIGHTS: list[Any] = ["x", 5, [None, 1], ["x", 1], [-1, 1], [0, 0], [1], [mat
 NO_OUTPUTS: list[Any] = [5, "x", [], [1], [ArraySpec("a", (2,), "float32")] * 2]
 
 MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+    **{name: (getattr(FLOW, name), [*NO_COUNTS, None]) for name in ("take", "skip", "print", "peek")},
     "map": (lambda value: FLOW.map(value), NO_FUNCTIONS),
     "map threads": (lambda value: FLOW.map(abs, threads=value), [*NO_COUNTS, None]),
     "map processes": (lambda value: FLOW.map(abs, processes=value), [*NO_COUNTS, None]),
@@ -35,6 +36,7 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         lambda value: ArraySpec("a", value, "uint8"),
         [(-2,), (2.5,), [2], 2, None, (1 << 63,)],
     ),
+    "transform": (FLOW.transform, [*NO_FUNCTIONS, EvalTransform, lambda record: record]),
     "map_component": (lambda value: FLOW.map_component(value, 0), NO_FUNCTIONS),
     "map_component of": (lambda value: FLOW.map_component(abs, value), [1.5, None, True, []]),
     "components": (lambda value: FLOW.select(*value), [(), (0, "a"), ("a", "a"), (1.0,)]),
@@ -46,16 +48,12 @@ MISUSES: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "lists remainder": (lambda value: FLOW.batch(3, remainder=value, as_list=True), ["pad"]),
     "batch_by_shape": (lambda value: FLOW.batch_by_shape(value), [*NO_COUNTS, None, 0]),
     "repeat": (lambda value: FLOW.repeat(value), NO_COUNTS),
-    "take": (lambda value: FLOW.take(value), [*NO_COUNTS, None]),
-    "skip": (lambda value: FLOW.skip(value), [*NO_COUNTS, None]),
     "concat": (lambda value: FLOW.concat(value), [[1], None]),
     "mix weights": (lambda value: FLOW.mix(FLOW, weights=value), [*NO_WEIGHTS, [1, 0]]),
     "choose weights": (lambda value: FLOW.choose(FLOW, weights=value), NO_WEIGHTS),
     "prefetch": (lambda value: FLOW.prefetch(value), [*NO_COUNTS, None, 0]),
     "in_process": (lambda value: FLOW.in_process(ahead=value), [*NO_COUNTS, None, 0]),
-    "print": (lambda value: FLOW.print(value), [*NO_COUNTS, None]),
     "at_pass": (lambda value: FLOW.at_pass(value), [*NO_COUNTS, None, 1 << 63]),
-    "peek": (lambda value: FLOW.peek(value), [*NO_COUNTS, None]),
     "pick pass": (lambda value: FLOW.pick(value, [0]), [*NO_COUNTS, None, 1 << 63]),
     "pick numbers": (lambda value: FLOW.pick(0, value), [5, None]),
     "pick a number": (lambda value: list(FLOW.pick(0, [value])), ["x", 1.5, None, True]),
