@@ -66,10 +66,19 @@ def _in_columns(made_of: Callable[[Sequence[Any]], Any], records: Sequence[Any])
     _same({type(record) for record in records}, "forms")
     first = records[0]
     if isinstance(first, Mapping):
-        _same({tuple(record) for record in records}, "names")
-        return {name: made_of([record[name] for record in records]) for name in first}
-    _same({len(record) for record in records}, "numbers of parts")
-    return tuple(map(made_of, zip(*records, strict=True)))
+        _same({", ".join(sorted(map(str, record))) for record in records}, "names")
+        return {name: _part(made_of, name, [record[name] for record in records]) for name in first}
+    remedy = "make them alike, and an array of each list that is one part"
+    _same({len(record) for record in records}, "numbers of parts", remedy)
+    return tuple(_part(made_of, n, part) for n, part in enumerate(zip(*records, strict=True)))
+
+
+def _part(made_of: Callable[[Sequence[Any]], Any], name: object, values: Sequence[Any]) -> Any:
+    try:
+        return made_of(values)
+    except UsageError as error:
+        error.add_note(f"In component {name!r}")
+        raise
 
 
 def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -83,7 +92,7 @@ def _stacked(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     _same(
         {row.shape for row in rows}, "shapes", "make them of one shape, or keep lists of them (as_list=True)"
     )
-    _same({row.dtype.str for row in rows}, "dtypes", "make them of one dtype")
+    _same({row.dtype for row in rows}, "dtypes", "make them of one dtype")
     return np.stack(rows, out=_fresh((len(rows), *rows[0].shape), rows[0].dtype))
 
 
@@ -154,7 +163,7 @@ class Padding:
         if len(arrays) < len(part) or any(array.dtype.kind not in NUMBERS for array in arrays):
             return part
         _same({array.ndim for array in arrays}, "numbers of dimensions")
-        _same({array.dtype.str for array in arrays}, "dtypes")
+        _same({array.dtype for array in arrays}, "dtypes")
         if len(shapes := {array.shape for array in arrays}) == 1:
             return _stacked(arrays)
         full = _fresh((len(arrays), *map(max, zip(*shapes, strict=True))), arrays[0].dtype)
@@ -176,11 +185,8 @@ class Padding:
 
 def _same(found: set[Any], what: str, remedy: str = "make them alike") -> None:
     if len(found) > 1:
-        raise UsageError(f"records of one batch have different {what}: {sorted(map(_name, found))}; {remedy}")
-
-
-def _name(found: Any) -> str:
-    return str(getattr(found, "__name__", found))
+        names = " and ".join(sorted(str(getattr(one, "__name__", one)) for one in found))
+        raise UsageError(f"records of one batch have different {what}: {names}; {remedy}")
 
 
 def rows_of(batch: Any) -> Iterator[Any]:
@@ -200,7 +206,7 @@ def _rows(part: Any) -> Iterator[Any]:
 def shapes_of(record: Any) -> Any:
     """Return the shapes of a record's arrays, nested like the record; hashable, and equal within a batch."""
     if isinstance(record, Mapping):
-        return tuple((name, shapes_of(part)) for name, part in record.items())
+        return frozenset((name, shapes_of(part)) for name, part in record.items())
     if isinstance(record, tuple | list):
         return tuple(map(shapes_of, record))
     return np.shape(record)

@@ -511,12 +511,12 @@ class CrashPolicy:
         """Return why to leave out a row at which a worker died of this cause, None to raise an error."""
         return f"{self.doing} crashed by {cause}" if self.skip and cause in _CRASHES else None
 
-    def error(self, cause: str, *, where: str, key: str) -> WorkerDied:
-        """Return the error for a row at which workers died, the last one of this cause."""
+    def error(self, cause: str, *, key: str) -> WorkerDied:
+        """Return the error for the row of this key, at which workers died, the last one of this cause."""
         if cause in _CRASHES:
             message = (
-                f"{where}: {self.doing} crashed by {cause}, in {MAX_ROW_FAILURES} workers one after the other; "
-                'leave it out (on_bad_record="skip" of a Loader)'
+                f"{self.doing} crashed by {cause}, in {MAX_ROW_FAILURES} workers one after the other; leave it out "
+                '(on_bad_record="skip" of a Loader)'
             )
         else:
             advice = (
@@ -524,5 +524,6 @@ class CrashPolicy:
                 if OVERDUE in cause
                 else "run that work in a separate program to find the cause (it would end this one, too), or leave it out"
             )
-            message = f"{MAX_ROW_FAILURES} workers ended {where}, the last by {cause}; {advice}"
+            hint = " (out of memory?)" if cause == "SIGKILL" else ""
+            message = f"{MAX_ROW_FAILURES} workers ended at it, the last by {cause}{hint}; {advice}"
         return WorkerDied(message, key=key)

@@ -411,10 +411,9 @@ class Engine(Owned, Closable):
 
     def _error_of(self, leased: LeasedBatch, failure: RowFailure) -> BaseException:
         item = leased.items[failure.row]
-        where = self._where(failure.row, leased.number, item)
         if failure.error:
-            return unpack(failure.error, where)
-        return self._crashes.error(failure.cause, where=where, key=self._describe(item))
+            return unpack(failure.error, self._where(failure.row, leased.number, item))
+        return self._crashes.error(failure.cause, key=self._describe(item))
 
     def _where(self, row: int, number: int, item: Any) -> str:
         return f"at row {row} of batch {number}: {printable(self._describe(item))}"

@@ -16,7 +16,7 @@ from zlib import crc32
 from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.sizes import checked_int
+from shardprep.formats.runtime.sizes import checked_int, count_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
@@ -228,11 +228,12 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
         raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
         if missing := [path for path in paths if path not in labels]:
-            raise UsageError(
-                f"{len(missing):,} files have no label in labels=, such as {missing[0]}", path=folder
-            )
+            lacking = count_of(len(missing), "file")
+            raise UsageError(f"labels= has no label for {lacking}, such as {missing[0]}", path=folder)
         if more := labels.keys() - set(paths):
-            raise UsageError(f"{len(more):,} files of labels= do not exist, such as {min(more)}", path=folder)
+            raise UsageError(
+                f"labels= has {count_of(len(more), 'path')} without a file, such as {min(more)}", path=folder
+            )
         labels = [labels[path] for path in paths]
     if len(labels) != len(paths):
         raise UsageError(f"has {len(paths):,} files, and labels= has {len(labels):,}", path=folder)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
@@ -160,7 +161,7 @@ class FlowStats(ShownStats):
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
-        return f"<FlowStats: {self.rows:,} {self.unit} in {self.passes:,} passes{limit}>"
+        return f"<FlowStats: {self.rows:,} {self.unit} in {count_of(self.passes, 'pass')}{limit}>"
 
     def __str__(self) -> str:
         return str(self.verdict or "nothing is known before the second item of a pass; make batches smaller")
@@ -248,7 +249,7 @@ class FlowSpeed:
         rows = "" if self.rows_per_second is None else f"{self.rows_per_second:,.0f} rows/s, "
         return (
             f"{self.items_per_second:,.1f} items/s, {rows}{self.megabytes_per_second:,.1f} MB/s over "
-            f"{self.seconds:,.1f} s and {self.passes:,} pass{'es' if self.passes > 1 else ''}: "
+            f"{self.seconds:,.1f} s and {count_of(self.passes, 'pass')}: "
             f"{self.p50_milliseconds:,.3g} ms from item to item, 1 in 100 over {self.p99_milliseconds:,.3g} ms, "
             f"the first after {self.first_item_seconds:,.3g} s, {self.cpu_seconds_per_item * 1e3:,.3g} ms of this "
             "process's CPU per item."

@@ -58,7 +58,7 @@ def test_an_item_that_kills_every_worker_is_named() -> None:
     with numbers(20).map(lambda x: os._exit(3) if x == 7 else x, processes=1) as flow:
         items = iter(flow)
         assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
-        with pytest.raises(WorkerDied, match="item 7 of pass 0"):
+        with pytest.raises(WorkerDied, match=r"^item 7 of pass 0, at map\(\S+\): 3 workers ended at it, "):
             list(items)
 
 
@@ -97,7 +97,7 @@ def test_results_of_processes_that_do_not_stack_are_an_error_with_the_number_of_
     with numbers(12).map(lambda n: np.zeros(1 + n // 11), processes=1).batch(4) as flow:
         batches = iter(flow)
         assert [len(next(batches)) for _ in range(2)] == [4, 4]
-        with pytest.raises(UsageError, match="different shapes") as caught:
+        with pytest.raises(UsageError, match=r"different shapes: \(1,\) and \(2,\); make") as caught:
             next(batches)
     assert caught.value.__notes__ == ["In item 2 of pass 0, at batch(4)"]
 

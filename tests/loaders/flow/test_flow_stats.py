@@ -130,18 +130,14 @@ def test_before_a_second_item_nothing_is_known() -> None:
     assert "nothing is known" in str(stats[1])
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     "make", [lambda: numbers(), lambda: Flow.from_callable(slowly)], ids=["length", "none"]
 )
 def test_a_watched_flow_shows_its_rate_and_the_stage_that_limits(
     make: Callable[[], Flow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(progress_bar, "WINDOW_S", 0.0)

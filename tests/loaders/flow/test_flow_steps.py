@@ -98,6 +98,11 @@ def test_only_numbers_are_shuffled_where_there_are_some() -> None:
     assert list(islice(Flow.from_iterable(range(1000)).map(noted).shuffle(1000), 3)) == drawn
 
 
+def test_dicts_of_one_batch_may_have_their_names_in_any_order() -> None:
+    (batch,) = Flow.from_iterable([{"a": 1, "b": 2}, {"b": 4, "a": 3}]).batch_by_shape(2)
+    assert {name: part.tolist() for name, part in batch.items()} == {"a": [1, 3], "b": [2, 4]}
+
+
 def test_an_endless_flow_may_be_the_last() -> None:
     assert list(islice(Flow.from_iterable([2]).concat(ENDLESS), 3)) == [2, 1, 1]
 

@@ -378,7 +378,7 @@ def test_killed_workers_lose_and_repeat_nothing(
 @pytest.mark.parametrize(
     ("end", "cause"),
     [
-        (kill, "SIGKILL"),
+        (kill, r"3 workers ended at it, the last by SIGKILL \(out of memory\?\); run that work"),
         (leave, "exit code 0"),
         (sleep_for_ever, "no progress for 0.3 s; give a longer deadline"),
     ],
