@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, repeat
+from itertools import accumulate, permutations, product, repeat
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,8 +40,13 @@ from shardprep.formats.sources.record_files import (
 from shardprep.formats.sources.source import Problems, SourceOptions
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
-_BINARY = ("binary", "large_binary")
-_TEXT = ("string", "large_string")
+_BINARY = ("binary", "large_binary", "binary_view")
+_TEXT = ("string", "large_string", "string_view")
+_IMAGE_STRUCTS = {
+    f"struct<{', '.join(members)}>"
+    for binary, text in product(_BINARY, (*_TEXT, "null"))
+    for members in permutations((f"bytes: {binary}", f"path: {text}"))
+}
 _AS_TEXT = ("timestamp", "date", "time", "decimal")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = {"float": "float32", "double": "float64", "halffloat": "float16"}
@@ -258,7 +263,7 @@ def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[s
 def _is_image(kind: str, feature: Any) -> bool:
     """Whether a column has images as structs of bytes and path."""
     says = not isinstance(feature, dict) or feature.get("_type", "Image") == "Image"
-    return says and kind in (f"struct<bytes: {binary}, path: string>" for binary in _BINARY)
+    return says and kind in _IMAGE_STRUCTS
 
 
 def _classes(feature: Any) -> tuple[str, ...] | None:
@@ -276,7 +281,7 @@ def _field(name: str, kind: Any, feature: Any, nullable: frozenset[str]) -> Fiel
     text, of_column, classes = str(kind), "json", _classes(feature)
     if _is_image(text, feature):
         of_column = "image"
-    elif text in _BINARY:
+    elif text in _BINARY or text.startswith("fixed_size_binary["):
         of_column = "bytes"
     elif text in _FLOATS and not classes:
         of_column = "float"
@@ -375,6 +380,8 @@ class RowContents(RecordContents):
                 images = pyarrow.compute.struct_field(images, "bytes")
             elif pyarrow.types.is_dictionary(images.type):
                 images = images.cast(images.type.value_type)
+            if str(images.type) == "binary_view":  # which has no binary_length
+                images = images.cast(pyarrow.large_binary())
             sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
             have_bytes = images.is_valid().to_pylist()
         in_memory = _bytes_in(columns)

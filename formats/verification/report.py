@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from shardprep.formats.errors import DataError, OperationError, printable
-from shardprep.formats.shards.files import ARCHIVE_NAME
 from shardprep.formats.shards.manifest import Manifest
 
 NO_MEMORY = "there is not enough memory; use fewer workers"
@@ -95,7 +94,8 @@ class Report:
         """Raise DataError or OperationError unless the dataset is intact."""
         if self.findings:
             more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            mends = "" if self.findings[0].file == ARCHIVE_NAME else "; prep repair rebuilds it"
+            files = {file.name for file in self.manifest.files} if self.manifest else set()
+            mends = "; prep repair rebuilds it" if self.findings[0].file in files else ""
             raise DataError(f"{self.findings[0]}{more}{mends}", path=self.location)
         if self.unchecked:
             raise OperationError(f"could not check {self.unchecked[0]}", path=self.location)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardprep import DataError, verify
 from support.datasets import flip, prep_here, tree
 
 
@@ -101,5 +102,8 @@ def test_a_dataset_that_has_folders_is_one_dataset(splits: Path, shards: Path) -
     done = prep_here("verify", shards / "train")
 
     assert done.returncode == 1
-    assert "damaged: val: does not belong to the dataset" in done.stdout
+    stray = "val: does not belong to the dataset; move it elsewhere"
+    assert f"damaged: {stray}" in done.stdout
+    with pytest.raises(DataError, match=f"{stray}$"):
+        verify(shards / "train").raise_for_findings()
     assert prep_here("inspect", shards / "train").stdout.startswith(f"{shards}/train: train split")
