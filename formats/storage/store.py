@@ -192,6 +192,8 @@ AGAIN = "try again; finished files are kept"
 NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
+_MISSING = ("FileNotFoundError", "NotFoundError")
+_DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
 _NO_RANGE = "Requested range was invalid"  # for a folder on this machine
 _REFUSED = re.compile(r": (3|4(?!08|29)|501)(?!.*\(RequestTimeout\))")
 _UNSET = ("region", "Config error", "Content-Length Header missing")
@@ -232,52 +234,34 @@ def translated(
     except (FileNotFoundError, PermissionError, exceptions.BaseError) as error:
         # obstore keeps the error until its next call, and the traceback would keep the callers' frames
         error.__traceback__ = None
-        text = str(error)
-        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
-            failure = _missing(_answer(text), place, name)
-        elif isinstance(
-            error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
-        ):
-            failure = _denied(_answer(text), place, name)
-        elif isinstance(error, exceptions.NotSupportedError):
-            failure = RangeRefused("does not support range requests", path=place.url, shard=name)
-        else:
-            failure = _failed(text, place, name, failed)
+        failure = _failure(type(error).__name__, str(error), place, name, failed)
     raise failure from None  # obstore's message may contain parts of a signature
 
 
-def _missing(status: str, place: Location, name: str | None) -> ShardprepError:
-    if name is None or "NoSuchBucket" in status:
-        return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
-    return RemoteMissing(f"is not there{status}", path=place.url, shard=name)
-
-
-def _denied(status: str, place: Location, name: str | None) -> RemoteDenied:
-    reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), _advice(place))
-    return RemoteDenied(f"denies access{status}{reason}", path=place.url, shard=name)
-
-
-def _failed(text: str, place: Location, name: str | None, failed: type[RemoteFailed]) -> ShardprepError:
+def _failure(
+    kind: str, text: str, place: Location, name: str | None, failed: type[RemoteFailed]
+) -> ShardprepError:
+    """Return the error for one of obstore with this class; for a listing, only the status tells the kind."""
     status, said = _answer(text), text.partition("\n")[0]
+    at: dict[str, Any] = {"path": place.url, "shard": name}
+    reason = next((f"; {reason}" for code, reason in _REASONS.items() if code in status), "")
     if any(sign in said for sign in _CREDENTIAL_SIGNS):
-        return RemoteDenied(f"there are no credentials for it{_advice(place)}", path=place.url, shard=name)
-    # for a listing, and not all of the codes have status 403
-    if status.startswith((": 401", ": 403")) or any(code in status for code in _REASONS):
-        return _denied(status, place, name)
-    if status.startswith(": 404"):  # for a listing
-        return _missing(status, place, name)
+        return RemoteDenied(f"there are no credentials for it{_advice(place)}", **at)
+    if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
+        return RemoteDenied(f"denies access{status}{reason or _advice(place)}", **at)
+    if kind in _MISSING or status.startswith(": 404"):
+        if name is None or "NoSuchBucket" in status:
+            return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
+        return RemoteMissing(f"is not there{status}", **at)
     if NOWHERE in text:
-        return RemoteFailed(
-            f"redirects to another host; if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)",
-            path=place.url,
-            shard=name,
-        )
-    if "non-partial response" in said:
-        return RangeRefused("does not support range requests", path=place.url, shard=name)
+        advice = f"if you trust that, name it in {REDIRECT_HOSTS} (host,host or *)"
+        return RemoteFailed(f"redirects to another host; {advice}", **at)
+    if kind == "NotSupportedError" or "non-partial response" in said:
+        return RangeRefused("does not support range requests", **at)
     if status.startswith(": 416") or _NO_RANGE in said:
-        return RangeRefused(f"does not have that part of the file{status}", path=place.url, shard=name)
+        return RangeRefused(f"does not have that part of the file{status}", **at)
     may_pass = not (_REFUSED.match(status) or any(sign in said for sign in _UNSET))
-    failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", path=place.url, shard=name)
+    failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", **at)
     failure.may_pass = may_pass
     return failure
 
