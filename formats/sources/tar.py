@@ -357,7 +357,7 @@ def files_in(place: Location, names: Sequence[str]) -> dict[str, RemoteFile]:
 
 async def _found(folder: RemoteFolder, names: Sequence[str]) -> dict[str, StoredFile]:
     if folder.place.scheme not in ("http", "https"):
-        return await folder.files()
+        return {name: found for name, found in (await folder.listed()).items() if found}
 
     async def about(name: str) -> StoredFile | None:
         try:

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from configparser import ConfigParser, Error as ConfigError
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from shardprep.formats.runtime.loop_thread import in_thread
 from shardprep.formats.runtime.owned import Owned
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, ListResult, ObjectMeta
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore
 
 
@@ -499,27 +499,24 @@ class RemoteFolder(Owned):
         except RemoteMissing:
             return None
 
-    async def files(self) -> dict[str, StoredFile]:
-        """Return the store's metadata of each file directly in this folder; fails for a web server."""
-        listed = await self._listed()
-        return {found["path"].rpartition("/")[2]: StoredFile.of(found) for found in listed["objects"]}
+    async def listed(self) -> dict[str, StoredFile | None]:
+        """Return the store's metadata of each file in this folder, and None for each subfolder, as ``NAME/``.
 
-    async def folders(self) -> list[str]:
-        """Return the names of the subfolders; empty for a web server. Raises RemoteDenied, RemoteFailed."""
+        Empty for a web server. Raises RemoteDenied, RemoteFailed.
+        """
         if self.place.scheme in ("http", "https"):
-            return []
-        listed = await self._listed()
-        return [prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"]]
-
-    async def _listed(self) -> ListResult[Sequence[ObjectMeta]]:
+            return {}
         try:
             with translated(self.place):
                 async with asyncio.timeout(LISTING_S):
-                    return await self._obstore.list_with_delimiter_async(self._store)
+                    found = await self._obstore.list_with_delimiter_async(self._store)
         except TimeoutError as error:
             raise RemoteFailed(
                 f"did not finish listing its files within {LISTING_S:g} s", path=self.place.url
             ) from error
+        folders = [f"{prefix.rstrip('/').rpartition('/')[2]}/" for prefix in found["common_prefixes"]]
+        files = {each["path"].rpartition("/")[2]: StoredFile.of(each) for each in found["objects"]}
+        return {**dict.fromkeys(folders), **files}
 
     async def content(self, name: str, most: int) -> bytes | None:
         """Return the first ``most`` bytes of a file, or None if it does not exist. Raises RemoteFailed."""

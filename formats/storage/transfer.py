@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.loop_thread import LoopThread, RunnableWork, in_thread, run_all
+from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
 from shardprep.formats.shards.dataset import USUAL_ORDER
@@ -111,15 +111,26 @@ class RemoteDamaged(DataError):
 
 
 @dataclass
-class Transfer:
-    """The download of one file into a part, ``done`` bytes so far.
-
-    ``arrived`` is called with the size of each received chunk, even if it is not kept.
-    """
+class FileTransfer:
+    """The transfer of a file, ``done`` bytes so far; ``is_done`` when whole, ``is_kept`` if it was there."""
 
     remote: RemoteFolder
     entry: FileEntry
     done: int = field(default=0, kw_only=True)
+    is_done: bool = field(default=False, kw_only=True)
+    is_kept: bool = field(default=False, kw_only=True)
+
+    async def run(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Transfer(FileTransfer):
+    """The download of one file into a part.
+
+    ``arrived`` is called with the size of each received chunk, even if it is not kept.
+    """
+
     arrived: Callable[[int], object] = field(default=lambda size: None, kw_only=True)
 
     async def fill(self, part: HashedBytes) -> None:
@@ -188,15 +199,10 @@ class Transfer:
 
 @dataclass
 class Download(Transfer):
-    """The copy of one file; ``is_kept`` if it was there before.
-
-    The path is ``part`` until the file is whole and verified, then ``final``.
-    """
+    """The copy of one file. The path is ``part`` until the file is whole and verified, then ``final``."""
 
     final: Path
     part: Path
-    is_kept: bool = field(default=False, kw_only=True)
-    is_done: bool = field(default=False, kw_only=True)
 
     async def run(self) -> None:
         """Keep an intact file, or download it. Raises the errors of :meth:`fill`."""
@@ -277,7 +283,8 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
     """Return the splits in a folder. Raises NothingThere if a listed train, val or test has no dataset."""
     listed: set[str] = set()
     with suppress(RemoteDenied, RemoteMissing):
-        listed = {name for name in await folder.folders() if FILE_NAME.fullmatch(name)}
+        names = [name.removesuffix("/") for name in await folder.listed() if name.endswith("/")]
+        listed = {*filter(FILE_NAME.fullmatch, names)}
     usual = [name for name in USUAL_ORDER if name in listed or not listed]
     found: dict[str, RemoteDataset] = {}
     for name in (*usual, *sorted(listed - set(usual))):
@@ -309,15 +316,6 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
             return found
     failure.path, failure.shard = folder.place.url, MANIFEST_NAME
     raise failure
-
-
-class FileTransfer(RunnableWork, Protocol):
-    """The transfer of a file, ``done`` bytes so far; ``is_done`` when whole, ``is_kept`` if it was there."""
-
-    entry: FileEntry
-    done: int
-    is_done: bool
-    is_kept: bool
 
 
 @dataclass(frozen=True)

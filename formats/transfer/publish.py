@@ -18,7 +18,7 @@ from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import splits_of
-from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry, published_file
+from shardprep.formats.shards.files import OUTPUT_FILES, published_file
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -38,7 +38,7 @@ from shardprep.formats.storage.store import (
     StoredFile,
     part_bytes,
 )
-from shardprep.formats.storage.transfer import HashedBytes, RemoteDamaged, Transfer, TransferRun
+from shardprep.formats.storage.transfer import FileTransfer, HashedBytes, RemoteDamaged, Transfer, TransferRun
 
 
 async def created(remote: RemoteFolder, name: str, data: bytes) -> bool:
@@ -215,8 +215,7 @@ class StorePlace:
         """
         if not await self._is_claimed():
             known = {*names, MANIFEST_NAME, PROVENANCE_NAME, f"{WORK_FOLDER_NAME}/"}
-            folders = {f"{name}/" for name in await self.remote.folders()}
-            if others := ((await self.remote.files()).keys() | folders) - known:
+            if others := (await self.remote.listed()).keys() - known:
                 raise UsageError(
                     f"is not empty: {min(others)} does not belong to this dataset; choose another URL",
                     path=self.remote.place.url,
@@ -256,7 +255,7 @@ class StorePlace:
 
     async def check_sizes(self, manifest: Manifest) -> None:
         """Raise RemoteDamaged unless each file of a published dataset has its size."""
-        files = await self.remote.files()
+        files = await self.remote.listed()
         for file in manifest.files:
             if (stored := files.get(file.name)) is None or stored.size != file.size:
                 raise RemoteDamaged(
@@ -282,7 +281,7 @@ class StorePlace:
     async def _check(self, proven: Mapping[str, StoredFile]) -> None:
         """Raise RemoteFailed unless all proven files are unchanged; PlanMismatch without the claim."""
         await self._is_claimed(needed=True)
-        files = await self.remote.files()
+        files = await self.remote.listed()
         for name, stored in proven.items():
             if files.get(name) != stored and await self.remote.about(name) != stored:
                 raise RemoteFailed(
@@ -308,18 +307,10 @@ class StorePlace:
 
 
 @dataclass
-class Upload:
-    """The upload of the local file ``path``, ``done`` bytes so far; ``is_kept`` if it was there before.
+class Upload(FileTransfer):
+    """The upload of the local file ``path``; ``stored`` is the store's metadata of the verified file."""
 
-    ``stored`` is the store's metadata of the verified file.
-    """
-
-    remote: RemoteFolder
-    entry: FileEntry
     path: Path
-    done: int = 0
-    is_kept: bool = False
-    is_done: bool = False
     stored: StoredFile | None = None
 
     async def run(self) -> None:
