@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,8 @@ class Conversion:
                 kept = len(one.shards) if self.kept_shards is None else self.kept_shards
                 largest = nlargest(kept, one.shards, key=lambda shard: shard.size)
                 needed[one.output] = one.bytes_to_write(largest)
+            if self.kept_shards is not None:  # one split after the other, each removed at its end
+                needed = dict(nlargest(1, needed.items(), key=itemgetter(1)))
             check_room(needed, alone=self.part is None)
         return prepared
 

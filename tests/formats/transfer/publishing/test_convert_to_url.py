@@ -1,11 +1,12 @@
 """A dataset that is converted into a bucket is the one of a local conversion, or there is none."""
 
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from shardprep.formats import ConvertedTo, PlanMismatch, PlanOptions, UsageError, convert, convert_to_url
-from shardprep.formats.conversion import shard as build_shard
+from shardprep.formats.conversion import prepare, shard as build_shard
 from shardprep.formats.storage.store import RemoteFailed
 from shardprep.formats.storage.transfer import RemoteDamaged
 from shardprep.formats.transfer.publish import CLAIM_NAME, StorePlace
@@ -24,9 +25,11 @@ def stored(source: Path, url: str, scratch: Path, **options: object) -> list[Con
 
 @pytest.mark.slow
 def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_removed(
-    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path
+    archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = convert(archives, tmp_path / "local", plan_options=OPTIONS, workers=0)
+    needed: list[dict[Path, int]] = []
+    monkeypatch.setattr(prepare, "check_room", lambda found, **_: needed.append(found))
 
     done = stored(archives, url, tmp_path / "scratch")
     before = len(proxy.sent)
@@ -38,6 +41,7 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
     with pytest.raises(UsageError, match="would lie"):
         stored(archives, f"{url}/val", tmp_path / "scratch")
 
+    assert [path.name for path in needed[0]] == ["train"]  # the largest split
     assert tree(bucket) == tree(tmp_path / "local")
     assert [one.manifest.root for one in done] == [one.manifest.root for one in local]
     assert [one.already_complete for one in (*done, *again)] == [False] * len(done) + [True] * len(done)
@@ -48,15 +52,11 @@ def test_each_split_has_the_bytes_of_a_local_conversion_and_the_scratch_is_remov
         stored(archives, url, tmp_path / "scratch")
 
 
-async def undropped(place: StorePlace) -> None:
-    """What a process does that is killed between the manifest and the end of its claim."""
-
-
 def test_a_claim_that_was_left_beside_the_manifest_goes_with_the_next_run(
     archives: Path, bucket: Path, url: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(StorePlace, "drop_claim", undropped)
+        killed.setattr(StorePlace, "drop_claim", AsyncMock())
         stored(archives, url, tmp_path / "scratch", split="val")
     left = tree(bucket)
 
