@@ -23,7 +23,14 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import Output, fields, json_option
 from shardprep.cli.console.progress import CommandProgress
-from shardprep.cli.console.runs import TRANSFORM_NAME, RunOptions, refuse_typed, typed_options
+from shardprep.cli.console.runs import (
+    TRANSFORM_NAME,
+    RunOptions,
+    chosen_options,
+    numbers_in,
+    refuse_typed,
+    typed_options,
+)
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of
 
@@ -81,8 +88,7 @@ COUNT = click.IntRange(min=0)
 @click.option("--drop-last/--keep-last", default=True, help="Leave out or keep a last short batch.")
 @click.option("--labels", default="sorted_wnid0", help="The label space.")
 @click.option("--columns", metavar="NAME,NAME", help="Columns in a batch.  [default: all]")
-@file_option("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask.")
-@file_option("--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask.")
+@chosen_options
 @click.option(
     "--gaps", type=click.Choice(("close", "keep")), default="close", help="With --without: the run's gaps."
 )
@@ -221,14 +227,17 @@ def compare_runs(
     from shardprep.loaders.loader.run_log import RunLog
 
     runs = [RunLog.load(file) for file in files]
-    cards = [run.card for run in runs]
+    cards = [run.card_of(run.last_of(0)) for run in runs]
     differing = differences(*cards)
     parting, order = parting_of_datasets(*cards), None
     if parting is None:
         make = options.loader if by_pixels else options.ordering_loader
         with make(cards[0]) as one, make(cards[1]) as other:
             both = list(zip((one, other), runs, strict=True))
-            first, second = (loader.order_of(run.card)._replace(passed=run.passed) for loader, run in both)
+            first, second = (
+                loader.order_of(card)._replace(passed=run.passed)
+                for (loader, run), card in zip(both, cards, strict=True)
+            )
             per_step, done = max(card.batch_size for card in cards), count(1)
             steps = epochs * max(one.batches_per_epoch, other.batches_per_epoch)
 
@@ -296,9 +305,16 @@ def _numbers(numbers: tuple[int, ...]) -> str | None:
 @file_option("--signed-by", "KEY.pub.pem", "Refuse a LOG without its signature.")
 @file_option("--save", "FILE", "Write all that is proven as one log.")
 @file_option("--key", "KEY.pem", "With --save: sign it; prep keygen --signing makes keys.")
+@chosen_options
 @json_option
 def prove(
-    dataset: Path, logs: tuple[Path, ...], signed_by: Path | None, save: Path | None, key: Path | None
+    dataset: Path,
+    logs: tuple[Path, ...],
+    save: Path | None,
+    key: Path | None,
+    subset: Path | None,
+    without: Path | None,
+    **chosen: Any,
 ) -> Output:
     """Prove from the logs of all ranks of a run that they got each record of DATASET once in each epoch.
 
@@ -310,5 +326,6 @@ def prove(
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
     check_replaced(save)
-    found = prove_run(dataset, logs, signed_by=signed_by, save=save, key=key)
+    chosen |= {"records": numbers_in(subset), "without": numbers_in(without)}
+    found = prove_run(dataset, logs, save=save, key=key, **chosen)
     return Output(found.to_json(), found.statement.splitlines())

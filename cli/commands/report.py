@@ -20,7 +20,7 @@ from shardprep.cli.console.options import (
     work_options,
 )
 from shardprep.cli.console.output import Output, each_dataset
-from shardprep.cli.console.runs import RunOptions, option_of, typed_options
+from shardprep.cli.console.runs import RunOptions, chosen_options, option_of, refuse_typed, typed_options
 from shardprep.formats.errors import printable
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
@@ -258,6 +258,7 @@ def _gate_lines(found: GateResult) -> Iterator[str]:
     type=click.IntRange(min=1),
     help="With --run: how many epochs it had.  [default: those of the log or state, or 1]",
 )
+@chosen_options
 @work_options
 def find(
     dataset: Path,
@@ -266,6 +267,8 @@ def find(
     hashes: Path | None,
     run: Path | None,
     epochs: int | None,
+    subset: Path | None,
+    without: Path | None,
     **chosen: Any,
 ) -> Output:
     """Say which records of DATASET, or of each split in that folder, show the pictures IMAGE.
@@ -276,8 +279,8 @@ def find(
         raise click.UsageError("--hashes keeps what --near reads; give both")
     if run is not None and splits_of(dataset):
         raise click.UsageError(f"{dataset} is a folder of splits; --run needs one of them")
-    if run is None and epochs is not None:
-        raise click.UsageError("--epochs is for --run")
+    if run is None:
+        refuse_typed(("epochs", "subset", "without"), typed_options(), "it is only for --run")
     check_replaced(hashes)
     for image in images:  # a missing one is an error once, not for each split
         image.stat()
@@ -285,7 +288,8 @@ def find(
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        seen = _sightings(place, run, found, epochs) if run else None
+        options = RunOptions(place, {"subset": subset, "without": without, "transform": None}, set())
+        seen = _sightings(options, run, found, epochs) if run else None
         listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
         for image in dict.fromkeys(map(str, images)):
             matches = [one for one in found if one.image == image]
@@ -321,12 +325,11 @@ def _match_text(one: ImageMatch) -> str:
 
 
 def _sightings(
-    dataset: Path, run: Path, found: list[ImageMatch], epochs: int | None
+    options: RunOptions, run: Path, found: list[ImageMatch], epochs: int | None
 ) -> dict[int, list[dict[str, int | None]]]:
     """Return the epochs, steps and ranks at which a run saw each record."""
     from shardprep.loaders.loader.run_log import RunLog  # start-up time: OpenCV
 
-    options = RunOptions(dataset, dict.fromkeys(("subset", "without", "transform")), set())
     recorded = RunLog.load(run)
     seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:

@@ -21,7 +21,7 @@ import click
 import numpy as np
 from click.core import ParameterSource
 
-from shardprep.cli.console.options import Option, Parsed, transform_of
+from shardprep.cli.console.options import Option, Parsed, file_option, together, transform_of
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
 from shardprep.formats.runtime.executors import RayExecutor
@@ -83,7 +83,10 @@ class RunOptions:
         from shardprep.loaders.loader.loader import Loader
         from shardprep.loaders.loader.run_card import differences
 
-        chosen: dict[str, Any] = {"records": self._numbers("subset"), "without": self._numbers("without")}
+        chosen: dict[str, Any] = {
+            "records": numbers_in(self.values["subset"]),
+            "without": numbers_in(self.values["without"]),
+        }
         if card is None:
             columns = self.values["columns"]
             return Loader(
@@ -146,16 +149,25 @@ class RunOptions:
             sys.path.remove(here)
         return transform
 
-    def _numbers(self, option: str) -> np.ndarray[Any, Any] | None:
-        """Return the record numbers or the mask in an option's file. Raises DataError, OSError."""
-        file: Path | None = self.values[option]
-        if file is None:
-            return None
-        try:
-            array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
-        return array
+
+def numbers_in(file: Path | None) -> np.ndarray[Any, Any] | None:
+    """Return the record numbers, keys or the mask in an option's file. Raises DataError, OSError."""
+    if file is None:
+        return None
+    try:
+        array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
+    return array
+
+
+chosen_options = together(
+    file_option("--subset", "FILE.npy", "Records that were chosen: a .npy file of numbers or a mask."),
+    file_option(
+        "--without", "FILE.npy", "Records that were left out: a .npy file of numbers, keys or a mask."
+    ),
+)
+"""The chosen records of a run that is given, if they are too many for its card."""
 
 
 CONNECT_TIMEOUT_S = 10

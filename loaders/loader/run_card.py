@@ -32,6 +32,7 @@ from shardprep.formats.runtime.json_record import (
     parse_canonical_json,
     plain,
 )
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.epoch_order import Shuffle
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.work import ShardWork
 
 MOST_LISTED = 4096
-WAYS = {"subset": "a subset of", "without": "to do without"}
+WAYS = {"subset": "used a subset of", "without": "left out"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ class ChosenRecords:
     def given(self, option: str = "subset") -> Records:
         """Return the record numbers, int64. Raises UsageError if they are not listed."""
         if self.numbers is None:
-            chosen = f"{WAYS[option]} {self.count} records"
-            raise UsageError(f"the run had {chosen} that its card does not list; give the same ones")
+            raise UsageError(
+                f"the run {WAYS[option]} {count_of(self.count, 'record')}, not listed in its card or state; give the "
+                f"same ones (--{option} FILE.npy), or a log that lists them"
+            )
         return np.array(self.numbers, np.int64)
 
 

@@ -28,6 +28,7 @@ from shardprep.loaders.order.receipt import Receipt, Tally
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
+    from shardprep.loaders.loader.options import Chosen
 
 FORMAT = "shardprep run log"
 VERSION = 1
@@ -343,6 +344,8 @@ def prove(
     dataset: str | os.PathLike[str],
     logs: Sequence[str | os.PathLike[str]],
     *,
+    records: Chosen | None = None,
+    without: Chosen | None = None,
     signed_by: str | os.PathLike[str] | None = None,
     save: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
@@ -357,6 +360,8 @@ def prove(
         dataset: The dataset's folder.
         logs: Files written by :meth:`.Loader.log_epoch`, of all ranks and restarts. States as JSON cover the
             deliveries before the number of ranks changed. Signatures in logs are checked.
+        records: The subset of the run, needed if it has more records than a log lists (4,096).
+        without: The records that the run omitted, likewise.
         signed_by: The file of a public key; each log must be signed by it.
         save: A file to which the proven entries are written, as one log.
         key: The file of a secret key that signs the saved log.
@@ -364,8 +369,8 @@ def prove(
     Raises:
         DataError: A log is damaged or changed, is of another dataset, does not account for each record, or is
             not signed by that key.
-        UsageError: The run used a subset, or omitted records, that its card does not list; or a key is
-            unusable.
+        UsageError: The run's subset or omitted records are not listed and not given, or are not those given;
+            or a key is unusable.
         MissingExtra: A log is signed or to be signed, and ``cryptography`` is not installed.
         ShardprepError, OSError: The dataset cannot be opened, or the log cannot be saved.
     """
@@ -395,16 +400,23 @@ def prove(
     merged = RunLog.merge(places, read)
     parts = merged.entries
     card = _checked_card(merged)
-    options = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise").options()
-    with Loader(dataset, workers=0, **options) as loader:
+    chosen = {"records": records, "without": without}
+    given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
+    listed: dict[str, Any] = dict.fromkeys(given)
+    plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise", **listed)
+    gaps = {"gaps": card.gaps or "close"} if without is not None else {}
+    with Loader(dataset, workers=0, **plain.options() | given | gaps) as loader:
         if loader.dataset.root != card.dataset:
             raise DataError(
                 f"the run used the dataset with the root {card.dataset}", path=loader.dataset.location
             )
+        own, known = (each.without_numbers() for each in (loader.card(), card))
+        if differing := [name for name in given if getattr(own, name) != getattr(known, name)]:
+            raise UsageError(f"{' and '.join(differing)} must be those of the run")
         numbers = sorted({part.receipt.epoch for part in parts})
         epochs = [_epoch_proof([p for p in parts if p.receipt.epoch == n], n, loader) for n in numbers]
-        omitted = [] if card.without is None else card.without.given("without").tolist()
-        without = tuple(loader.key(number) for number in omitted)
+        omitted = () if loader._subset.omitted is None else loader._subset.omitted.tolist()
+        left_out = tuple(loader.key(number) for number in omitted)
         made = {
             json.dumps(card and [card.name, card.arguments], sort_keys=True): card.title if card else "none"
             for card in (part.card.transform for part in parts)
@@ -414,10 +426,10 @@ def prove(
         if card.records is not None:
             what = f"{total:,} of {len(loader.dataset):,} records, a subset,"
     transforms = tuple(sorted(made.values()))
-    statement = _statement(f"{what} of {card.dataset}", epochs, without, transforms, signers)
+    statement = _statement(f"{what} of {card.dataset}", epochs, left_out, transforms, signers)
     if save is not None:
         merged.save(save, key=key)
-    return RunProof(card.dataset, total, tuple(epochs), without, transforms, statement, signers)
+    return RunProof(card.dataset, total, tuple(epochs), left_out, transforms, statement, signers)
 
 
 def _signers(

@@ -89,11 +89,10 @@ def test_bench_loader_measures_each_split(splits: Path) -> None:
     assert [Path(split["dataset"]).name for split in found["splits"]] == ["train", "val", "test"]
 
 
-def test_a_trace_is_of_one_split(splits: Path, tmp_path: Path) -> None:
-    done = prep_here("bench-loader", splits, "--trace", tmp_path / "trace.json")
-
-    assert done.returncode == 2
-    assert "--trace" in done.stderr
+def test_what_is_of_one_split_is_refused_for_several(splits: Path, tmp_path: Path) -> None:
+    for command, option in (("bench-loader", "--trace"), ("gate", "--root"), ("report", "--record")):
+        done = prep_here(command, splits, option, tmp_path / "x")
+        assert (done.returncode, "is a folder of splits; " in done.stderr) == (2, True)
 
 
 def test_a_dataset_that_has_folders_is_one_dataset(splits: Path, shards: Path) -> None:

@@ -93,10 +93,6 @@ def test_what_was_left_out_made_or_found_bad_is_named(lmdb_shards: Path, tmp_pat
         assert (found.epochs[0].omitted, len(found.without)) == (2, 2)
         assert f"left out on purpose: 2 records, {found.without[0]}" in said
 
-    said, found = statement("subset", records=np.arange(10, 50))
-    assert found.records == 40
-    assert said.startswith("Each of 40 of 204 records, a subset, of sha256:")
-
     weights = {"part-0": 1.0, "part-1": 3.0}
     cut = collected(lmdb_shards, tmp_path / "cut", 2)
     said, _ = statement("weights", cut, weights=weights, without=[4, 5], gaps="keep", epochs=2)
@@ -199,15 +195,28 @@ def test_logs_that_prove_nothing_are_refused(lmdb_shards: Path, hdf5_shards: Pat
             prove(lmdb_shards, [tmp_path / name for name in names])
     with pytest.raises(DataError, match="the root"):
         prove(hdf5_shards, [tmp_path / "whole"])
-    with loader_on(lmdb_shards, records=np.arange(50), **RUN) as loader:
-        list(loader)
-        (tmp_path / "state").write_text(json.dumps(loader.state_dict()))
-    for logs, message in (
-        ([tmp_path / "state"], "does not list"),
-        ("state", r"list of paths, .* \['state'\]"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            prove(lmdb_shards, logs)
+    with pytest.raises(UsageError, match=r"must be a list of paths, such as \['whole'\]"):
+        prove(lmdb_shards, "whole")
+
+
+def test_chosen_records_too_many_for_a_log_are_given_again(
+    lmdb_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardprep.loaders.loader.run_card.MOST_LISTED", 9)
+    kept, gone, log = np.arange(100), np.arange(20, 40), tmp_path / "log"
+    np.save(tmp_path / "kept.npy", kept)
+    np.save(tmp_path / "gone.npy", gone)
+    train(lmdb_shards, log, records=kept, without=gone, gaps="keep")
+
+    found = prove(lmdb_shards, [log], records=kept, without=gone)
+    files = ["--subset", tmp_path / "kept.npy", "--without", tmp_path / "gone.npy"]
+    assert prep_here("prove", lmdb_shards, log, *files).stdout == f"{found.statement}\n"
+    assert (found.records, len(found.without)) == (100, 20)
+    assert found.statement.startswith("Each of 100 of 204 records, a subset, of sha256:")
+    with pytest.raises(UsageError, match="used a subset of 100 records, not listed"):
+        prove(lmdb_shards, [log], without=gone)
+    with pytest.raises(UsageError, match="without must be those of the run"):
+        prove(lmdb_shards, [log], records=kept, without=gone[1:])
 
 
 @pytest.fixture(scope="module")
