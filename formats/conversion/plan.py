@@ -86,6 +86,10 @@ class PlanOptions:
             raise UsageError("images that stay in their archive cannot be re-encoded")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"the quality must be between 1 and 100, not {self.quality}")
+        if self.shorter_side is None and self.quality != DEFAULT_QUALITY:
+            raise UsageError(
+                "the quality is that of --shorter-side; nothing else re-encodes images with loss"
+            )
         if self.shorter_side is not None and not 1 <= self.shorter_side <= MAX_SHORTER_SIDE:
             raise UsageError(
                 f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"

@@ -90,7 +90,7 @@ def plain_name(raw: bytes) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError:
-        raise ValueError("its name is not UTF-8") from None
+        raise ValueError("its name is not UTF-8: rename the file before it is packed") from None
     name = name.removeprefix("./")
     if "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise ValueError("its name is not a plain relative path")

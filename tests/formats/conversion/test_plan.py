@@ -122,8 +122,7 @@ def test_an_empty_listing_is_a_usage_error() -> None:
         {"shard_size": (4 << 30) + 1},
         {"seed": -1},
         {"seed": 1 << 64},
-        {"quality": 0},
-        {"quality": 101},
+        *({"quality": quality} for quality in (0, 101, 50)),  # 50 of no shorter side
         {"shorter_side": 0},
         {"container": "tar"},
         {"order": "archive"},
@@ -131,7 +130,7 @@ def test_an_empty_listing_is_a_usage_error() -> None:
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"must (be|have) |cannot be re-encoded"):
+    with pytest.raises(UsageError, match=r"must (be|have) |cannot be re-encoded|is that of --shorter-side"):
         PlanOptions(**wrong)
 
 
