@@ -577,6 +577,11 @@ def _labelled(
     if is_named and not names:
         raise UsageError("the labels are names; give classes=, the names of all classes")
     in_order = () if list(names) == sorted(names) else names
+    if in_order and not is_named:
+        raise UsageError(
+            "a Loader numbers classes in the order of their sorted names, which is not that of classes=: give "
+            "the names as labels"
+        )
     return replace(form, is_named=is_named, classes=in_order), names
 
 

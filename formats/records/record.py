@@ -66,7 +66,8 @@ class Record(_RecordFields):
         return NO_COLUMNS
 
     def __repr__(self) -> str:
-        return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes>"
+        columns = f", columns {', '.join(self.columns)}" if self.columns else ""
+        return f"<Record {printable(self.key)!r}: label {self.label}, {len(self.image):,} bytes{columns}>"
 
     def _repr_html_(self) -> str:
         from shardprep.formats.images.pictures import figure  # start-up time: OpenCV

@@ -78,7 +78,7 @@ class Field:
         """The codec of the column's values."""
         if self.kind in OF_CLASSES:
             return OF_CLASSES[self.kind](self.classes)
-        codec = PLAIN.get(self.kind) or ArrayCodec.of(self.kind)
+        codec = (PLAIN.get(self.kind) or ArrayCodec.of(self.kind)) if isinstance(self.kind, str) else None
         if codec is None:
             raise UsageError(
                 f"the column {self.name} has the unknown kind {self.kind!r}; known are {', '.join(KINDS)}"

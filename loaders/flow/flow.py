@@ -184,12 +184,14 @@ class Flow(Pipeline):
         """Call ``function`` for each item, in the consumer's thread, in threads or in worker processes.
 
         Each item is mapped exactly once per pass. An exception in the function is raised after the results
-        before it, with the item's number in a note.
+        before it, with the item's number in a note. The function must not write to the item, which may be the
+        source's own.
 
         Processes work like a loader's workers: one that dies is replaced, and its items are mapped again. A
         worker has 120 s to start or, with a ``deadline``, max(deadline, 30 s). Items and results pass
         through shared memory, and arrays are not copied on the way back. With processes, lambdas and closures
-        need cloudpickle.
+        need cloudpickle, and each process has a copy of the function and what it refers to, made when the
+        flow's first pass begins: later changes do not reach it before :meth:`close`.
 
         Args:
             function: Called with an item; returns its result. None is a UsageError unless ``drop_none``.

@@ -40,7 +40,9 @@ from shardprep.loaders.loader.stats import (
 HAND_OVER = "hand-over"
 STEP_ADVICE = "your step is slower than the data; a faster flow would gain nothing"
 HAND_OVER_ADVICE = f"the steps between items take the time; make batches larger{OR_PREFETCH}"
-MAIN_ADVICE = f"it runs in the thread that draws items; give map() threads= or processes={OR_PREFETCH}"
+MAIN_ADVICE = (
+    f"it runs in the thread that draws items; do it in a map() with threads= or processes={OR_PREFETCH}"
+)
 POOL_ADVICE = "more threads help where the function waits or releases the interpreter's lock, else processes="
 THREAD_ADVICE = "the steps before prefetch() share one thread; give map() threads= or processes="
 PROCESS_ADVICE = "the steps before in_process() share one process; map() with processes= uses several"

@@ -56,8 +56,7 @@ def items(draw: st.DrawFn) -> list[Any]:
             return [tuple(row.values()) for row in rows]
         case "list":
             return [list(row.values()) for row in rows]
-    first = names[0]
-    return [row[first] for row in rows if not isinstance(row[first], list | dict)] or [0]
+    return [row[names[0]] for row in rows if not isinstance(row[names[0]], list | dict)] or [0]
 
 
 def numbered() -> Flow:
@@ -105,6 +104,7 @@ def test_records_come_back_with_key_label_image_and_columns(tmp_path: Path) -> N
     ]
     assert found[3]["box"].shape == (3, 4)
     assert found[3].columns["age"] == 3
+    assert repr(found[3]) == f"<Record 'n3': label 0, {len(JPEG):,} bytes, columns age, box>"
     assert same(Flow.from_dataset(tmp_path / "one"), samples)
 
 
@@ -186,9 +186,7 @@ def test_an_item_that_differs_or_cannot_be_held_is_named(
 
 
 def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> None:
-    items = [{"a": np.zeros(2, np.int8), "key": f"{n}"} for n in range(2)] + [
-        {"a": np.zeros(3, np.int8), "key": "x"}
-    ]
+    items = [{"a": np.zeros(size, np.int8), "key": f"{n}"} for n, size in enumerate((2, 2, 3))]
     write_dataset(items, tmp_path / "out", schema={"a": "int8[*]", "key": "text"}, workers=0)
 
     assert same(Flow.from_dataset(tmp_path / "out"), items)
@@ -204,6 +202,8 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"workers": -1}, "workers must be"),
         ([1], {"shard_size": "64MB"}, "the shard size must be"),
         ([1], {"seed": "1"}, "the seed must be"),
+        ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
+        ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "names and kinds in a dict, .* not of 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),
     ],

@@ -40,7 +40,7 @@ def drawn(flow: Flow, step: float = 0.0) -> FlowStats:
 
 GENERATOR = Flow.from_callable(slowly)
 BOTTLENECKS: dict[str, tuple[Flow, str, str]] = {
-    "a map": (numbers().map(slow), "map(slow)", "give map() threads= or processes="),
+    "a map": (numbers().map(slow), "map(slow)", "do it in a map() with threads= or processes="),
     "a map in threads": (numbers().map(slow, threads=2), "map(slow)", "more threads help"),
     "a map of a component": (numbers().zip().map_component(slow, 0), "map_component(slow, 0)", "threads="),
     "a map picked by number": (numbers().map(slow).shuffle(40), "map(slow)", "threads="),
