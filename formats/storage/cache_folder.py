@@ -250,12 +250,12 @@ class CacheFolder:
 
     def cached(self) -> list[CachedFile]:
         """Return the whole files. The caller holds the lock."""
-        return [file for folder in _listed(self.files) if folder.is_dir() for file in _files_in(folder)]
+        return [file for folder in os.scandir(self.files) if folder.is_dir() for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
         coming = 0
-        for path in map(Path, _listed(self.parts)):
+        for path in map(Path, os.scandir(self.parts)):
             if path.suffix == ".part" and _NAME.fullmatch(path.stem):
                 with _opened(path) as lock:
                     if lock is None:  # its process removed it without the cache's lock
@@ -397,13 +397,8 @@ def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
     return status.st_nlink > 0 and status.st_size == entry.size
 
 
-def _listed(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as found:
-        return [*found]
-
-
 def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
-    for each in _listed(folder):
+    for each in os.scandir(folder):
         if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
             status = each.stat(follow_symlinks=False)
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)

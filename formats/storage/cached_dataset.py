@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.errors import ManifestDamaged, SourceDamaged, UsageError
+from shardprep.formats.errors import ManifestDamaged, SourceDamaged
 from shardprep.formats.runtime.files import publish_bytes, unfinished, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.shards.dataset import Dataset
@@ -19,7 +19,7 @@ from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache import FileCache, FileSource, HeldFiles, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder
 from shardprep.formats.storage.store import PATIENT, Location
-from shardprep.formats.storage.transfer import RemoteDataset, find_datasets
+from shardprep.formats.storage.transfer import RemoteDataset, find_datasets, several
 
 
 def folder_of(cache: CacheFolder, root: str) -> Path:
@@ -166,9 +166,6 @@ def remote_dataset(place: Location) -> RemoteDataset:
     """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
     found = found_at(place)
     if "" not in found:
-        first = place.child(next(iter(found))).url
-        raise UsageError(
-            f"is a folder of splits ({', '.join(found)}); give one of them, such as {first}", path=place.url
-        )
+        raise several(found, place)
     found[""].refuse_archive()
     return found[""]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import byte_count
+from shardprep.formats.runtime.sizes import byte_count, checked_int
 from shardprep.formats.shards.dataset import Dataset, TransformedDataset, splits_of
 from shardprep.formats.storage.store import Location, path_or_place
 
@@ -122,10 +121,5 @@ def cached_place(
 def _limit_bytes(limit: int | str | None) -> int | None:
     if limit is None:
         return None
-    if isinstance(limit, SupportsIndex) and not isinstance(limit, bool):
-        found = operator.index(limit)
-    else:
-        found = byte_count(limit, of="cache_limit")
-    if found <= 0:
-        raise UsageError(f"cache_limit must be more than 0 bytes, not {limit}")
-    return found
+    found = limit if isinstance(limit, SupportsIndex) else byte_count(limit, of="cache_limit")
+    return checked_int(found, "cache_limit", least=1)

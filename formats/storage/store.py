@@ -16,7 +16,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, ShardprepError, UsageError
@@ -391,9 +391,11 @@ class RemoteFolder(Owned):
         if self._is_writable and self.place.scheme == "s3":
             # not every S3-compatible store supports the request that deletes many files
             config["disable_bulk_delete"] = True
+        server = urlsplit(_endpoint() if self.place.scheme == "s3" else self.place.url)
+        is_allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
         client: ClientConfig = {
-            **_redirects_of(self.place),
-            "allow_http": _may_use_http(self.place),
+            **_redirects_of(self.place, server),
+            "allow_http": self.place.scheme == "http" or is_allowed or server.hostname in LOOPBACK,
             "timeout": timedelta(days=1),  # for a whole file
             "read_timeout": timedelta(seconds=self._policy.timeout_s),
             "connect_timeout": timedelta(seconds=self._policy.timeout_s),
@@ -595,13 +597,12 @@ def refuse_server(place: Location) -> None:
         )
 
 
-def _redirects_of(place: Location) -> ClientConfig:
+def _redirects_of(place: Location, server: SplitResult) -> ClientConfig:
     """Return settings that block redirects to other hosts, by a proxy for these that does not exist.
 
     REDIRECT_HOSTS in the environment names allowed hosts, or ``*``. Redirects are not blocked behind a proxy
     in the environment, nor for AWS, Google and Azure, whose credentials come from other hosts.
     """
-    server = urlsplit(_endpoint() if place.scheme == "s3" else place.url)
     host, allowed = server.hostname or "", os.environ.get(REDIRECT_HOSTS, "").strip()
     # keys for S3 in the environment: no service is asked for them
     has_keys = any(map(os.environ.get, ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")))
@@ -613,13 +614,6 @@ def _redirects_of(place: Location) -> ClientConfig:
     ):
         return {}
     return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(filter(None, (host, allowed)))}
-
-
-def _may_use_http(place: Location) -> bool:
-    """Whether TLS is optional: the URL or the environment says so, or the endpoint is on this machine."""
-    if place.scheme == "http" or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
-        return True
-    return place.scheme == "s3" and urlsplit(_endpoint()).hostname in LOOPBACK
 
 
 def _endpoint() -> str:

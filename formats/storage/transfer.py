@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,12 +72,6 @@ class HashedFile(HashedBytes, Owned):
         self.path = path
         self._descriptor = self._opened(os.open(path, flags, 0o644))
 
-    @property
-    def size_on_disk(self) -> int:
-        """The file's size in bytes; -1 if it is not a regular file."""
-        status = os.fstat(self._descriptor.fileno())
-        return status.st_size if stat.S_ISREG(status.st_mode) else -1
-
     def hash_next(self) -> int:
         """Hash the next slice of the file; return its size, 0 at the end."""
         with naming(self.path):
@@ -104,6 +98,14 @@ class HashedFile(HashedBytes, Owned):
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._descriptor.close()
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a regular file; -1 for anything else, also a link, which a dataset does not have."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return -1
 
 
 class RemoteDamaged(DataError):
@@ -216,17 +218,11 @@ class Download(Transfer):
 
     async def _is_right(self) -> bool:
         """Whether the file exists, with the size and digest in the manifest."""
-        if self.final.is_symlink():  # a dataset has no links, and the target is not its own
+        if size_of(self.final) != self.entry.size:
             return False
-        try:
-            found = HashedFile(self.final)
-        except FileNotFoundError:
-            return False
-        with closing(found):
-            if found.size_on_disk == self.entry.size:
-                await self._hash(found)
-                return found.sha256 == self.entry.sha256
-            return False
+        with closing(HashedFile(self.final)) as found:
+            await self._hash(found)
+            return found.sha256 == self.entry.sha256
 
     async def _hash(self, file: HashedFile) -> None:
         while await in_thread(file.hash_next):
@@ -316,6 +312,15 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
             return found
     failure.path, failure.shard = folder.place.url, MANIFEST_NAME
     raise failure
+
+
+def several(found: Iterable[str], place: Location) -> UsageError:
+    """Return the error for the splits ``found`` at a place where one dataset is needed."""
+    names = [*found]
+    first = place.child(names[0]).url
+    return UsageError(
+        f"is a folder of splits ({', '.join(names)}); give one of them, such as {first}", path=place.url
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,14 @@ from shardprep.formats.runtime.work_folder import (
 from shardprep.formats.shards.files import FileEntry, read_small
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
-from shardprep.formats.storage.transfer import Download, RemoteDataset, TransferRun, find_datasets
+from shardprep.formats.storage.transfer import (
+    Download,
+    RemoteDataset,
+    TransferRun,
+    find_datasets,
+    several,
+    size_of,
+)
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,12 @@ class LocalCopy:
         return chosen if any(map(self._is_missing, others)) else [*chosen, *others]
 
     def _is_missing(self, file: FileEntry) -> bool:
-        return _size_of(self.output / file.name) != file.size
+        return size_of(self.output / file.name) != file.size
 
     def bytes_to_write(self) -> int:
         """Return the approximate number of bytes still to be written."""
         missing = self.downloads(filter(self._is_missing, self.wanted))
-        return sum(max(0, each.entry.size - max(0, _size_of(each.part))) for each in missing)
+        return sum(max(0, each.entry.size - max(0, size_of(each.part))) for each in missing)
 
     def downloads(self, files: Iterable[FileEntry]) -> list[Download]:
         """Return the downloads of these files; unfinished files are named by the expected digest."""
@@ -141,23 +148,11 @@ class LocalCopy:
         return FetchedDataset(self.output, self.url, self.manifest, fetched, there, is_complete)
 
 
-def _size_of(path: Path) -> int:
-    """Return the size of a file or link, -1 if it does not exist."""
-    try:
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return -1
-
-
 def _check_splits(
     found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
 ) -> None:
     if shards is not None:
-        first = place.child(next(iter(found))).url
-        raise UsageError(
-            f"is a folder of splits ({', '.join(found)}); give one of them to choose shards, such as {first}",
-            path=place.url,
-        )
+        raise several(found, place)
     if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
         raise UsageError(
             f"holds one dataset, in which {', '.join(found)} would lie; choose another folder", path=target

@@ -320,22 +320,19 @@ class Upload(FileTransfer):
         has that SHA-256 when it is read back.
         """
         e_tags = await self._local_e_tags()
-        self.stored = await self._intact(e_tags)
-        self.is_kept = self.stored is not None
-        for tried in range(TRIES):
-            if self.stored is not None:
-                break
+        tried = 0
+        while (found := await self._intact(e_tags)) is None:
+            if tried == TRIES:
+                raise RemoteDamaged(
+                    f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
+                    "here and the store",
+                    path=self.remote.place.url,
+                    shard=self.entry.name,
+                )
             await asyncio.sleep(WAIT_S * tried)
-            self.done = 0
+            tried, self.done = tried + 1, 0
             await self.remote.write(self.entry.name, self._sent(), self.entry.size)
-            self.stored = await self._intact(e_tags)
-        if self.stored is None:
-            raise RemoteDamaged(
-                f"does not hold the bytes that were sent, {TRIES} times in a row; check the network between "
-                "here and the store",
-                path=self.remote.place.url,
-                shard=self.entry.name,
-            )
+        self.stored, self.is_kept = found, not tried
         self.done, self.is_done = self.entry.size, True
 
     async def _local_e_tags(self) -> tuple[str, str]:
@@ -344,19 +341,18 @@ class Upload(FileTransfer):
         S3, and most compatible stores, return the file's MD5, or for a multipart upload the MD5 of the parts'
         MD5s and their number. Other stores, and buckets with KMS keys, return something else.
         """
-        sha256, md5, md5_of_parts = hashlib.sha256(), _md5(), _md5()
-        size = count = 0
+        whole, md5, md5_of_parts, count = HashedBytes(), _md5(), _md5(), 0
 
         def add(part: bytes) -> None:
-            sha256.update(part)
+            whole.append(part)
             md5.update(part)
             md5_of_parts.update(_md5(part).digest())
 
         async with aclosing(self._parts()) as parts:
             async for part in parts:
                 await in_thread(add, part)
-                size, count = size + len(part), count + 1
-        if (size, f"sha256:{sha256.hexdigest()}") != (self.entry.size, self.entry.sha256):
+                count += 1
+        if (whole.size, whole.sha256) != (self.entry.size, self.entry.sha256):
             raise ShardDamaged("is not the file that was published; prep repair rebuilds it", path=self.path)
         return md5.hexdigest(), f"{md5_of_parts.hexdigest()}-{count}"
 
