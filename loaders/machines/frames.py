@@ -48,7 +48,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_PEERS = 1000
 MAX_DISMISSED = 1000  # dismissed peers whose last batches may still arrive
-LONELY_POLLS = 10  # without a sender, before its absence is logged
+LONELY_POLLS = 10  # without all senders, before it is logged
 TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID
 
 log = logging.getLogger(__name__)
@@ -178,9 +178,11 @@ class FrameReceiver(Receiver):
                     del self._peers[peer.address]
                     self._check_lost(peer)
             self._admit_waiting()
-            self._lonely_polls += not self._peers
-            if not self._peers and self._lonely_polls == LONELY_POLLS:
-                log.warning("%s: no sender is connected; waiting for one", self._socket.endpoint)
+            joined = sum(peer.role is not Role.WAITING for peer in self._peers.values())
+            self._lonely_polls += joined < self._senders
+            if joined < self._senders and self._lonely_polls == LONELY_POLLS:
+                said = "%s: %d of %d senders have joined this epoch (each name counts once); waiting for more"
+                log.warning(said, self._socket.endpoint, joined, self._senders)
 
     def _check_lost(self, peer: Peer) -> None:
         """Raise SenderFailed if a disconnected peer has contributed to this epoch."""

@@ -105,12 +105,7 @@ def until_the_end(step: Callable[[], Any], steps: int | None = None) -> list[Any
 
 def stepping(each: Input) -> Callable[[], Any]:
     """A compiled step that returns its batch."""
-
-    @tf.function
-    def step() -> Any:
-        return each.dequeue()
-
-    return step
+    return tf.function(lambda: each.dequeue())  # type: ignore[no-any-return]
 
 
 def gather(batches: Any, got: list[Any]) -> None:

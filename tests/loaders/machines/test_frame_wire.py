@@ -89,16 +89,20 @@ def kind_of(answer: list[bytes]) -> FrameKind:
     return read_head(answer[0]).kind
 
 
-def test_a_receiver_without_a_sender_logs_so_once(
-    receiver: FrameReceiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("senders", [1, 2])
+def test_a_receiver_that_lacks_a_sender_logs_so_once(
+    senders: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "POLL_INTERVAL_S", 0.01)
-    with in_thread(taken, receiver) as came:
+    with FrameReceiver(ANY_PORT, senders=senders) as receiver, in_thread(taken, receiver) as came:
+        for _ in range(senders - 1):
+            send_batches(numbers(5), receiver.endpoint)
         while not caplog.messages:
             time.sleep(0.01)
-        send_batches(numbers(5), receiver.endpoint)
-        assert came.result(TIMEOUT_S) == list(range(5))
-    assert caplog.messages == [f"{receiver.endpoint}: no sender is connected; waiting for one"]
+        send_batches(numbers(5), receiver.endpoint, name="another")
+        assert came.result(TIMEOUT_S) == list(range(5)) * senders
+    (said,) = caplog.messages
+    assert f"{senders - 1} of {senders} senders have joined" in said
 
 
 def test_without_a_receiver_a_sender_waits_as_long_as_it_was_told() -> None:
