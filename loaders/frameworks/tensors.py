@@ -72,9 +72,7 @@ def signature_of(passes: Passes, given: Any = None) -> Any:
     Raises UsageError if the signature cannot be determined.
     """
     if given is not None:
-        for spec in flat(given):
-            if not isinstance(spec, tf.TensorSpec):
-                raise UsageError(f"a signature consists of tf.TensorSpec, in tuples and dicts, not {spec!r}")
+        flat(given)  # refuses anything but specs
         return given
     if (element_spec := getattr(passes.source, "element_spec", None)) is not None:
         return element_spec
@@ -134,6 +132,8 @@ def _is_rows(part: list[Any]) -> bool:
 
 
 def _spec_of(part: Any) -> Any:
+    if isinstance(part, tf.RaggedTensor | tf.SparseTensor):
+        return tf.type_spec_from_value(part)
     if tf.is_tensor(part):
         return tf.TensorSpec([None, *part.shape[1:]] if part.shape.rank else part.shape, part.dtype)
     if is_bytes_list(part):
@@ -147,8 +147,14 @@ def _spec_of(part: Any) -> Any:
 
 
 def flat(signature: Any) -> list[Any]:
-    """Return the leaves of a signature."""
-    return leaves_of(signature, signature)
+    """Return the leaves of a signature. Raises UsageError for anything but a ``tf.TensorSpec``."""
+    leaves = leaves_of(signature, signature)
+    for spec in leaves:
+        if not isinstance(spec, tf.TensorSpec):
+            raise UsageError(
+                f"a signature consists of tf.TensorSpec of dense tensors, in tuples and dicts, not {spec!r}"
+            )
+    return leaves
 
 
 def renamed(signature: Any, values: list[Any]) -> Any:
@@ -209,7 +215,7 @@ def array_of(part: Any, spec: Any, *, zero_copy: bool) -> npt.NDArray[Any]:
         array = np.asarray(part)
     except ValueError as error:
         raise UsageError(
-            f"a batch has {type(part).__name__} that is not an array ({error}) where its signature says "
+            f"a batch has {_form(part)} that is not an array ({error}) where its signature says "
             f"{spec.dtype.name} {spec.shape}; pad or crop its rows to one shape, or fix the signature"
         ) from error
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
@@ -240,8 +246,8 @@ def _checked(value: Any, spec: Any) -> Any:
         dtype = value.dtype.name
     if dtype != spec.dtype.name or not spec.shape.is_compatible_with(value.shape):
         raise UsageError(
-            f"a batch has {dtype} {list(value.shape)} where its signature says "
-            f"{spec.dtype.name} {spec.shape}; fix it or the signature"
+            f"a batch has {dtype} {list(value.shape)} where its signature, by default that of the first batch, says "
+            f"{spec.dtype.name} {spec.shape}; fix it, or give a signature= with None where sizes differ"
         )
     return value
 

@@ -21,7 +21,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
-from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, lock_for_closing
+from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check, lock_for_closing
 from shardprep.loaders.frameworks.tf_stats import Occupancy
 
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of a closing input for its source
@@ -75,14 +75,6 @@ def original_of(error: BaseException) -> BaseException | None:
     match = re.search(r"\[shardprep failure (\d+)\]", str(error))
     failure = _failures.get(int(match[1])) if match else None
     return failure.take_error() if failure else None
-
-
-def check(is_closed: bool, is_current: bool = True) -> None:
-    """Raise UsageError if an input is closed, or another iteration of it has begun."""
-    if is_closed:
-        raise UsageError("this input is closed; make a new one")
-    if not is_current:
-        raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
 
 
 @dataclass

@@ -79,6 +79,14 @@ class Sink(Owned, ABC):
         """Drop all elements and wake waiting threads. Idempotent."""
 
 
+def check(is_closed: bool, is_current: bool = True) -> None:
+    """Raise UsageError if an input is closed, or another iteration of it has begun."""
+    if is_closed:
+        raise UsageError("this input is closed; make a new one")
+    if not is_current:
+        raise UsageError("another iteration of this input has begun; end the first, or use two inputs")
+
+
 @contextmanager
 def lock_for_closing(changed: threading.Condition) -> Iterator[bool]:
     """Hold the condition's lock, then wake all waiting threads. Yields whether the lock is held.
@@ -150,6 +158,22 @@ def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None
         return shaped([tf.identity(tensor) for tensor in tensors], specs)
 
 
+def dequeued(queue: Any, check_ready: Callable[[], bool]) -> Any:
+    """Dequeue in a graph. If the queue is empty, ``check_ready`` runs first, and raises if it stays empty.
+
+    A step that finds an element costs one comparison; Python code runs only if the queue is empty.
+    """
+    ready = weak(check_ready)
+    with tf.device("CPU:0"):
+        is_ready = tf.cond(
+            tf.equal(queue.size(), 0),
+            lambda: tf.numpy_function(ready, [], tf.bool),
+            lambda: tf.constant(True),
+        )
+    with tf.control_dependencies([is_ready]):
+        return queue.dequeue()
+
+
 def raw_session(session: Any) -> Any:
     """Return the session without the hooks of a monitored session, which are for training steps only."""
     run_step_fn = getattr(session, "run_step_fn", None)
@@ -176,29 +200,16 @@ class OperatedSink(Sink):
     def attach(self, session: Any) -> None:
         """Use this session. Raises UsageError for a second session."""
         if self._runs:
-            raise UsageError("this input was started in another session; make a new one for each session")
+            raise UsageError(
+                "this input is already started, in this or another session; start it once (a StagingInput starts the "
+                "input it wraps), and make a new one for each session"
+            )
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
-    def _dequeued(self, queue: Any) -> Any:
-        """Dequeue in a graph; in a session that is not attached, fail instead of waiting forever.
-
-        A step that finds an element costs one comparison; Python code runs only if the queue is empty.
-        """
-        if not self._in_session:
-            return queue.dequeue()
-        check = weak(self._check_attached)
-        with tf.device("CPU:0"):
-            is_attached = tf.cond(
-                tf.equal(queue.size(), 0),
-                lambda: tf.numpy_function(check, [], tf.bool),
-                lambda: tf.constant(True),
-            )
-        with tf.control_dependencies([is_attached]):
-            return queue.dequeue()
-
-    def _check_attached(self) -> bool:
-        if not (self._runs or self._closed):
+    def _check_ready(self) -> bool:
+        check(self._closed)
+        if not self._runs:
             raise UsageError("nothing feeds this input yet; call its start(session) before the first step")
         return True
 
@@ -256,7 +267,7 @@ class TensorQueue(OperatedSink):
         return Status(int(status)), leaves
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        return batch_of_element(self._dequeued(self._queue), self._specs, ended)
+        return batch_of_element(dequeued(self._queue, self._check_ready), self._specs, ended)
 
 
 class _Area:
@@ -350,7 +361,7 @@ class SessionStage(OperatedSink):
         return status, self._run("unstage") if status == Status.BATCH else []
 
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
-        token = self._dequeued(self._area.tokens)
+        token = dequeued(self._area.tokens, self._check_ready)
         with tf.control_dependencies([batch_or_end(token, ended)]):
             return shaped(self._area.unstage(), self._specs)
 
@@ -422,8 +433,12 @@ class StagingAreas(Sink):
     def dequeue(self, ended: Callable[[int], None]) -> Leaves:
         found, area = partial(weak(self._found), ended), self._areas[self._replica()]
         with tf.device("CPU:0"):
-            is_batch = batch_or_end(area.tokens.dequeue(), found)
+            is_batch = batch_or_end(dequeued(area.tokens, self._check_ready), found)
         return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
+
+    def _check_ready(self) -> bool:
+        check(self._closed)
+        return True
 
     def _replica(self) -> int:
         """Return the index, on this machine, of the replica that is being traced."""

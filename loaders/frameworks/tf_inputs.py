@@ -30,7 +30,7 @@ from shardprep.loaders.frameworks.tensors import (
     tensor_of,
     tf,
 )
-from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, check, original_errors
+from shardprep.loaders.frameworks.tf_feeding import Feeder, PulledPasses, original_errors
 from shardprep.loaders.frameworks.tf_graph import (
     SessionStage,
     Sink,
@@ -39,6 +39,7 @@ from shardprep.loaders.frameworks.tf_graph import (
     TensorQueue,
     batch_of_element,
     batch_or_end,
+    check,
     raw_session,
     shaped,
     weak,
@@ -48,7 +49,7 @@ from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.frames import FrameReceiver
 
 
-def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> Any:
+def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 0) -> Any:
     """Return a ``tf.data.Dataset`` of the source's batches, for ``model.fit`` and ``tf.data``'s own steps.
 
     Each iteration of the dataset is a new epoch of the source, and ends the epoch before. The cardinality is
@@ -62,7 +63,8 @@ def to_dataset(source: Source, *, signature: Any = None, prefetch: int = 1) -> A
     Args:
         source: As for :class:`.QueueInput`.
         signature: As for :class:`.QueueInput`; it becomes ``element_spec``.
-        prefetch: Number of batches to draw ahead, or 0.
+        prefetch: Number of batches that ``tf.data`` draws ahead. The source's state counts them as delivered,
+            so a run that resumes within an epoch misses them.
 
     Raises:
         UsageError: The signature is neither given nor known.
@@ -165,17 +167,18 @@ class Input(FrameworkHint, Owned, Closable, ABC):
         state = self.state_or_none()
         if state is None:
             raise UsageError(
-                "the source of this input has no state to keep here; give it a Loader, or a Flow with items by number"
+                "the source of this input has no state to keep here; give a QueueInput a Loader, or a Flow of "
+                "batches with items by number"
             )
         return state
 
     def start(self, session: Any) -> None:
         """Start an input of a v1 graph in this session. Does nothing in eager mode."""
 
-    def to_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 0) -> Any:
         """Return a ``tf.data.Dataset`` for ``model.fit``, each iteration of which is an epoch of this input.
 
-        ``prefetch`` is the number of batches that ``tf.data`` draws ahead.
+        ``prefetch`` is as for :func:`to_dataset`.
         """
         return to_dataset(self, prefetch=prefetch)
 
@@ -484,8 +487,10 @@ class StagingInput(FeederInput):
             sink = StagingAreas([_part_of(spec, len(devices)) for spec in specs], devices, depth, strategy)
             split = partial(_split, element_spec, len(devices), passes.batches_never_change)
             feeder = Feeder(passes, sink, split, on_close=on_close)
-        elif self._wrapped is None or len(devices) > 1:
-            raise UsageError("in a v1 graph a StagingInput wraps another input, and has one device")
+        elif self._wrapped is None or isinstance(self._wrapped, FeedInput) or len(devices) > 1:
+            raise UsageError(
+                "in a v1 graph a StagingInput wraps another input, no FeedInput, and has one device"
+            )
         else:
             batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
             sink = SessionStage(specs, batch, devices[0], depth)
@@ -505,7 +510,7 @@ class StagingInput(FeederInput):
             self._wrapped.start(session)
         super().start(session)
 
-    def to_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 0) -> Any:
         if self._strategy:
             raise UsageError(
                 "batches on several devices cannot be a dataset; give the wrapped input's dataset to the strategy"
@@ -591,7 +596,7 @@ class DatasetInput(DirectInput):
         if self._in_session and self._endless is not None:
             raw_session(session).run(self._endless.initializer)
 
-    def to_dataset(self, *, prefetch: int = 1) -> Any:
+    def to_dataset(self, *, prefetch: int = 0) -> Any:
         return self._dataset.prefetch(prefetch) if prefetch else self._dataset
 
     def close(self) -> None:
@@ -659,7 +664,7 @@ class DummyConstantInput(TensorInput):
 
     def __init__(self, signature: Any, *, length: int | None = None) -> None:
         for spec in flat(signature):
-            if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
+            if not spec.shape.is_fully_defined():
                 raise UsageError(f"a constant needs a tf.TensorSpec of known shape, not {spec!r}")
         kept = _zeros(signature) if tf.executing_eagerly() else None
 

@@ -58,12 +58,10 @@ def _drawn(stats: InputStats) -> int:
 
 def _rows(stats: InputStats) -> float:
     """Return the mean number of images per batch; 0 without a Loader."""
-    inner: InputStats | None = stats
-    while inner is not None:
-        if inner.loader is not None and inner.loader.batches:
-            return inner.loader.rows / inner.loader.batches
-        inner = inner.source
-    return 0.0
+    if stats.source is not None:
+        return _rows(stats.source)
+    loader = stats.loader
+    return loader.rows / loader.batches if loader is not None and loader.batches else 0.0
 
 
 @dataclass(frozen=True)

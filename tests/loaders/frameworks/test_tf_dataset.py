@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from shardprep.loaders.frameworks.tf_graph import SinkClosed, StagingAreas, Stat
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
+    InputMonitor,
     QueueInput,
     StagingInput,
     TensorInput,
@@ -68,12 +70,6 @@ def test_an_infinite_dataset_has_no_end_of_epoch() -> None:
         assert [int(np.array(n)) for n in first(each, 7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("wrong", [[1, 2], None, tf.data.Dataset])
-def test_what_is_no_dataset_is_an_error_at_once(wrong: Any) -> None:
-    with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
-        DatasetInput(wrong)
-
-
 def test_tensorflows_own_errors_stay_what_they_are() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError), original_errors():
         tf.reshape(tf.range(5), [2, 2])
@@ -92,8 +88,9 @@ def test_an_input_belongs_to_one_session() -> None:
         batches.dequeue()
         with tf.compat.v1.Session() as session:
             batches.start(session)
-        with tf.compat.v1.Session() as other, pytest.raises(UsageError, match="another session"):
-            batches.start(other)
+        for other in (session, tf.compat.v1.Session()):
+            with pytest.raises(UsageError, match="already started, in this or another session"):
+                batches.start(other)
 
 
 @pytest.mark.parametrize(
@@ -108,29 +105,25 @@ def test_numbers_that_do_not_fit_the_signature_are_an_error(number: float, dtype
 
 
 def test_iterating_while_a_function_is_traced_is_an_error_that_says_what_to_do() -> None:
-    with QueueInput([np.zeros(2)]) as batches:
-
-        @tf.function(autograph=False)
-        def step() -> Any:
-            return next(iter(batches))
-
-        with pytest.raises(UsageError, match="call dequeue"):
-            step()
+    with QueueInput([np.zeros(2)]) as batches, pytest.raises(UsageError, match="call dequeue"):
+        tf.function(lambda: next(iter(batches)), autograph=False)()
 
 
 def test_a_dataset_that_is_iterated_twice_at_once_says_so() -> None:
-    dataset = to_dataset([np.arange(2)] * 6, prefetch=0)
+    dataset = to_dataset([np.arange(2)] * 6)
     with pytest.raises(UsageError, match="another iteration"), original_errors():
         list(tf.data.Dataset.zip((dataset, dataset)))
 
 
-def test_a_stage_over_an_input_without_a_thread_knows_the_loaders_state(lmdb_shards: Any) -> None:
+def test_a_stage_and_its_dataset_know_the_loaders_state(lmdb_shards: Any) -> None:
     with (
         Loader(lmdb_shards, batch_size=4, transform=Tagging(), workers=1, rank=0, world_size=1) as loader,
         StagingInput(FeedInput(loader)) as batches,
     ):
-        next(iter(batches))
-        assert batches.state_dict()["place"] == 4
+        for epoch in (iter(batches), iter(batches.to_dataset())):
+            next(epoch)
+            time.sleep(0.05)  # the dataset draws no batch ahead
+            assert batches.state_dict()["place"] == 4
 
 
 @pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -200,18 +193,23 @@ def test_invalid_options_are_an_error_at_once() -> None:
     for options in ({"depth": 0}, {"depth": -1}, {"device": "CPU:1", "strategy": mirrored(2)}):
         with pytest.raises(UsageError, match=r"depth|device"):
             StagingInput([np.zeros(3)], **options)
-    with tf.Graph().as_default(), pytest.raises(UsageError, match="wraps another input"):
-        StagingInput([np.zeros(3)])
+    with pytest.raises(UsageError, match="a writer"):
+        InputMonitor(every=10)
+    for wrong in ([1, 2], None, tf.data.Dataset):
+        with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
+            DatasetInput(wrong)
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    for source in ([ragged], tf.data.Dataset.from_tensors(ragged)):
+        with pytest.raises(UsageError, match=r"dense tensors.*RaggedTensorSpec"):
+            QueueInput(source)
+    for make in (list, FeedInput):
+        with tf.Graph().as_default(), pytest.raises(UsageError, match="wraps another input, no FeedInput"):
+            StagingInput(make([np.zeros(3)]))
 
 
 def test_what_lies_on_several_devices_is_no_dataset() -> None:
     with StagingInput([np.zeros(4)], strategy=mirrored(2)) as each:
         with pytest.raises(UsageError, match="cannot be a dataset"):
             each.to_dataset()
-
-        @tf.function
-        def step() -> Any:
-            return each.dequeue()
-
         with pytest.raises(Exception, match=r"UsageError: .*strategy\.run"):
-            step()
+            tf.function(lambda: each.dequeue())()

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform
 from shardprep.loaders.tf_inputs import Input, InputMonitor, QueueInput, original_errors
 from support.loaded import loader_on
@@ -99,11 +98,6 @@ def test_rate_and_stages_are_written_at_the_steps_of_the_training(tmp_path: Path
     assert all(value > 0 for _, value in found["train/images_per_second"])
     assert all(0 <= value <= 1 for name in found if "/stage/" in name for _, value in found[name])
     assert found["train/stage/decode"][0][1] > 0
-
-
-def test_scalars_of_steps_need_a_writer() -> None:
-    with pytest.raises(UsageError, match="a writer"):
-        InputMonitor(every=10)
 
 
 def scalars_in(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -53,7 +53,7 @@ STATES = {
 each = QueueInput(lambda: endless(0.3), signature=(tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1])))
 it = iter(each)
 """,
-    "dataset of a queue": "each = QueueInput(loader()); it = iter(each.to_dataset()); next(it)",
+    "dataset of a queue": "each = QueueInput(loader()); it = iter(each.to_dataset(prefetch=1)); next(it)",
     "dataset of a loader": "each = DatasetInput(to_dataset(loader(), prefetch=3)); it = iter(each); next(it)",
     "graph": "each = StagingInput(QueueInput(loader()), depth=2); tf.function(lambda: each.dequeue())()",
     "graph over a dataset": "each = DatasetInput(to_dataset(loader())); tf.function(lambda: each.dequeue())()",
@@ -120,7 +120,7 @@ def failing():
     yield tuple(np.zeros((4, 1), np.float32) for _ in range(300))
     raise ValueError("damaged")
 
-for batch in to_dataset(failing):
+for batch in to_dataset(failing, prefetch=1):
     pass
 """
     for status, said in map(outcome, [start(script) for _ in range(2)]):

@@ -111,8 +111,12 @@ def test_an_input_that_was_never_started_may_be_closed(make: Made) -> None:
 
 
 @members(FED)
-def test_a_step_before_the_start_is_an_error_that_says_so(make: Made) -> None:
-    with make(Numbered()) as each:
+def test_a_step_before_the_start_or_after_the_end_is_an_error_that_says_so(make: Made) -> None:
+    with make(Numbered()) as each, v1.Session() as session:
         batch = each.dequeue()
-        with v1.Session() as session, pytest.raises(tf.errors.OpError, match=r"call its start\(session\)"):
+        with pytest.raises(tf.errors.OpError, match=r"call its start\(session\)"):
+            session.run(batch)
+        each.start(session)
+        each.close()
+        with pytest.raises(tf.errors.OpError, match="this input is closed"):
             session.run(batch)
