@@ -246,10 +246,10 @@ def bench_loader(
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")
     profile = DiskProfile.load(disk) if disk else None
     names = columns.split(",") if columns else None
-    if names:
-        has_images = "image" in names
-    else:
-        has_images = all(_has_images(place, cached) for place in splits.values() or [dataset])
+    has_images = not names or "image" in names
+    for place in () if names else splits.values() or [dataset]:
+        with open_records(place, **cached) as opened:
+            has_images &= all(part.manifest.has_images for part in opened.parts)
     made = transform_of(transform, pixels) if has_images else None
 
     def measured(place: Path | str) -> Output:
@@ -283,11 +283,6 @@ def bench_loader(
         return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
 
     return each_dataset(dataset, measured, summary, collections="as one")
-
-
-def _has_images(place: Path | str, cached: Mapping[str, Any]) -> bool:
-    with open_records(place, **cached) as dataset:
-        return all(part.manifest.has_images for part in dataset.parts)
 
 
 def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:

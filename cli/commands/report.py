@@ -334,9 +334,8 @@ def _sightings(
     seen: dict[int, list[dict[str, int | None]]] = {one.record: [] for one in found}
     with options.ordering_loader(recorded.card) as loader:
         for one in recorded.sightings(loader.order_of(), seen, epochs):
-            seen[one.number].append(
-                {name: value for name, value in one._asdict().items() if name != "number"}
-            )
+            number, *place = one
+            seen[number].append(dict(zip(one._fields[1:], place, strict=True)))
     return seen
 
 

@@ -217,7 +217,9 @@ class EpochLoader(FrameworkHint, Closable, ABC):
         If the epoch is resumed later, the rank's next line replaces this one. Raises UsageError for a signed
         log, OSError.
         """
-        LogEntry.of(self.card(), self._current).append_to(path)
+        epoch = self._current
+        places = epoch.start, epoch.place, epoch.origin
+        LogEntry(self.card(), epoch.receipt, *places, epoch.plan.passed).append_to(path)
 
     @property
     def skipped(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, checked_ranges, place_within
+from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
 from shardprep.loaders.order.receipt import Receipt, Tally
@@ -59,10 +59,6 @@ class LogEntry:
     place: int
     origin: int
     passed: Ranges
-
-    @classmethod
-    def of(cls, card: RunCard, epoch: Epoch) -> Self:
-        return cls(card, epoch.receipt, epoch.start, epoch.place, epoch.origin, epoch.plan.passed)
 
     @property
     def first(self) -> int:
