@@ -282,13 +282,14 @@ class Reception(Owned):
         self.terms = self.terms or hello.terms
         self._limit_steps()
         self._ledger.join(message.peer, wants=hello.wants, now=self._waited)
-        self._socket.send(wire.pack_welcome(self._session, self._limit), peer=message.peer)
+        welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self._limit)
+        self._socket.send(welcome, peer=message.peer)
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         """Return why a sender is refused, "" if it is not."""
         if len(self.senders) >= MAX_SENDERS:
             return f"there are {MAX_SENDERS} senders already"
-        difference = hello.terms.missing(self._expected)
+        difference = hello.terms.difference(self._expected)
         if self.terms and not difference:
             difference = hello.terms.difference(self.terms)
         return f"its batches would differ from the expected ones: {difference}" if difference else ""
@@ -313,6 +314,8 @@ class Reception(Owned):
         elif head.kind == FrameKind.ERROR:
             work, text = wire.read_step(head), wire.text_in(head.description, "text")
             self._ledger.fail(address, *self._step_of(work), text)
+            last = text.strip().rpartition("\n")[2]
+            self._log("%s: sender %s failed: %s", self._socket.endpoint, sender.hello.name, last)
             self._send_note(address, FrameKind.DONE)
             self._forget(address)
         else:
@@ -410,7 +413,8 @@ class RemoteSource(FrameworkHint, Receiver):
     Each iteration is one pass, beginning with pass 0. It yields the batches in step order, each exactly once
     and bit for bit, however many senders there are, and whichever of them die, stop or start during the pass.
     Arrays own their memory, aligned to 64 bytes; the arrays of a list share one block. Encoded images become
-    bytes. Without a sender the iteration waits; :meth:`stats` shows it, and it is logged once.
+    bytes, single numbers arrays without axes, named tuples tuples. Without a sender the iteration waits;
+    :meth:`stats` shows it, and it is logged once. The error of a sender that fails is logged, too.
 
     The first sender determines the batches; a sender with other terms is refused. All frames are checked;
     invalid ones are dropped and counted.
@@ -421,9 +425,9 @@ class RemoteSource(FrameworkHint, Receiver):
     time: a new one begins the next pass and ends the one before. Neither copyable nor picklable.
 
     Args:
-        endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH``; port ``*`` chooses a free one, which is in the
-            attribute ``endpoint``. Given a list, the source listens at all of them; they are in
-            ``endpoints``.
+        endpoint: ``tcp://ADDRESS:PORT`` (IPv6 in brackets) or ``ipc://PATH``; port ``*`` chooses a free one,
+            which is in the attribute ``endpoint``. Given a list, the source listens at all of them; these are
+            in ``endpoints``.
         keys: Keys of this receiver and of the senders it admits; everything is then encrypted. None needs an
             endpoint on loopback, or ``insecure``.
         insecure: Whether to listen on a network without keys.

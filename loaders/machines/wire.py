@@ -64,14 +64,21 @@ class SourceTerms:
         """The dataset named in receipts."""
         return self.facts.get("dataset") or self.facts.get("identity", "")
 
-    def difference(self, expected: SourceTerms) -> str:
-        """List how these terms differ from the expected ones, as text; "" if they are equal."""
-        actual, wanted = self._named(), expected._named()
-        return _difference(actual, wanted, [*(wanted | actual)])
-
-    def missing(self, expected: Facts) -> str:
-        """List which of the expected facts differ here, as text; "" if none does."""
-        return _difference(self._named(), expected, [*expected])
+    def difference(self, expected: SourceTerms | Facts) -> str:
+        """List how these terms differ from the expected ones or facts, as text; "" if they do not."""
+        actual = self._named()
+        wanted = expected._named() if isinstance(expected, SourceTerms) else expected
+        names = wanted if wanted is expected else wanted | actual
+        differing = [name for name in names if actual.get(name) != wanted.get(name)]
+        listed = [
+            f"{name[:MAX_NAME_CHARACTERS]} is {_short(actual.get(name))} instead of {_short(wanted.get(name))}"
+            for name in differing[:MAX_DIFFERENCES]
+        ]
+        if len(differing) > MAX_DIFFERENCES:
+            listed.append(f"and {len(differing) - MAX_DIFFERENCES} more")
+        if names is expected and not names.keys() <= actual.keys():
+            listed.append(f"its names are {', '.join(actual)}")
+        return "; ".join(listed)
 
     def _named(self) -> Facts:
         numbers = {"steps": self.steps, "records": self.records, "any order": self.picks, "parts": self.parts}
@@ -88,18 +95,8 @@ class SourceTerms:
         return cls(**value)
 
 
-def _difference(actual: Facts, expected: Facts, names: Sequence[str]) -> str:
-    def short(value: str | None) -> str:
-        return "not given" if value is None else repr(value[:100])
-
-    differing = [name for name in names if actual.get(name) != expected.get(name)]
-    listed = [
-        f"{name[:MAX_NAME_CHARACTERS]} is {short(actual.get(name))} instead of {short(expected.get(name))}"
-        for name in differing[:MAX_DIFFERENCES]
-    ]
-    if len(differing) > MAX_DIFFERENCES:
-        listed.append(f"and {len(differing) - MAX_DIFFERENCES} more")
-    return "; ".join(listed)
+def _short(value: str | None) -> str:
+    return "not given" if value is None else repr(value[:100])
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,6 @@ class Hello:
         if not name:
             raise FrameDamaged("a HELLO has no name")
         return cls(name, instance, terms, wants)
-
-
-def pack_welcome(session: int, limit: int) -> list[Buffer]:
-    """Return a WELCOME frame, with the limit in bytes per batch."""
-    return pack_note(FrameKind.WELCOME, VERSION, session=session, limit=limit)
 
 
 def pack_lease(session: int, lease: StepLease) -> list[Buffer]:

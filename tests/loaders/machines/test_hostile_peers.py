@@ -22,7 +22,7 @@ from shardprep.loaders.frames import ReceiverGone, send_batches
 from shardprep.loaders.machines import socket as frame_socket
 from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
 from shardprep.loaders.machines.ledger import StepLease
-from shardprep.loaders.machines.wire import pack_lease, pack_welcome
+from shardprep.loaders.machines.wire import VERSION, pack_lease
 from shardprep.loaders.remote import Refused, RemoteSource, serve
 from support.remote_ends import TIMEOUT_S, python
 from support.scripts import line_of
@@ -237,7 +237,8 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 @contextmanager
 def hostile(*, frames: bool = False) -> Iterator[tuple[str, Callable[[], socket.socket]]]:
     """A place where a receiver should listen, and a function that takes a sender's connection."""
-    welcome = pack_note(FrameKind.WELCOME, 10**9, limit=1 << 40) if frames else pack_welcome(7, 1 << 40)
+    number, more = (10**9, {}) if frames else (VERSION, {"session": 7})
+    welcome = pack_note(FrameKind.WELCOME, number, limit=1 << 40, **more)
 
     def accept() -> socket.socket:
         connection, _ = listener.accept()
