@@ -176,7 +176,7 @@ def _described(part: Any, buffers: list[Buffer], depth: int) -> dict[str, Any]:
         kind = "tuple" if isinstance(part, tuple) else "list"
         return {kind: [_described(value, buffers, depth + 1) for value in part]}
     else:
-        array = _little_endian(unmasked(part))
+        array = _little_endian(part)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         described = {"dtype": array.dtype.str, "shape": list(array.shape)}
     buffers.extend(raw[start : start + PIECE] for start in range(0, max(1, len(raw)), PIECE))
@@ -209,10 +209,12 @@ def _packed_list(part: list[Any]) -> tuple[dict[str, Any], Raw] | None:
     return {"count": len(items)} | of, np.frombuffer(raw, np.uint8)
 
 
-def _little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _little_endian(part: Any) -> npt.NDArray[Any]:
+    array = unmasked(part)
     little = array.dtype.newbyteorder("<")
     if little.str not in DTYPES:
-        raise UsageError(f"an array of {array.dtype} cannot be sent; turn it into numbers or a list of bytes")
+        kind = f"an array of {array.dtype}" if isinstance(part, np.ndarray) else f"a {type(part).__name__}"
+        raise UsageError(f"{kind} cannot be sent; turn it into numbers, or a list of bytes or text")
     return array.astype(little, copy=False)
 
 

@@ -165,7 +165,7 @@ def test_a_killed_receiver_raises_in_its_sender() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "says"), [(np.zeros(1001, np.uint8), "1,001 bytes"), ("text", "cannot be sent")]
+    ("batch", "says"), [(np.zeros(1001, np.uint8), "1,001 bytes"), ("text", "a str cannot be sent")]
 )
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides(batch: Any, says: str) -> None:
     with (
