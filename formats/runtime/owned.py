@@ -18,7 +18,7 @@ from functools import cache
 from multiprocessing.context import get_spawning_popen
 from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
-from shardprep.formats.errors import NotCopyable, OperationError
+from shardprep.formats.errors import NotCopyable, OperationError, UsageError
 
 
 class Closable:
@@ -54,6 +54,11 @@ class Owned:
     def made_here(self) -> bool:
         """Whether this process made the object, not one that it was forked from."""
         return self._pid == os.getpid()
+
+    def refuse_forked(self, name: str) -> None:
+        """Raise UsageError, which calls this ``name``, in a forked copy of the process that made it."""
+        if not self.made_here:
+            raise UsageError(f"this {name} belongs to the process that forked this one; make another")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""

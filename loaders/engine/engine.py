@@ -299,7 +299,7 @@ class Engine(Owned, Closable):
         """
         drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self.layout.rows)
         self.refuse_closed()
-        self._refuse_copy()
+        self.refuse_forked(self._owner)  # the parent's workers keep changing the slots
         if self._dispatcher is None:
             yield from self._run_here(drawn)
         else:
@@ -353,14 +353,9 @@ class Engine(Owned, Closable):
             run.stop()
             dispatcher.bell.ring()
 
-    def _refuse_copy(self) -> None:
-        """Raise UsageError in a forked copy, because the parent's workers keep changing the slots."""
-        if not self.made_here:
-            raise UsageError(f"this {self._owner} belongs to the process that forked this one; make another")
-
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
         """Draw plans, passing each on at once, until a batch is ready."""
-        self._refuse_copy()
+        self.refuse_forked(self._owner)  # the parent's workers keep changing the slots
         for drawn in plans.draw(self._slots - len(run.plans)):
             run.plans.append(drawn)
             dispatcher.bell.ring()

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from shardprep.formats.errors import ShardprepError, UsageError
+from shardprep.formats.errors import ShardprepError
 from shardprep.formats.runtime.owned import CollectedEnd, Owned, starting_thread
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.files import FileEntry
@@ -226,7 +226,7 @@ class EpochFeed(Owned):
 
     def plans(self, request: BatchRequest, step: int) -> Iterator[Plan]:
         """Yield the request of a step's batch once its shards are held, and NotReady until then."""
-        self._refuse_copied()
+        self.refuse_forked("Loader")
         shards = frozenset(self._uses.at(step).tolist())
         with self._lock:
             last = self._in_flight[-1] if self._in_flight and shards <= self._in_flight[-1][0] else None
@@ -243,14 +243,14 @@ class EpochFeed(Owned):
         yield replace(request, filled=partial(self._filled, step))
 
     def _wait(self, pending: Future[FileHold]) -> None:
-        self._refuse_copied()
+        self.refuse_forked("Loader")
         began = perf_counter()
         wait([pending])
         self._shards.waited(perf_counter() - began, is_first=not self._has_begun)
 
     def _filled(self, step: int) -> None:
         """Release the shards of a batch; batches are filled in the order of their requests."""
-        self._refuse_copied()
+        self.refuse_forked("Loader")
         if self._release_first():  # otherwise another thread has closed the feed
             steps = self._uses.firsts, self._turns
             begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
@@ -265,10 +265,6 @@ class EpochFeed(Owned):
             if not self._in_flight or self._in_flight[0][1] is not held:
                 held.release()
             return True
-
-    def _refuse_copied(self) -> None:
-        if not self.made_here:
-            raise UsageError("this Loader belongs to the process that forked this one; make another")
 
     def close(self) -> None:
         """Release the shards of all pending batches."""

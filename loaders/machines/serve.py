@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from shardprep.loaders.flow.node import PendingNumbers
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.keys import ConnectionDamaged, SenderAuth, SenderKeys, check_endpoint
+from shardprep.loaders.machines.keys import ConnectionDamaged, SenderAuth, SenderKeys, check_endpoint, host_of
 from shardprep.loaders.machines.ledger import AHEAD
 from shardprep.loaders.machines.link import (
     WAITING,
@@ -152,7 +153,7 @@ def serve(
             a report to the receiver, which then leases the steps to others.
     """
     check_endpoint(endpoint, keys, insecure=insecure)
-    if ahead < 1 or patience < 0 or (name is not None and not 0 < len(name) <= MAX_NAME):
+    if ahead < 1 or not patience >= 0 or (name is not None and not 0 < len(name) <= MAX_NAME):
         raise UsageError(
             f"ahead={ahead}, patience={patience}, name={name!r}: at least 1 step, 0 seconds, and 1 to {MAX_NAME} "
             "characters"
@@ -197,9 +198,7 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
     """Make leased steps until the connection ends; return whether the receiver was closed."""
     try:
         if not link.wait_for(lambda: link.has_sent_hello, patience):
-            raise OperationError(
-                f"{endpoint}: no receiver was there for {patience:g} s; is the address right, and one running?"
-            )
+            raise OperationError(f"{endpoint}: no receiver was there for {patience:g} s; {_remedy(endpoint)}")
         link.make_leased_steps()
     except (ReceiverGone, ConnectionDamaged):
         return False
@@ -207,3 +206,12 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
         link.leave()
         raise
     return True
+
+
+def _remedy(endpoint: str) -> str:
+    if endpoint.startswith("tcp://") and "[" not in endpoint:
+        try:
+            socket.gethostbyname(host := host_of(endpoint))
+        except (OSError, UnicodeError):
+            return f"{host} has no IPv4 address; is the name right?"
+    return "is the address right, and one running?"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
+import stat
 import struct
 import sys
 import termios
@@ -49,6 +51,7 @@ VANISHED_S = 15  # after which a connection to a machine that does not answer is
 PROBE_INTERVAL_S = 5
 BACKLOG = 64
 TRACKED_EVERY = 16  # messages
+FORM = re.compile(r"ipc://.*|tcp://(?:.+;)?(?:[^][:;/]+|\[[^][]+\]):(\*|[0-9]+)", re.DOTALL)
 MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
@@ -93,27 +96,30 @@ Secure = Callable[["zmq.Context[zmq.Socket[bytes]]", "zmq.Socket[bytes]"], None]
 
 def endpoints_of(endpoint: str | Sequence[str]) -> tuple[str, ...]:
     """Return one endpoint or several as a tuple. Raises UsageError if there is none."""
-    endpoints = (endpoint,) if isinstance(endpoint, str) else tuple(endpoint)
+    endpoints = tuple(endpoint) if isinstance(endpoint, list | tuple) else (endpoint,)
     if not endpoints:
         raise UsageError("give at least one endpoint")
     return endpoints
 
 
-def check_form(endpoint: str) -> None:
+def check_form(endpoint: object) -> None:
     """Raise UsageError unless ``endpoint`` is valid for a FrameSocket."""
-    if not endpoint.startswith(("tcp://", "ipc://")):
-        raise UsageError(f"an endpoint is tcp://ADDRESS:PORT or ipc://PATH, not {endpoint!r}")
-    port = endpoint.rpartition(":")[2]
-    if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
+    if not isinstance(endpoint, str) or not (form := FORM.fullmatch(endpoint)):
+        raise UsageError(
+            f"an endpoint is tcp://ADDRESS:PORT, with an IPv6 address in [ ], or ipc://PATH, not {endpoint!r}"
+        )
+    if (form[1] or "*") != "*" and int(form[1]) > MAX_PORT:
         raise UsageError(f"{endpoint}: a port is at most {MAX_PORT}")
 
 
 def _check_free(endpoint: str) -> None:
-    """Raise OperationError if a process listens at this ``ipc://PATH``: libzmq would replace its socket."""
+    """Raise OperationError if a file or a listener is at this ``ipc://PATH``: libzmq would replace it."""
     kind, _, path = endpoint.partition("://")
     if kind != "ipc":
         return
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):  # for example, the path is too long
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OperationError(f"{endpoint}: something is there that is not a socket; choose another path")
         probe.settimeout(PROBE_TIMEOUT_S)
         if probe.connect_ex(path) == 0:
             raise OperationError(
@@ -223,7 +229,6 @@ class FrameSocket(Owned):
             zmq.TCP_KEEPALIVE_INTVL: PROBE_INTERVAL_S,
             zmq.TCP_KEEPALIVE_CNT: VANISHED_S // PROBE_INTERVAL_S - 1,
             zmq.TCP_MAXRT: VANISHED_S * 1000,
-            zmq.IPV6: int(any("[" in each for each in endpoints)),
             zmq.IMMEDIATE: 0,  # with 1, losing a connection while a message is read aborts the process
             zmq.ZAP_DOMAIN: DOMAIN,  # refuses ZMTP 1 and 2, which may abort the process when it closes
         }
@@ -243,6 +248,7 @@ class FrameSocket(Owned):
 
     def _open(self, endpoint: str) -> str:
         """Bind or connect; return the endpoint with its real port."""
+        self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:
             if self.binds:
                 _check_free(endpoint)
@@ -250,7 +256,9 @@ class FrameSocket(Owned):
             else:
                 self._socket.connect(endpoint)
         except zmq.ZMQError as error:
-            raise OperationError(f"{endpoint}: {error.strerror}; choose another endpoint") from error
+            raise OperationError(
+                f"{endpoint}: {zmq.strerror(error.errno or 0)}; choose another endpoint"
+            ) from error
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wait(self, seconds: float, *, other: Any = None) -> bool:
@@ -463,6 +471,7 @@ class ExclusiveUse(Owned):
                     self._end_use()
 
     def check_open(self) -> None:
+        self.refuse_forked(self._name)
         if self._closed:
             raise UsageError(f"this {self._name} is closed; make a new one")
 
@@ -538,5 +547,7 @@ class Receiver(Owned, Closable, ABC):
 
 
 def bytes_of_limit(limit_bytes: int | str) -> int:
-    """Return the maximum batch size in bytes. Raises UsageError for text that is not a size."""
-    return int(byte_count(limit_bytes, of="limit_bytes")) if isinstance(limit_bytes, str) else limit_bytes
+    """Return the maximum batch size in bytes. Raises UsageError for anything that is not a size."""
+    if type(limit_bytes) is int and limit_bytes > 0:
+        return limit_bytes
+    return byte_count(limit_bytes, of="limit_bytes")

@@ -136,7 +136,7 @@ WEIGHTS = [
     ({"a": 1}, "one number for each of a, b"),
     ({"a": 1, "b": 1, "c": 1}, "one number for each of a, b"),
     ({"a": 1, "b": 0}, "weight of b must be a number above 0, not 0"),
-    *(({"a": wrong, "b": 1}, "weight of a") for wrong in (-1.0, 10**400, math.nan, math.inf, True, "1")),
+    *(({"a": wrong, "b": 1}, "weight of a") for wrong in (-1.0, math.nan, math.inf, True, "1")),
     ({"a": 1e9, "b": 1}, "no place in an epoch for b, which has 20"),
 ]
 PARTITIONS = [
@@ -145,16 +145,17 @@ PARTITIONS = [
     ({"world_size": 1, "batch_size": 2}, "use 4$"),
     ({"world_size": 1, "shard_counts": (3,)}, "3 records are too few for 4 partitions"),
 ]
+LIMITS = "much", -1, 0, 1e9, True
 FRAMES = each_of(
-    endpoint=("inproc://here", "127.0.0.1:80"), senders=(0,), high_water_mark=(0,), limit_bytes=("much",)
+    endpoint=("inproc://here", "127.0.0.1:80", None), senders=(0,), high_water_mark=(0,), limit_bytes=LIMITS
 )
 NAMES = [({"name": wrong}, "1 to 256") for wrong in ("", "x" * 257)]
 ENDS = [
     *each_of(ahead=(0,)),
-    ({"endpoint": "udp://x"}, "an endpoint is"),
+    *(({"endpoint": wrong}, "an endpoint is") for wrong in ("udp://x", f"{LOCAL}:-1", f"{LOCAL}:9/", None)),
     ({"endpoint": f"{LOCAL}:99999"}, "65535"),
 ]
-SERVED = [*each_of(patience=(-1,)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
+SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
 FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
 TWO_FIELDS = (SlotField("a", (), "u1"), SlotField("a", (), "i8"))
 
@@ -179,7 +180,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (partial(FrameReceiver, ANY_PORT), [({"senders": 2, "bind": False}, "bind")]),
     (partial(send_batches, [1], ANY_PORT), NAMES),
     (partial(serve, numbers(Path()), endpoint=f"{LOCAL}:9"), [*SERVED, *ENDS]),
-    (partial(RemoteSource, endpoint=ANY_PORT), [*each_of(lease_seconds=(0,), limit_bytes=("much",)), *ENDS]),
+    (partial(RemoteSource, endpoint=ANY_PORT), [*each_of(lease_seconds=(0,), limit_bytes=LIMITS), *ENDS]),
     (
         partial(measure_disk, Path()),
         [({"seconds": -1}, "for -1 seconds"), ({"record_bytes": 0}, "of 0 bytes")],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -401,7 +403,7 @@ def test_what_is_no_state_is_refused() -> None:
 # Errors of the source
 
 
-def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> None:
+def test_a_batch_that_cannot_be_sent_raises_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     for make, says in (
         (lambda: Flow.from_iterable(["text"]), "cannot be sent"),
         (lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]), "limit of 1,000"),
@@ -411,6 +413,7 @@ def test_a_batch_that_cannot_be_sent_raises_on_both_sides(lmdb_shards: Path) -> 
                 next(iter(source))
             with pytest.raises(UsageError, match=says):
                 sent.result(TIMEOUT_S)
+        assert re.search(f"sender .* failed: .*UsageError: .*{says}", caplog.messages[-1])
 
 
 @pytest.mark.torture
@@ -448,9 +451,13 @@ def test_closing_ends_senders_with_an_unread_hello() -> None:
         assert sent.result(TIMEOUT_S).batches == 15
 
 
-def test_close_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_copy_does_not_draw_and_close_wakes_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reception, "POLL_INTERVAL_S", 3600.0)
     with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
+        copy = get_context("fork").Process(target=next, args=[iter(source)], daemon=True)
+        copy.start()
+        copy.join(TIMEOUT_S)
+        assert copy.exitcode == 1
         waiting = pool.submit(list, source)
         time.sleep(0.2)
         with pytest.raises(UsageError, match="another thread"):
@@ -473,13 +480,22 @@ def test_a_report_that_fails_is_not_an_error_of_the_source() -> None:
         assert len(list(batches)) == 15
 
 
-def test_a_receiver_on_a_path_keeps_it(tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/wire"
+def test_a_receiver_on_a_path_keeps_it_and_replaces_no_file(tmp_path: Path) -> None:
+    endpoint, file = f"ipc://{tmp_path}/wire", tmp_path / "notes.txt"
+    file.write_text("mine")
+    with pytest.raises(OperationError, match="not a socket"):
+        RemoteSource(f"ipc://{file}")
+    assert file.read_text() == "mine"
     for _ in range(2):
         with wired(made_by("numbers", Path()), endpoint=endpoint) as source:
             with pytest.raises(OperationError, match="listens there already"):
                 RemoteSource(endpoint)
             assert len(list(source)) == 15
+
+
+def test_a_receiver_with_an_ipv6_endpoint_names_its_others_as_they_were_given() -> None:
+    with suppress(OperationError), RemoteSource(["tcp://[::1]:*", ANY_PORT]) as source:  # maybe no IPv6 here
+        assert source.endpoints[1].startswith("tcp://127.0.0.1:")
 
 
 def test_what_cannot_be_served_is_refused(lmdb_shards: Path) -> None:

@@ -1,5 +1,6 @@
 """Key files: their permissions, the refused ones, that no key is ever shown; and what needs keys."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.key_files import MAX_BYTES
+from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.machines.keys import (
+    MAX_BYTES,
     PlaintextWire,
     check_endpoint,
     load_allowed,
@@ -122,54 +123,39 @@ DAMAGES: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_secret_is_refused_and_named(secret_file: Path, damage: str) -> None:
-    secret_file.write_text(DAMAGES[damage](secret_file.read_text()))
-
-    with pytest.raises(UsageError) as raised:
-        load_secret(secret_file)
-    assert raised.value.path == str(secret_file)
-
-
-def test_a_secret_key_in_the_allow_list_is_reported(keys: KeyFolder) -> None:
-    (keys.folder / "stranger.key_secret").rename(keys.allowed / "stranger.key")
-
-    with pytest.raises(UsageError, match="must not leave its machine"):
-        load_allowed(keys.allowed)
-
-
 # The allow-list
 
 
-def test_an_allow_list_that_is_empty_or_no_folder_is_an_error(keys: KeyFolder, tmp_path: Path) -> None:
+def test_an_allow_list_that_cannot_be_trusted_is_an_error(keys: KeyFolder, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(0o700)
     with pytest.raises(UsageError, match="no sender could connect"):
         load_allowed(tmp_path / "empty")
     for name in ("nowhere", "data1.key"):
         with pytest.raises(OperationError, match="name the folder"):
             load_allowed(keys.folder / name)
-
-
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_an_allow_list_into_which_others_can_put_keys_is_refused(keys: KeyFolder, mode: int) -> None:
-    keys.allowed.chmod(mode)
-
-    with pytest.raises(UsageError, match="chmod go-w"):
+    for mode in (0o770, 0o707, 0o1777):
+        keys.allowed.chmod(mode)
+        with pytest.raises(UsageError, match="chmod go-w"):
+            load_allowed(keys.allowed)
+    keys.allowed.chmod(0o700)
+    (keys.folder / "stranger.key_secret").rename(keys.allowed / "stranger.key")
+    with pytest.raises(UsageError, match="must not leave its machine"):
         load_allowed(keys.allowed)
 
 
 # Keys are never shown
 
 
-def test_no_key_is_in_a_repr_nor_in_an_error(keys: KeyFolder) -> None:
+def test_a_damaged_secret_is_named_and_no_key_is_in_a_repr_nor_in_an_error(keys: KeyFolder) -> None:
     file = keys.folder / "data1.key_secret"
     secret = load_secret(file)
     shown = [repr(secret), repr(keys.receiver), repr(keys.sender()), str(secret)]
     text = file.read_text()
     for damage in DAMAGES.values():
         file.write_text(damage(text))
-        with pytest.raises(ShardprepError) as raised:
+        with pytest.raises(UsageError) as raised:
             load_secret(file)
+        assert raised.value.path == str(file)
         shown += [str(raised.value), repr(raised.value), repr(raised.value.__cause__)]
 
     assert not any(key.decode()[:8] in each for key in (secret.secret, secret.public) for each in shown)
@@ -191,8 +177,6 @@ EXPOSED = [
     "tcp://localhost:0;10.0.0.1:5555",
     "tcp://[::]:5555",
     "tcp://[::ffff:10.0.0.1]:5555",
-    "tcp://5555",
-    "tcp://",
 ]
 
 
@@ -207,13 +191,11 @@ def test_an_endpoint_that_others_reach_needs_keys_or_insecure(endpoint: str, key
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["inproc://here", "epgm://239.0.0.1:1", "127.0.0.1:5555", "ipc://@abstract", "ipc://*"]
+    "endpoint",
+    ["inproc://here", "127.0.0.1:5555", "tcp://5555", "tcp://", "tcp://::1:5555", "ipc://@x", "ipc://*"],
 )
-@pytest.mark.parametrize("insecure", [False, True])
-def test_an_endpoint_that_cannot_be_secured_is_refused_even_with_keys(
-    endpoint: str, insecure: bool, keys: KeyFolder
-) -> None:
-    for given in (None, keys.receiver):
+def test_an_endpoint_that_cannot_be_secured_is_refused_even_with_keys(endpoint: str, keys: KeyFolder) -> None:
+    for given, insecure in itertools.product((None, keys.receiver), (False, True)):
         with pytest.raises(UsageError):
             check_endpoint(endpoint, given, insecure=insecure)
 
