@@ -31,8 +31,6 @@ from shardprep.formats.transfer.fetch import FetchedDataset, fetch as fetch_data
 from shardprep.formats.transfer.publish import PublishedDataset, publish as publish_datasets
 
 if TYPE_CHECKING:
-    from shardprep.loaders.loader.signature import SigningKeys
-    from shardprep.loaders.machines.keys import KeyPair
     from shardprep.loaders.machines.serve import SenderStats
 
 
@@ -137,7 +135,6 @@ def keygen(name: Path, force: bool, signing: bool) -> Output:
 
     With --signing the pair signs logs: prep prove --key NAME.pem signs, --signed-by NAME.pub.pem checks.
     """
-    pair: KeyPair | SigningKeys
     if signing:
         from shardprep.loaders.loader.signature import make_signing_keys  # an extra
 

@@ -26,8 +26,8 @@ from shardprep.cli.console.progress import CommandProgress
 from shardprep.cli.console.runs import (
     TRANSFORM_NAME,
     RunOptions,
+    chosen_in,
     chosen_options,
-    numbers_in,
     refuse_typed,
     typed_options,
 )
@@ -326,6 +326,5 @@ def prove(
     if key and not save:
         raise click.UsageError("--key signs what --save writes; give --save, too")
     check_replaced(save)
-    chosen |= {"records": numbers_in(subset), "without": numbers_in(without)}
-    found = prove_run(dataset, logs, save=save, key=key, **chosen)
+    found = prove_run(dataset, logs, save=save, key=key, **chosen, **chosen_in(subset, without))
     return Output(found.to_json(), found.statement.splitlines())

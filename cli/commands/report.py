@@ -288,7 +288,7 @@ def find(
     def searched(place: Path) -> Output:
         kept = file_of(hashes, place, dataset) if hashes else None
         found = find_images(place, images, near=near, hashes=kept, **chosen)
-        options = RunOptions(place, {"subset": subset, "without": without, "transform": None}, set())
+        options = RunOptions(place, {"subset": subset, "without": without}, set())
         seen = _sightings(options, run, found, epochs) if run else None
         listed, missing, lines = [], [], [f"{place}: {count_of(len(found), 'record')} found"]
         for image in dict.fromkeys(map(str, images)):

@@ -83,10 +83,7 @@ class RunOptions:
         from shardprep.loaders.loader.loader import Loader
         from shardprep.loaders.loader.run_card import differences
 
-        chosen: dict[str, Any] = {
-            "records": numbers_in(self.values["subset"]),
-            "without": numbers_in(self.values["without"]),
-        }
+        chosen = chosen_in(self.values["subset"], self.values["without"])
         if card is None:
             columns = self.values["columns"]
             return Loader(
@@ -99,17 +96,12 @@ class RunOptions:
                 **{name: self.values[name] for name in ("rank", *OF_A_RUN)},
             )
         refuse_typed(("pixels", *OF_A_RUN, "columns"), self.typed, "the card or state sets it")
-        given = {name: numbers for name, numbers in chosen.items() if numbers is not None}
         if "transform" in self.typed:
-            given["transform"] = self._transform()
-        nothing: dict[str, Any] = dict.fromkeys(given)
-        options = replace(card, **nothing).options()  # raises if the card lacks a value that is not given
-        if "without" in given:
-            given["gaps"] = card.gaps or "close"
+            chosen["transform"] = self._transform()
         if "rank" in self.typed:
-            given["rank"] = self.values["rank"]
+            chosen["rank"] = self.values["rank"]
         place = splits_of(self.dataset).get(card.split, self.dataset)
-        loader = Loader(place, workers=0, **(options | given))
+        loader = Loader(place, workers=0, **card.options(**chosen))
         with ExitStack() as stack:
             stack.enter_context(loader)
             found = differences(card, loader.card())
@@ -150,15 +142,16 @@ class RunOptions:
         return transform
 
 
-def numbers_in(file: Path | None) -> np.ndarray[Any, Any] | None:
-    """Return the record numbers, keys or the mask in an option's file. Raises DataError, OSError."""
-    if file is None:
-        return None
-    try:
-        array: np.ndarray[Any, Any] = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
-    return array
+def chosen_in(subset: Path | None, without: Path | None) -> dict[str, Any]:
+    """Return the record numbers, keys or masks in the files of chosen_options. Raises DataError, OSError."""
+    found = {}
+    for name, file in (("records", subset), ("without", without)):
+        try:
+            if file is not None:
+                found[name] = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"is not a NumPy array ({error}); write it with numpy.save", path=file) from error
+    return found
 
 
 chosen_options = together(

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import get_preparation_data, prepare
@@ -36,20 +36,19 @@ SPAWN = multiprocessing.get_context("spawn")
 
 START_POLL_INTERVAL_S = 0.05  # between two calls of ``wanted`` while another thread starts a process
 
-# A start changes the main module's attributes, which a child reads. And multiprocessing reaps finished
-# children at every start: two threads that did so at once would take exit codes from each other.
+# multiprocessing reaps finished children at every start: two threads that did so at once would take
+# exit codes from each other.
 _start_lock = threading.Lock()
 
 _is_importing_main = False
 
-_hidden: dict[str, Any] | None = None  # the main module's attributes while they are hidden
+_this_thread = threading.local()
 
 
 def _free_in_copy() -> None:
-    """In a forked copy of this process, undo a start by another thread, which the copy lacks."""
+    """In a forked copy of this process, end a start by another thread, which the copy lacks."""
     global _start_lock
     _start_lock = threading.Lock()
-    _show_main_module()
 
 
 os.register_at_fork(after_in_child=_free_in_copy)
@@ -70,7 +69,7 @@ def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
             raise OperationError("the process to start is no longer needed")
     try:
         resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-        with _sigint_blocked(), _main_module_hidden(), _with_children():
+        with _sigint_blocked(), _main_module_omitted(), _with_children():
             yield
     except BlockingIOError as error:
         raise OperationError(
@@ -96,8 +95,7 @@ def open_streams() -> None:
 
 def main_module() -> dict[str, str]:
     """Return where this process's main module is, for :func:`import_main` in a child."""
-    with _start_lock:  # a start in another thread hides it
-        given = get_preparation_data("")
+    given = get_preparation_data("")
     return {name: value for name, value in given.items() if name.startswith("init_main")}
 
 
@@ -140,25 +138,21 @@ def _with_children() -> Iterator[None]:
 
 
 @contextmanager
-def _main_module_hidden() -> Iterator[None]:
-    global _hidden
-    names = vars(sys.modules["__main__"])
-    _hidden = {name: names[name] for name in ("__file__", "__spec__") if name in names}
+def _main_module_omitted() -> Iterator[None]:
+    """Let children that this thread starts not import the main module; those of other threads do."""
+    known = spawn.get_preparation_data
+    _this_thread.omits_main, spawn.get_preparation_data = True, _preparation_data
     try:
-        names.update(__file__=None, __spec__=None)
         yield
     finally:
-        _show_main_module()
+        _this_thread.omits_main, spawn.get_preparation_data = False, known
 
 
-def _show_main_module() -> None:
-    global _hidden
-    known, _hidden = _hidden, None
-    if known is not None:
-        names = vars(sys.modules["__main__"])
-        for name in ("__file__", "__spec__"):
-            names.pop(name, None)
-        names.update(known)
+def _preparation_data(name: str) -> dict[str, Any]:
+    given = get_preparation_data(name)
+    if not getattr(_this_thread, "omits_main", False):
+        return given
+    return {key: value for key, value in given.items() if not key.startswith("init_main")}
 
 
 PARENT_POLL_MS = 1000  # between two checks of the parent, on systems without pidfd
@@ -402,7 +396,8 @@ class SpawnedProcess(Owned):
     def kill(self) -> None:
         if self.made_here:
             with suppress(ValueError):  # the process object is closed
-                self._process.kill()
+                if not self.has_exited():  # the number may belong to another process by now
+                    self._process.kill()
 
     def end(self, timeout_s: float) -> int | None:
         """Wait ``timeout_s`` for the exit, then kill; return the exit code, negative for a signal.

@@ -118,11 +118,12 @@ class WorkFolder(Owned):
         refuse_cached(self.output)
         if self.output.exists() and not self.output.is_dir():
             raise UsageError("is not a folder", path=self.output)
+        missing = [path for path in self.output.parents if not path.exists()]
         self.output.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             self.folder.mkdir()
-        flush_file(self.output)
-        flush_file(self.output.parent)
+        for path in (self.output, self.output.parent, *(each.parent for each in missing)):
+            flush_file(path)
         try:
             if not self._try_lock():
                 raise OutputBusy("another process is working on this output", path=self.output)

@@ -290,8 +290,8 @@ class OpenRecords(Owned):
     """Reads records and column values by numbers that count over all ``parts``, which have equal columns.
 
     Files are made available by ``files`` and opened on first use. At most MAX_OPEN shards (including those of
-    columns) and MAX_OPEN column tables stay open; the first opened is released first, and deleted shards
-    whenever another is opened. A released file is closed once no thread reads from it.
+    columns) and MAX_OPEN column tables stay open; the first opened is released first, and shards that a cache
+    has deleted whenever another is opened. A released file is closed once no thread reads from it.
 
     Every value is checked against its checksum in the table, which covers the record's key. A failed read is
     repeated once if ``files`` can replace the file; then it raises the errors of :class:`.Shard`, or
@@ -346,7 +346,7 @@ class OpenRecords(Owned):
 
     def _opened(self, number: int) -> Shard:
         _, entry = self._place(number)
-        for other, shard in list(self._shards.items()):
+        for other, shard in () if self._files is LOCAL else list(self._shards.items()):
             if shard.file.is_deleted:
                 self._shards.pop(other, None)
         self._files.provide(entry)
@@ -449,7 +449,7 @@ class OpenRecords(Owned):
 def _kept(files: dict[Any, File], number: Any, file: File) -> File:
     """Add a file to the open ones, and release those beyond MAX_OPEN; return it."""
     opened = list(files)
-    for first in opened[: len(opened) + 1 - MAX_OPEN]:
+    for first in opened[: max(0, len(opened) + 1 - MAX_OPEN)]:
         files.pop(first, None)
     files[number] = file
     return file

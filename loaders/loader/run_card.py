@@ -228,19 +228,21 @@ class RunCard:
         versions = {"shardprep": version("shardprep"), "opencv": cv2.__version__, "numpy": np.__version__}
         return cls(**ordered, versions=versions | {"decoder": checked_decoder().digest}, **others)
 
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of this run's Loader, except the path of the dataset.
+    def options(self, **given: Any) -> dict[str, Any]:
+        """Return the arguments of this run's Loader, except the path of the dataset; some may be ``given``.
 
         Raises UsageError for a transform that is not this package's own, and for chosen records that the
-        card does not list: replace them with None, and give the Loader the same ones.
+        card does not list, unless they are given.
         """
         plain = ("labels", "columns", "weights", *PLANNED, "on_bad_record", "with_numbers")
-        options = {name: getattr(self, name) for name in plain}
-        options["transform"] = self.transform.made() if self.transform else None
-        options["records"] = self.records.given() if self.records else None
-        if self.without:
-            options |= {"without": self.without.given("without"), "gaps": self.gaps}
-        return options
+        options = {name: getattr(self, name) for name in plain} | given
+        if "transform" not in given:
+            options["transform"] = self.transform.made() if self.transform else None
+        if "records" not in given:
+            options["records"] = self.records.given() if self.records else None
+        if self.without and "without" not in given:
+            options["without"] = self.without.given("without")
+        return options | ({"gaps": self.gaps or "close"} if "without" in options else {})
 
     def without_numbers(self) -> RunCard:
         """Return a card of bounded size, without the numbers of chosen and omitted records."""

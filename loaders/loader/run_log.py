@@ -16,6 +16,7 @@ import numpy as np
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError, printable
 from shardprep.formats.runtime.files import naming, naming_file, save_bytes, user_path, user_paths
 from shardprep.formats.runtime.json_record import built_fields, canonical_json, plain
+from shardprep.formats.runtime.key_files import fingerprint
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
@@ -395,13 +396,12 @@ def prove(
                     raise UsageError("is signed; save the log under another name, or give a key", path=save)
     merged = RunLog.merge(places, read)
     parts = merged.entries
-    card = _checked_card(merged)
+    card = merged.card
+    _check_one_run(card, parts)
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
-    listed: dict[str, Any] = dict.fromkeys(given)
-    plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise", **listed)
-    gaps = {"gaps": card.gaps or "close"} if without is not None else {}
-    with Loader(dataset, workers=0, **plain.options() | given | gaps) as loader:
+    plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")
+    with Loader(dataset, workers=0, **plain.options(**given)) as loader:
         if loader.dataset.root != card.dataset:
             raise DataError(
                 f"the run used the dataset with the root {card.dataset}", path=loader.dataset.location
@@ -437,7 +437,7 @@ def _signers(
     """
     if signed_by is None and any(log.signer is None for log in logs):
         return ()
-    from shardprep.loaders.loader.signature import fingerprint, load_public_key  # an extra
+    from shardprep.loaders.loader.signature import load_public_key  # an extra
 
     wanted = None if signed_by is None else load_public_key(signed_by)
     found = set()
@@ -462,15 +462,12 @@ def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
     return next(listing, cards[0])
 
 
-def _checked_card(run: RunLog) -> RunCard:
-    """Return the card of a run. Raises DataError if its entries are from several runs."""
-    card = run.card
-    for part in run.entries:
-        for name in SAME:
+def _check_one_run(card: RunCard, parts: Sequence[LogEntry]) -> None:
+    for name in SAME:
+        for part in parts:
             one, two = (getattr(each.without_numbers(), name) for each in (card, part.card))
             if one != two:
                 raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
-    return card
 
 
 def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> EpochProof:

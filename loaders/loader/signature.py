@@ -6,7 +6,6 @@ A signature is the last line of a log, and signs the bytes of all lines above it
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import stat
@@ -16,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, save_bytes, user_path
+from shardprep.formats.errors import DataError, MissingExtra, UsageError
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -37,30 +37,9 @@ VERSION = 1
 FORMAT = "shardprep signature"
 PRIVATE_SUFFIX = ".pem"
 PUBLIC_SUFFIX = ".pub.pem"
-MAX_KEY_BYTES = 1 << 14  # a key file has about 120
 
 
-@dataclass(frozen=True)
-class SigningKeys:
-    """The files of a signing key pair, and the fingerprint of the public key.
-
-    Attributes:
-        secret: The file that signs; readable by its user only.
-        public: The file that others use to check signatures.
-        fingerprint: 16 hexadecimal digits, for comparing public keys by eye.
-    """
-
-    secret: Path
-    public: Path
-    fingerprint: str
-
-
-def fingerprint(public: bytes) -> str:
-    """Return 16 hexadecimal digits that identify a public key, given as its 32 bytes."""
-    return hashlib.sha256(public).hexdigest()[:16]
-
-
-def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) -> SigningKeys:
+def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) -> KeyPair:
     """Make a pair of Ed25519 keys on disk: ``PATH.pem``, readable by this user only, and ``PATH.pub.pem``.
 
     Args:
@@ -74,16 +53,11 @@ def make_signing_keys(path: str | os.PathLike[str], *, overwrite: bool = False) 
     """
     name = os.fspath(path)
     secret, public = (user_path(name + suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
-    for file in (secret, public):
-        if not overwrite and os.path.lexists(file):
-            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     key = Ed25519PrivateKey.generate()
-    # first: if it cannot be written, an earlier secret key is still there
-    data = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    save_bytes(public, data, mode=0o644, is_new=not overwrite)
-    data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    save_bytes(secret, data, mode=0o600, is_new=not overwrite)
-    return SigningKeys(secret, public, fingerprint(key.public_key().public_bytes_raw()))
+    public_half = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    secret_half = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    save_pair((secret, secret_half), (public, public_half), overwrite=overwrite)
+    return KeyPair(secret, public, fingerprint(key.public_key().public_bytes_raw()))
 
 
 @dataclass(frozen=True)
@@ -156,19 +130,11 @@ def _loaded(
     file: Path, load: Callable[[bytes], object], kind: type, wrong: str, another: str
 ) -> tuple[Any, int]:
     """Return the key of this kind in a file, and the file's mode."""
+    data, status = read_key(file, "prep keygen --signing makes keys")
     try:
-        number = os.open(file, OPEN_FLAGS)
-    except OSError as error:
-        raise OperationError(f"{error.strerror}; prep keygen --signing makes keys", path=file) from None
-    try:
-        mode = os.fstat(number).st_mode
-        if not stat.S_ISREG(mode):
-            raise UsageError("is not a regular file; name the key file itself", path=file)
-        key = load(os.read(number, MAX_KEY_BYTES))
+        key = load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise UsageError(wrong, path=file) from error
-    finally:
-        os.close(number)
     if not isinstance(key, kind):
         raise UsageError(f"{another} of another kind; prep keygen --signing makes Ed25519 keys", path=file)
-    return key, mode
+    return key, status.st_mode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import socket
@@ -20,7 +19,8 @@ import zmq
 from zmq.utils import z85
 
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
-from shardprep.formats.runtime.files import OPEN_FLAGS, save_bytes, user_path
+from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
 from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.loaders.machines.socket import DOMAIN, check_form
 
@@ -28,7 +28,6 @@ AnyPath = str | os.PathLike[str]
 
 PRIVATE_SUFFIX = ".key_secret"
 PUBLIC_SUFFIX = ".key"
-MAX_BYTES = 1 << 14  # of a key file, which has about 300
 KEY_BYTES = 32
 OTHERS_READ = stat.S_IRWXG | stat.S_IRWXO
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -49,25 +48,11 @@ CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
 @dataclass(frozen=True)
-class KeyPair:
-    """The two files of a key pair, and the public key's fingerprint, for comparing it by eye."""
-
-    secret: Path
-    public: Path
-    fingerprint: str
-
-
-@dataclass(frozen=True)
 class Secret:
     """A secret key and its public key, 40 characters each. Neither is in the repr."""
 
     secret: bytes = field(repr=False)
     public: bytes = field(repr=False)
-
-
-def fingerprint(public: bytes) -> str:
-    """Return 16 hexadecimal digits that identify a public key."""
-    return hashlib.sha256(public).hexdigest()[:16]
 
 
 def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
@@ -78,14 +63,10 @@ def make_keys(path: AnyPath, *, overwrite: bool = False) -> KeyPair:
     OperationError if something other than a file is there, OSError.
     """
     secret_file, public_file = (_beside(path, suffix) for suffix in (PRIVATE_SUFFIX, PUBLIC_SUFFIX))
-    for file in (secret_file, public_file):
-        if not overwrite and os.path.lexists(file):
-            raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     public, secret = zmq.curve_keypair()
     halves = [f'    public-key = "{public.decode()}"', f'    secret-key = "{secret.decode()}"']
-    # first: if it cannot be written, an earlier secret key is still there
-    save_bytes(public_file, _lines_of(PUBLIC_NOTE, halves[:1]), mode=0o644, is_new=not overwrite)
-    save_bytes(secret_file, _lines_of(PRIVATE_NOTE, halves), mode=0o600, is_new=not overwrite)
+    both = (secret_file, _lines_of(PRIVATE_NOTE, halves)), (public_file, _lines_of(PUBLIC_NOTE, halves[:1]))
+    save_pair(*both, overwrite=overwrite)
     return KeyPair(secret_file, public_file, fingerprint(public))
 
 
@@ -160,21 +141,8 @@ def _lines_of(note: str, halves: list[str]) -> bytes:
 
 
 def _keys_in(path: Path, *, secret_remedy: str = "") -> dict[str, bytes]:
-    """Check and read the same open file, so that it cannot be replaced in between."""
-    try:
-        descriptor = os.open(path, OPEN_FLAGS)
-    except OSError as error:
-        raise OperationError(f"{error.strerror}; prep keygen makes keys", path=path) from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError("is not a regular file; name the key file itself", path=path)
-        _check_access(path, status, secret_remedy)
-        data = os.read(descriptor, MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"has more than {MAX_BYTES} bytes, so it is not a key file", path=path)
+    data, status = read_key(path, "prep keygen makes keys")
+    _check_access(path, status, secret_remedy)
     found = [(name.decode(), key) for name, key in KEY.findall(data)]
     if len(dict(found)) < len(found) or not all(_is_key(key) for _, key in found):
         raise UsageError("is damaged; copy it again, or make new keys with prep keygen", path=path)

@@ -24,7 +24,7 @@ from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.receipt import Receipt, Tally
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
-STATE_VERSION = 1
+STATE_VERSION, SKIPPING_STATE_VERSION = 1, 2  # a release without skipped steps must refuse the latter
 NOTHING: Records = np.empty(0, np.int64)
 
 
@@ -263,7 +263,7 @@ class Epoch:
     def state(self) -> dict[str, Any]:
         """Return the epoch's place and receipt as JSON values for :func:`resumed`."""
         return {
-            "version": STATE_VERSION,
+            "version": SKIPPING_STATE_VERSION if self.plan.passed else STATE_VERSION,
             **self.plan.identity(),
             "epoch": self.number,
             "start": self.start,
@@ -280,8 +280,8 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
     The receipt continues if rank and world size are the same; otherwise a new one begins. Raises UsageError
     if the value is not a state, or is the state of another dataset, order or version.
     """
-    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
-        raise UsageError(f"not the state of a loader, or not of version {STATE_VERSION}")
+    if not isinstance(state, dict) or state.get("version") not in (STATE_VERSION, SKIPPING_STATE_VERSION):
+        raise UsageError(f"not the state of a loader, or not of version 1 to {SKIPPING_STATE_VERSION}")
     differing = [name for name, value in plan.identity().items() if state.get(name) != value]
     if differing:
         hint = " (records=, classes= and without= count as well)" if "dataset" in differing else ""

@@ -8,11 +8,12 @@ unique integers are sorted, so the order is the same on every platform and with 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import cycle, pairwise
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -276,8 +277,8 @@ def shared_out(total: int, shares: Sequence[Fraction]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _share(name: str, weight: object) -> Fraction:
+def _share(name: str, weight: Any) -> Fraction:
     is_number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
-    if not is_number or not 0 < float(weight) < math.inf:  # type: ignore[arg-type]
+    if not is_number or not 0 < weight <= sys.float_info.max:
         raise UsageError(f"the weight of {name} must be a number above 0, not {weight!r}")
-    return Fraction(float(weight))  # type: ignore[arg-type]
+    return Fraction(float(weight))

@@ -136,7 +136,7 @@ WEIGHTS = [
     ({"a": 1}, "one number for each of a, b"),
     ({"a": 1, "b": 1, "c": 1}, "one number for each of a, b"),
     ({"a": 1, "b": 0}, "weight of b must be a number above 0, not 0"),
-    *(({"a": wrong, "b": 1}, "weight of a") for wrong in (-1.0, math.nan, math.inf, True, "1")),
+    *(({"a": wrong, "b": 1}, "weight of a") for wrong in (-1.0, 10**400, math.nan, math.inf, True, "1")),
     ({"a": 1e9, "b": 1}, "no place in an epoch for b, which has 20"),
 ]
 PARTITIONS = [

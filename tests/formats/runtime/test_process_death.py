@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 
 import numpy as np
@@ -313,8 +314,11 @@ def test_a_large_answer_comes_back_whole() -> None:
 def test_an_exit_without_an_answer_is_reported_in_the_thread_that_called() -> None:
     main = sys.modules["__main__"]
     before = getattr(main, "__file__", None), main.__spec__
+    given = spawn.get_preparation_data("").keys()
     with ThreadPoolExecutor(4) as threads:
         futures = [threads.submit(isolated, SECONDS, os._exit, code) for code in (0, 1, 77, 78)]
+        while not all(future.done() for future in futures):
+            assert spawn.get_preparation_data("").keys() == given  # what processes of the user get
         answers = [str(future.exception()) for future in futures]
 
     assert answers == [f"the process that worked on it exited with {code}" for code in (0, 1, 77, 78)]

@@ -20,7 +20,7 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.conversion.plan import PlannedShard
-from shardprep.formats.runtime import jobs
+from shardprep.formats.runtime import jobs, work_folder
 from shardprep.formats.runtime.jobs import ProgressCounters, ShardCounter
 from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
 from shardprep.formats.shards.read import Extent
@@ -94,6 +94,15 @@ def test_folders_of_dead_runs_are_removed_and_links_of_such_names_are_not_follow
 
     assert {path.name for path in place.iterdir()} == {"lock"}
     assert (victim / "thesis.txt").read_text() == "three years"
+
+
+def test_a_new_output_and_every_new_folder_above_it_are_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(work_folder, "flush_file", flushed.append)
+    with WorkFolder(tmp_path / "a" / "b" / "out"):
+        assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "out"} <= {*flushed}
 
 
 def test_a_run_that_another_one_overtook_finds_it_complete(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.runtime.key_files import MAX_BYTES
 from shardprep.loaders.machines.keys import (
-    MAX_BYTES,
     PlaintextWire,
     check_endpoint,
     load_allowed,
