@@ -277,10 +277,6 @@ class RowForm:
                 return None
         return arrays  # type: ignore[return-value]
 
-    def no_rows(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of a batch without rows, by name."""
-        return {field.name: np.empty((0, *field.shape), field.dtype) for field in self.fields}
-
     def made_of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         """Return a batch's arrays, given by field name, in this form, with a tuple for a list."""
         if self.kind == "dict":

@@ -264,7 +264,8 @@ class FoundResults(DeclaredResults):
     """The results of a transform that declares no outputs.
 
     Once all results of a batch have the same form, the workers write results of that form to rows of the
-    slot's input area of ``room`` bytes. The parts of a batch do not depend on when that happens.
+    slot's input area of ``room`` bytes. The parts of a batch do not depend on when that happens: one that is
+    left without results is an empty list, as if no form were known.
     """
 
     def __init__(self, room: int) -> None:
@@ -276,9 +277,9 @@ class FoundResults(DeclaredResults):
 
     def parts(self, batch: EngineBatch, skipped: Sequence[int]) -> list[Any]:
         form = self._form
-        if form and len(batch.items) and not batch.payloads:
-            arrays = dict(zip(batch.arrays, without(skipped, batch.arrays.values()), strict=True))
-            found = form.made_of(arrays or form.no_rows())
+        if form and len(skipped) < len(batch.items) and not batch.payloads:
+            arrays = without(skipped, batch.arrays.values())
+            found = form.made_of(dict(zip(batch.arrays, arrays, strict=True)))
         else:
             results = [batch.result(row) for row in range(len(batch.items)) if row not in batch.skipped]
             if form is None and results:

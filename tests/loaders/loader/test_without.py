@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import warnings
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import open_dataset, write_dataset
-from shardprep.formats.errors import UsageError
+from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.shards.in_place import Block
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
 from shardprep.loaders.loader.read_ahead import SHARD_END_BYTES, ReadAhead, ShardStream
@@ -128,15 +129,22 @@ def test_two_runs_are_compared_step_by_step(lmdb_shards: Path, tmp_path: Path, w
     assert "6 records: 3, 50, 51, 52, 120, 199" in said
 
 
-def undeclared(record: Any, rng: np.random.Generator) -> Any:
+def undeclared(refused: set[str], record: Any, rng: np.random.Generator) -> Any:
     """A transform of which the form is found in results."""
+    if record.key in refused:
+        raise BadImage("refused", key=record.key)
     return rng.random(3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_without_records_has_no_form_that_is_not_declared(workers: int, lmdb_shards: Path) -> None:
-    options = RUN | {"shuffle": None, "transform": undeclared, "workers": workers}
-    with crops_on(lmdb_shards, **options, without=range(32, 48), gaps="keep") as loader:
+@pytest.mark.parametrize("gone", [{"without": range(32, 48), "gaps": "keep"}, {"on_bad_record": "skip"}])
+def test_a_batch_without_records_has_no_form_that_is_not_declared(
+    gone: dict[str, Any], workers: int, lmdb_shards: Path
+) -> None:
+    with open_dataset(lmdb_shards) as dataset:
+        transform = partial(undeclared, {dataset[number].key for number in range(32, 48)})
+    options = RUN | {"shuffle": None, "transform": transform, "workers": workers}
+    with crops_on(lmdb_shards, **options, **gone) as loader:
         for _ in range(2):
             found = epoch_of(loader)
             assert (found[2][0], len(found[2][1])) == ([], 0)
