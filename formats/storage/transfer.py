@@ -19,6 +19,7 @@ from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
+from shardprep.formats.runtime.work_folder import noting_kept
 from shardprep.formats.shards.dataset import USUAL_ORDER
 from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
@@ -332,11 +333,12 @@ class TransferRun:
     progress: Progress
 
     def run(
-        self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer]
+        self, verb: str, manifest: Manifest, transfers: Sequence[FileTransfer], *, kept: str = ""
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Transfer a dataset's files; return the names of the transferred ones, and of those kept.
 
-        The first failure cancels the others, and is raised.
+        The first failure cancels the others, and is raised. An interruption notes how many files are
+        ``kept``, a text such as "files are uploaded".
         """
         names = {shard.name for shard in manifest.shards}
         shards, told = [each for each in transfers if each.entry.name in names], 0
@@ -348,8 +350,12 @@ class TransferRun:
                 told = done
                 tell_shards(self.progress, done, len(shards))
 
+        def done() -> str:
+            count = sum(each.is_done for each in transfers)
+            return f"{count} of {len(transfers)} {kept}" if kept and count else ""
+
         size = sum(each.entry.size for each in transfers)
-        with self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
+        with noting_kept(done), self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
             self.loop.run(run_all(transfers, self.at_once), tick)
         moved = tuple(each.entry.name for each in transfers if not each.is_kept)
         return moved, tuple(each.entry.name for each in transfers if each.is_kept)

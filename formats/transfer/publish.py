@@ -157,7 +157,7 @@ def _published(
     already = run(place.holds(manifest))
     files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
-    uploaded, kept = transfers.run("publish", manifest, uploads)
+    uploaded, kept = transfers.run("publish", manifest, uploads, kept="files are uploaded")
     if already:
         run(place.drop_leftover())
     else:

@@ -145,14 +145,10 @@ def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, p
             raise PlanMismatch(f"has no copy of this dataset, whose root is {manifest.root}", path=place.url)
         files = [file for file in manifest.files if file.name in damaged]
         downloads = LocalCopy(remote, path, None).downloads(files)
-
-        def kept() -> str:
-            done = sum(each.is_done for each in downloads)
-            return f"{done} of {len(downloads)} damaged files are fetched" if done else ""
-
         check_room({path: sum(file.size for file in files)})
-        with _working(path, manifest, kept):
-            TransferRun(loop, AT_ONCE, progress).run("repair", manifest, downloads)
+        with _working(path, manifest, lambda: ""):
+            run = TransferRun(loop, AT_ONCE, progress).run
+            run("repair", manifest, downloads, kept="damaged files are fetched")
 
 
 def _rebuild(

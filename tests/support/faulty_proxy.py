@@ -50,6 +50,18 @@ class Proxy:
         """The ranges that were asked for of a file."""
         return [found for path, found in self.asked if path.endswith(name)]
 
+    def block(self, name: str) -> tuple[threading.Event, threading.Event]:
+        """Let requests for a file wait; the events of the first one, and of their release."""
+        asked, released = threading.Event(), threading.Event()
+
+        def fault(path: str, count: int) -> None:
+            if path.endswith(name):
+                asked.set()
+                released.wait(20)
+
+        self.fault = fault
+        return asked, released
+
     def fault_of(self, path: str, asked: str | None) -> str:
         self.asked.append((path, asked))
         return self.fault(path, sum(each == path for each, _ in self.asked)) or ""

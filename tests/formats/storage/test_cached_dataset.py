@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Barrier
 
 import pytest
 
@@ -96,15 +96,7 @@ def test_threads_that_read_after_it_was_closed_open_its_cache_once(
 def test_a_thread_reads_one_shard_while_another_thread_downloads_the_next(
     remote: CachedDataset, bucket: Path, proxy: Proxy
 ) -> None:
-    slow = remote.manifest.shards[0].name
-    asked, released = Event(), Event()
-
-    def fault(path: str, count: int) -> None:
-        if path.endswith(slow):
-            asked.set()
-            released.wait(20)
-
-    proxy.fault = fault
+    asked, released = proxy.block(remote.manifest.shards[0].name)
     with open_dataset(bucket / "shards/train") as local, ThreadPoolExecutor(2) as pool:
         first = pool.submit(remote.__getitem__, 0)
         assert asked.wait(20)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from threading import Event, active_count
+from threading import active_count
 from time import monotonic
 from typing import Any
 
@@ -311,17 +311,9 @@ def test_a_replay_of_a_closed_loader_leaves_nothing_open(lmdb_shards: Path, tmp_
 def test_a_replay_of_a_closed_loader_goes_on_while_another_one_ends(
     lmdb_shards: Path, proxy: Proxy, bucket_url: str, tmp_path: Path
 ) -> None:
-    slow = read_manifest(lmdb_shards).shards[-1].name
-    asked, released = Event(), Event()
-
-    def fault(path: str, count: int) -> None:
-        if path.endswith(slow):
-            asked.set()
-            released.wait(20)
-
     loader = loader_on(bucket_url, cache=tmp_path / "c", shuffle=None)
     loader.close()
-    proxy.fault = fault
+    asked, released = proxy.block(read_manifest(lmdb_shards).shards[-1].name)
     with loader_on(lmdb_shards, shuffle=None) as local, ThreadPoolExecutor(1) as pool:
         last = len(local) - 1
         replayed = pool.submit(loader.replay, 0, last)
@@ -343,11 +335,7 @@ def test_a_loop_that_ends_calls_what_no_thread_can() -> None:
 def copies_of(cache: Path, names: str = "") -> list[Path]:
     """The files of the one dataset in a cache that begin with these names."""
     (folder,) = (cache / "datasets").iterdir()
-    return [
-        path.resolve()
-        for path in sorted(folder.iterdir())
-        if path.name.startswith(names) and path.is_symlink()
-    ]
+    return [path.resolve() for path in sorted(folder.glob(f"{names}*")) if path.is_symlink()]
 
 
 def by_dataset(url: str, cache: Path) -> list[Any]:

@@ -22,7 +22,7 @@ from shardprep.formats import (
 from shardprep.formats.storage import store as remote_folder
 from shardprep.formats.storage.store import RemoteFailed, RetryPolicy
 from shardprep.formats.transfer import repair as refetching
-from support.datasets import flip, prep, prep_here, tree
+from support.datasets import StopAfter, flip, prep, prep_here, tree
 from support.faulty_proxy import Proxy
 from support.sampling import torture_except
 from support.scripts import killed
@@ -161,10 +161,15 @@ def test_what_another_process_changes_before_the_end_is_found(
 
 
 def test_the_command_says_what_was_published(local: Path, url: str, proxy: Proxy) -> None:
+    proxy.sending = lambda path, count: "slow"
+    with pytest.raises(KeyboardInterrupt) as stop:
+        publish(local / "train", f"{url}-2", at_once=1, progress=StopAfter(9))
+    proxy.sending = lambda path, count: None
     first = prep_here("publish", local / "train", url, "--json", "--quiet")
     second = prep_here("publish", local / "train", url)
     wrong = prep_here("publish", local / "val", url)
 
+    assert " files are uploaded; run it again to continue" in stop.value.__notes__[0]
     (split,) = json.loads(first.stdout)["splits"]
     assert (first.returncode, split["url"], split["kept"], split["split"]) == (0, url, [], "train")
     assert "was complete" in second.stdout
