@@ -23,14 +23,13 @@ from shardprep.formats.records.record import (
     ARCHIVE_ORDER,
     GIVEN,
     ITEM_ORDERS,
-    MAX_SEED,
     ORDERS,
     is_class_sorted,
     permutation,
 )
 from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.runtime.sizes import checked_int
+from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.shards.in_place import Region, spanned
 from shardprep.formats.shards.manifest import FORMAT_VERSION
 from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE, SUFFIXES, Extent, container
@@ -94,8 +93,7 @@ class PlanOptions:
             raise UsageError(
                 f"the shorter side must have 1 to {MAX_SHORTER_SIDE} pixels, not {self.shorter_side}"
             )
-        if checked_int(self.seed, "the seed", least=0) > MAX_SEED:
-            raise UsageError(f"the seed must be between 0 and 2**64 - 1, not {self.seed}")
+        seed_of(self.seed)
 
     @property
     def transcodes(self) -> bool:

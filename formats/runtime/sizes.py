@@ -50,6 +50,14 @@ def checked_int(value: object, name: str, *, least: int) -> int:
     return operator.index(value)
 
 
+def seed_of(value: object) -> int:
+    """Return the value as a seed: an int below 2**64. Raises UsageError."""
+    seed = checked_int(value, "a seed", least=0)
+    if seed >= 1 << 64:
+        raise UsageError(f"a seed must be below 2**64, not {seed}")
+    return seed
+
+
 def size(count: float) -> str:
     """Format a number of bytes in decimal units.
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Length, Node, seed_of, within
+from shardprep.loaders.flow.node import UNKNOWN, Length, Node, within
 from shardprep.loaders.flow.passes import PassContext
 
 BLOCK = 1024

@@ -15,6 +15,7 @@ from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
+from shardprep.formats.runtime.sizes import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.files import FileEntry
@@ -22,7 +23,7 @@ from shardprep.formats.shards.read import Address
 from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
-from shardprep.loaders.flow.node import Fetched, Length, exact, seed_of, within
+from shardprep.loaders.flow.node import Fetched, Length, exact, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles, end_downloads
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import checked_int
+from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.loaders.batches.stack import Padding
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
 from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
-from shardprep.loaders.flow.node import Node, checked_seconds, has, seed_of
+from shardprep.loaders.flow.node import Node, checked_seconds, has
 from shardprep.loaders.flow.passes import Function
 from shardprep.loaders.flow.pipeline import Pipeline
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap, declared

@@ -18,8 +18,9 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import Record
 from shardprep.formats.records.schema import RESERVED
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered, seed_of
+from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 

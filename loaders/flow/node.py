@@ -12,11 +12,11 @@ from enum import Enum
 from itertools import count
 from numbers import Real
 from types import UnionType
-from typing import Any, ClassVar, Protocol, SupportsIndex, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.records.codecs import is_whole
 from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.sizes import checked_int
 from shardprep.loaders.batches.passes import ending
 from shardprep.loaders.flow.passes import PassContext
 
@@ -294,14 +294,6 @@ class Renumbered(Step):
         return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
 
 
-def seed_of(value: object) -> int:
-    """Return the value as a seed: an int below 2**64. Raises UsageError."""
-    seed = checked_int(value, "a seed", least=0)
-    if seed >= 1 << 64:
-        raise UsageError(f"a seed must be below 2**64, not {seed}")
-    return seed
-
-
 def checked_seconds(value: object, name: str, *, above: float | None = None) -> float:
     """Return the value as a float: at least 0, or more than ``above``. Raises UsageError."""
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -319,8 +311,7 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
     """
     count = length.items
     for number in numbers:
-        is_int = type(number) is int  # first, because SupportsIndex takes 10 µs
-        if not is_int and (isinstance(number, bool) or not isinstance(number, SupportsIndex)):
+        if not is_whole(number):
             raise UsageError(f"items are picked by whole numbers, not by {number!r}")
         if not 0 <= number < count:
             raise IndexError(f"item {number} of {count}")

@@ -16,11 +16,11 @@ from zlib import crc32
 from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.sizes import checked_int, count_of
+from shardprep.formats.runtime.sizes import checked_int, count_of, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, exact, seed_of, within
+from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, exact, within
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
 from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
@@ -87,16 +87,13 @@ class FromIterable(Node):
         """Run one pass. Raises UsageError at its end if the number of items differs from ``len``."""
         promised, counted = self.length, count()
         with ending(Passes(self.items).begin()) as items:
-            yield from map(_item, now.here.timed_draws(self.label, items), counted)
+            draws = now.here.timed_draws(self.label, items)
+            yield from map(lambda item, number: item, draws, counted)
         if promised.is_exact and (found := next(counted)) != promised.items:
             raise UsageError(
                 f"the {type(self.items).__name__} says that it has {promised.items} items, but pass {now.number} had "
                 f"{found}: give Flow.from_callable a function that returns it, then the length is unknown"
             )
-
-
-def _item(item: Any, number: int) -> Any:
-    return item
 
 
 def _returned(function: Function, items: object) -> Iterable[Any]:

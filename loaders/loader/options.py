@@ -18,6 +18,7 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
@@ -333,11 +334,7 @@ def _fields(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
 
 
 def worker_count(workers: object) -> int:
-    if workers == "auto":
-        return usable_cpus()
-    if not isinstance(workers, SupportsIndex) or operator.index(workers) < 0:
-        raise UsageError(f"workers must be 'auto' or a number of at least 0, not {workers!r}")
-    return operator.index(workers)
+    return usable_cpus() if workers == "auto" else checked_int(workers, "workers, if not 'auto',", least=0)
 
 
 def described(item: Any) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UsageError
+from shardprep.formats.records.codecs import no_constant
 from shardprep.loaders.batches.pickling import aligned
 from shardprep.loaders.batches.stack import JsonValues, unmasked
 
@@ -289,7 +290,7 @@ def _items(raw: Raw, count: int, of: str) -> list[Any]:
         texts = [item.decode() for item in items]
         if of == "text":
             return texts
-        return JsonValues(json.loads(text, parse_constant=_no_constant) for text in texts)
+        return JsonValues(json.loads(text, parse_constant=no_constant) for text in texts)
     except (ValueError, RecursionError) as error:
         raise FrameDamaged(f"an item of a frame's list of {of} is not {of}: {error}") from None
 
@@ -308,10 +309,6 @@ def _arrays(raw: Raw, count: int, dtype: np.dtype[Any], axes: int) -> list[npt.N
 def _is_too_large(shape: list[int], dtype: np.dtype[Any]) -> bool:
     """Return whether numpy cannot address an array of this shape, even one without elements."""
     return math.prod(max(side, 1) for side in shape) * dtype.itemsize > MAX_SIZE
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _table(raw: Raw, count: int, numbers: int) -> npt.NDArray[np.uint64]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.sizes import byte_count
+from shardprep.formats.runtime.sizes import byte_count, checked_int
 from shardprep.loaders.order.omission import ClosedOrder, Omission, OrderedPart, Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder, Records, dealt, places_in
 from shardprep.loaders.order.rng import Purpose, keyed_bits
@@ -98,9 +98,8 @@ class LocalShuffle(Shuffle):
             object.__setattr__(self, "window", operator.index(self.window))
         if self._amount() < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
-        if not hasattr(self.partitions, "__index__") or operator.index(self.partitions) < 1:
-            raise UsageError(f"a shuffle's partitions must be at least 1, not {self.partitions!r}")
-        object.__setattr__(self, "partitions", operator.index(self.partitions))
+        partitions = checked_int(self.partitions, "a shuffle's partitions", least=1)
+        object.__setattr__(self, "partitions", partitions)
 
     def __repr__(self) -> str:  # stored in the states of flows
         partitions = f", partitions={self.partitions}" if self.partitions > 1 else ""
@@ -232,8 +231,7 @@ class RankSplit:
     full_steps: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size must be at least 1, not {self.batch_size}")
+        checked_int(self.batch_size, "batch_size", least=1)
         if not 0 <= self.rank < self.world_size:
             raise UsageError(f"rank must be between 0 and {self.world_size - 1}, not {self.rank}")
         if not 0 <= self.start <= self.records:

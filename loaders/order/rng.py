@@ -46,11 +46,6 @@ def flow_bits(seed: int, *, pass_number: int, item: int, step: int, branch: int)
     return bits
 
 
-def record_rng(seed: int, epoch: int, record: int) -> np.random.Generator:
-    """Return the generator for augmenting one record, given by its position in the index, in one epoch."""
-    return np.random.Generator(keyed_bits(Purpose.AUGMENTATION, seed=seed, epoch=epoch, item=record))
-
-
 class ItemRandom:
     """A function of (epoch, item) that returns the item's generator, valid until the next call.
 
@@ -71,7 +66,7 @@ class ItemRandom:
 
 
 class RecordRandom(ItemRandom):
-    """The generators of :func:`record_rng`, one at a time."""
+    """The generators for augmenting records, by epoch and position in the index, one at a time."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(keyed_bits(Purpose.AUGMENTATION, seed=seed, epoch=0))

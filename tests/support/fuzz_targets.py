@@ -38,7 +38,7 @@ from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tfrecord import frames, read_frame
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RunLog
-from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.order.rng import RecordRandom
 from support.mutations import change_json, mutated, mutated_png, with_png_sums, with_tar_sums
 from support.record_sources import frame
 from support.resealed import reseal
@@ -214,7 +214,7 @@ def read_image(data: bytes) -> None:
     read_image_header(data)
     check_decodes(data)
     for transform in (TrainTransform(32), EvalTransform(224, resize=512, orientation="apply")):
-        transform(Record("key", 0, data), record_rng(0, 0, 0))
+        transform(Record("key", 0, data), RecordRandom(0)(0, 0))
 
 
 @fuzzed(6000)

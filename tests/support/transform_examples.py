@@ -10,7 +10,7 @@ import numpy as np
 from shardprep.formats.images.crop_ready import crop_ready
 from shardprep.formats.images.header import read_image_header
 from shardprep.loaders import decode_rgb
-from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.order.rng import RecordRandom
 from support.image_files import cmyk_jpeg, encoded, numbers_png, photograph, with_orientation
 
 
@@ -27,7 +27,7 @@ COFFEE = Example("coffee", 7, photograph("coffee.jpg"))
 
 def rng(record: int = 0, epoch: int = 0) -> np.random.Generator:
     """The random numbers of a record of a loader with seed 1."""
-    return record_rng(1, epoch, record)
+    return RecordRandom(1)(epoch, record)
 
 
 def example(image: bytes, *, ready: bool = False) -> Example:

@@ -201,7 +201,7 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         (SimpleNamespace(iloc=None, ndim=2), {}, "give its rows"),
         ([1], {"workers": -1}, "workers must be"),
         ([1], {"shard_size": "64MB"}, "the shard size must be"),
-        ([1], {"seed": "1"}, "the seed must be"),
+        ([1], {"seed": "1"}, "a seed must be"),
         ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
         ([1], {"schema": ["value"]}, "names and kinds in a dict, .* not of 'value'"),

@@ -23,7 +23,7 @@ from shardprep.formats.images import fast
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.opencv import require_opencv
 from shardprep.formats.records.record import Record
-from shardprep.loaders.order.rng import record_rng
+from shardprep.loaders.order.rng import RecordRandom
 from shardprep.loaders.transforms import decode as decoding
 from shardprep.loaders.transforms.augment import CROP_DRAWS, ColorJitter, random_crop
 from shardprep.loaders.transforms.contract import (
@@ -241,7 +241,7 @@ def whole(image: Image, size: int, resize: int, interpolation: str) -> Image:
 def evaluated(image: Image, size: int, resize: int, interpolation: str) -> Image:
     transform = EvalTransform(size, resize=resize, interpolation=interpolation)  # type: ignore[arg-type]
     record = Record("key", 0, encoded(image[..., ::-1], ".png", cv2.IMWRITE_PNG_COMPRESSION, 0))
-    return np.asarray(transform(record, record_rng(0, 0, 0)), np.uint8)
+    return np.asarray(transform(record, RecordRandom(0)(0, 0)), np.uint8)
 
 
 @pytest.mark.parametrize("interpolation", ["auto", "area", "linear", "cubic"])

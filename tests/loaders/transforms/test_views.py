@@ -26,7 +26,7 @@ from shardprep.loaders import (
     decode_rgb,
 )
 from shardprep.loaders.loader.run_card import RunCard, TransformCard
-from shardprep.loaders.order.rng import RecordRandom, flow_bits, record_rng
+from shardprep.loaders.order.rng import RecordRandom, flow_bits
 from shardprep.loaders.transforms.decode import EncodedImage
 from support.loaded import assert_same, crops_on, epoch_of
 from support.transform_examples import examples
@@ -80,7 +80,7 @@ transforms = st.lists(crops | crops | centres | st.builds(Patch), min_size=1, ma
 def test_a_view_is_bit_for_bit_its_transform_alone(transforms, kind):
     record = examples()[kind]
 
-    made = Views(transforms)(record, record_rng(SEED, EPOCH, RECORD))
+    made = Views(transforms)(record, RecordRandom(SEED)(EPOCH, RECORD))
 
     arrays = iter(made if isinstance(made, tuple) else (made,))
     views = 0
@@ -112,7 +112,7 @@ def test_a_plain_image_is_decoded_once_for_all_views() -> None:
 
     record = examples()["plain"]  # the first call decodes others
 
-    assert decoded(lambda: views(record, record_rng(SEED, EPOCH, RECORD))).images == 1
+    assert decoded(lambda: views(record, RecordRandom(SEED)(EPOCH, RECORD))).images == 1
 
 
 class Decoded(NamedTuple):
@@ -169,7 +169,7 @@ DINO = Views({"big": [TrainTransform(24)] * 2, "small": [TrainTransform(8, scale
 
 
 def test_images_that_do_not_decode_are_named_by_their_keys() -> None:
-    record, random = examples()["plain"], record_rng(SEED, EPOCH, RECORD)
+    record, random = examples()["plain"], RecordRandom(SEED)(EPOCH, RECORD)
     made = Cut(TrainTransform(8))(record, random)
 
     for call in (
@@ -264,11 +264,11 @@ cut_crops = st.builds(
 def test_a_cut_is_finished_to_the_pixels_of_the_transform(
     transform: TrainTransform, kind: str, record: int
 ) -> None:
-    made = Cut(transform)(examples()[kind], record_rng(1, 2, record))
+    made = Cut(transform)(examples()[kind], RecordRandom(1)(2, record))
 
     found = Cut(transform).finish(**made)
 
-    np.testing.assert_array_equal(found, transform(examples()[kind], record_rng(1, 2, record)))
+    np.testing.assert_array_equal(found, transform(examples()[kind], RecordRandom(1)(2, record)))
 
 
 @given(transform=cut_crops, record=st.integers(0, 99))
@@ -277,10 +277,10 @@ def test_a_cut_of_a_crop_ready_image_is_a_small_baseline_jpeg_around_the_crop(
     transform: TrainTransform, record: int
 ) -> None:
     whole = examples()["crop-ready"]
-    made = Cut(transform)(whole, record_rng(1, 2, record))
+    made = Cut(transform)(whole, RecordRandom(1)(2, record))
     jpeg, (x, y, width, height) = made["jpeg"], made["crop"].tolist()
     sides = jpeg_size(jpeg)
-    shown = transform.shown(whole, record_rng(1, 2, record))
+    shown = transform.shown(whole, RecordRandom(1)(2, record))
 
     assert sides
     assert 0 <= x < x + width <= sides[0]
