@@ -65,7 +65,11 @@ COUNT = click.IntRange(min=0)
 @file_option("--state", "FILE", "State of the loader as JSON, or the run's log; shows its last step.")
 @click.option("--epoch", type=COUNT, help="Which epoch.  [default: the state's, or 0]")
 @click.option("--step", type=COUNT, help="Which step, from 0.  [default: the state's last one]")
-@click.option("--start", type=COUNT, help="Place at which a resumed epoch began.  [default: the state's]")
+@click.option(
+    "--start",
+    type=COUNT,
+    help="Place from which steps are counted.  [default: 0, or where the run continued within a step]",
+)
 @click.option(
     "--rank", type=COUNT, default=0, show_default=False, help="Which rank.  [default: the card's, or 0]"
 )

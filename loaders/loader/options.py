@@ -384,7 +384,7 @@ class WantedColumns(NamedTuple):
         chosen = stored if names is None else tuple(names)
         for name in chosen:
             if name not in there or chosen.count(name) > 1:
-                raise UsageError(f"columns has {name!r}; it may have each of {', '.join(there)} once")
+                raise UsageError(f"unknown or repeated column {name!r}; known are {', '.join(there)}")
         if not chosen:
             raise UsageError(f"columns is empty; it may have {', '.join(there)}")
         fields = {field.name: field for field in dataset.schema}

@@ -214,8 +214,8 @@ def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Path) -> Non
     write_columns(tmp_path / "d")
     for columns, says in (
         ("age", r"\('age',\)"),
-        (["depth"], "image, mask"),
-        (["age", "age"], "once"),
+        (["depth"], "unknown or repeated column 'depth'; known are image, mask"),
+        (["age", "age"], "repeated column 'age'"),
         ([], "empty"),
     ):
         with pytest.raises(UsageError, match=says):
