@@ -35,6 +35,7 @@ class EpochLoader(FrameworkHint, Closable, ABC):
 
     batches_never_change = True
     _kept_transform: dict[str, Any] | None = None  # as states describe it
+    _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
 
     def __init__(self, plan: EpochPlan) -> None:
         self._plan = plan
@@ -45,11 +46,11 @@ class EpochLoader(FrameworkHint, Closable, ABC):
     def __len__(self) -> int:
         """Number of batches of the next iteration: of a whole epoch, or of the rest of a resumed one."""
         self._refuse_sampler()
-        return len(self._next)
+        return self.batches_per_epoch if self._next is self._waiting else len(self._next)
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """Begin the next epoch; an abandoned one is not continued."""
+        """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
 
     @abstractmethod
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:

@@ -213,11 +213,13 @@ class FakeData(EpochLoader):
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[Any, Labels]]:
-        """Begin the next epoch; an abandoned one is not continued. Raises UsageError once closed."""
+        """Iterate the next epoch, as a Loader does. Raises UsageError once closed."""
         self._check_open()
-        return self._run(self._begin())
+        self._waiting = self._next
+        return self._run()
 
-    def _run(self, epoch: Epoch) -> Iterator[tuple[Any, Labels]]:
+    def _run(self) -> Iterator[tuple[Any, Labels]]:
+        epoch = self._begin()
         with self._meter.run():
             for numbers in epoch.batches():
                 self._check_open()

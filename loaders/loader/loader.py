@@ -234,9 +234,11 @@ class Loader(Owned, EpochLoader):
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         if not self._workers:
             self._kept_transform  # noqa: B018 - cached before calls in this process change the transform
-        return self._run(self._begin())
+        self._waiting = self._next
+        return self._run()
 
-    def _run(self, epoch: Epoch) -> Iterator[Loaded]:
+    def _run(self) -> Iterator[Loaded]:
+        epoch = self._begin()
         wanted = zip(epoch.batches(), count(), strict=False)
         with self._batches(wanted, epoch.number, epoch.plan, epoch.first) as batches:
             yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold a batch
