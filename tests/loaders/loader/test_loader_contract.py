@@ -16,7 +16,7 @@ from support.loaded import assert_same, epoch_of
 from support.remote_ends import wired
 from support.sampling import torture_except
 
-OWN = {"engine", "instead", "made_here"}
+OWN = {"engine", "instead", "made_here", "refuse_forked"}
 """Names of a Loader that are about its worker processes."""
 
 Make = Callable[[], Any]
