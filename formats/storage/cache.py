@@ -240,12 +240,6 @@ class FileCache(Owned, Closable):
         """Hash a file at the place, whatever is cached. Raises RemoteDamaged, RemoteMissing, RemoteFailed."""
         self._result(*self._begun(lambda remote: Transfer(remote, entry).fill(HashedBytes())))
 
-    @contextmanager
-    def intact(self, entry: FileEntry, let_go: LetGo = lambda: False) -> Iterator[None]:
-        """Hold an intact file during the context: damage that is read from it was published."""
-        with self.hold_intact(entry, let_go), saying_published(self.place, self.folder.path, entry):
-            yield
-
     def foresee(self, entries: Sequence[FileEntry]) -> None:
         """Announce to all processes the files that this one will use, in order, instead of earlier ones.
 
@@ -493,7 +487,9 @@ class HeldFiles(LocalFiles, Owned):
     @contextmanager
     def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
         self.release()  # otherwise the replaced copy would be held
-        with self._cache().intact(entry, self._let_go_first):
+        cache = self._cache()
+        held = cache.hold_intact(entry, self._let_go_first)
+        with held, saying_published(cache.place, cache.folder.path, entry):
             yield
 
     def _let_go_first(self) -> bool:

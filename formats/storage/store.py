@@ -192,9 +192,7 @@ AGAIN = "try again; finished files are kept"
 NOWHERE = "127.0.0.1:0"  # an address that refuses every connection
 REDIRECT_HOSTS = "SHARDPREP_REDIRECT_HOSTS"
 LOOK = "check the URL, and the endpoint, region, credentials and proxies in the environment"
-_MISSING = ("FileNotFoundError", "NotFoundError")
 _DENIED = ("PermissionError", "PermissionDeniedError", "UnauthenticatedError")
-_NO_RANGE = "Requested range was invalid"  # for a folder on this machine
 _REFUSED = re.compile(r": (3|4(?!08|29)|501)(?!.*\(RequestTimeout\))")
 _UNSET = ("region", "Config error", "Content-Length Header missing")
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z'-]*(?: [A-Za-z'-]+)*)?)")
@@ -249,7 +247,7 @@ def _failure(
         return RemoteDenied(f"there are no credentials for it{_advice(place)}", **at)
     if reason or kind in _DENIED or status.startswith((": 401", ": 403")):
         return RemoteDenied(f"denies access{status}{reason or _advice(place)}", **at)
-    if kind in _MISSING or status.startswith(": 404"):
+    if kind in ("FileNotFoundError", "NotFoundError") or status.startswith(": 404"):
         if name is None or "NoSuchBucket" in status:
             return NothingThere(f"does not exist{status}; {LOOK}", path=place.url)
         return RemoteMissing(f"is not there{status}", **at)
@@ -258,7 +256,7 @@ def _failure(
         return RemoteFailed(f"redirects to another host; {advice}", **at)
     if kind == "NotSupportedError" or "non-partial response" in said:
         return RangeRefused("does not support range requests", **at)
-    if status.startswith(": 416") or _NO_RANGE in said:
+    if status.startswith(": 416") or "Requested range was invalid" in said:  # the latter for a local folder
         return RangeRefused(f"does not have that part of the file{status}", **at)
     may_pass = not (_REFUSED.match(status) or any(sign in said for sign in _UNSET))
     failure = failed(f"failed: {cause_of(text)}; {AGAIN if may_pass else LOOK}", **at)

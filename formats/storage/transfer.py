@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -315,13 +315,10 @@ async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
     raise failure
 
 
-def several(found: Iterable[str], place: Location) -> UsageError:
+def several(found: Mapping[str, object], place: Location) -> UsageError:
     """Return the error for the splits ``found`` at a place where one dataset is needed."""
-    names = [*found]
-    first = place.child(names[0]).url
-    return UsageError(
-        f"is a folder of splits ({', '.join(names)}); give one of them, such as {first}", path=place.url
-    )
+    names, first = ", ".join(found), place.child(next(iter(found))).url
+    return UsageError(f"is a folder of splits ({names}); give one of them, such as {first}", path=place.url)
 
 
 @dataclass(frozen=True)
@@ -337,8 +334,7 @@ class TransferRun:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Transfer a dataset's files; return the names of the transferred ones, and of those kept.
 
-        The first failure cancels the others, and is raised. An interruption notes how many files are
-        ``kept``, a text such as "files are uploaded".
+        The first failure cancels the others, and is raised. An interruption notes how many are ``kept``.
         """
         names = {shard.name for shard in manifest.shards}
         shards, told = [each for each in transfers if each.entry.name in names], 0

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import PlanMismatch, UsageError
@@ -81,18 +80,13 @@ class LocalCopy:
         refuse_busy(self.output)
         if not (self.output / MANIFEST_NAME).exists():
             check_output(self.output, work="a fetch")
-            refuse_other_plan(self.output, self._guard, work="fetch")
+            refuse_other_plan(self.output, {"dataset": self.manifest.root}, work="fetch")
         elif read_small(self.output / MANIFEST_NAME, MAX_MANIFEST_BYTES) != self.remote.data:
             raise PlanMismatch(
                 "holds a different dataset from the one at the URL, or a damaged manifest.json; choose "
                 "another folder, or remove this one",
                 path=self.output,
             )
-
-    @property
-    def _guard(self) -> dict[str, Any]:
-        """The plan that an unfinished copy in the folder must have."""
-        return {"dataset": self.manifest.root}
 
     @property
     def wanted(self) -> list[FileEntry]:
@@ -135,7 +129,7 @@ class LocalCopy:
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
         with noting_kept(self.kept), WorkFolder(self.output) as work_folder:
-            work_folder.claim(self._guard, work="fetch")
+            work_folder.claim({"dataset": self.manifest.root}, work="fetch")
             if kept := self.kept():
                 transfers.progress.note(f"{self.output}: {kept} already; checking them")
             downloads = self.downloads(self.wanted)
@@ -146,17 +140,6 @@ class LocalCopy:
                     publish_bytes(self.output / MANIFEST_NAME, self.remote.data, work_folder.run)
                 work_folder.remove()
         return FetchedDataset(self.output, self.url, self.manifest, fetched, there, is_complete)
-
-
-def _check_splits(
-    found: dict[str, RemoteDataset], target: Path, shards: Sequence[int] | None, place: Location
-) -> None:
-    if shards is not None:
-        raise several(found, place)
-    if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
-        raise UsageError(
-            f"holds one dataset, in which {', '.join(found)} would lie; choose another folder", path=target
-        )
 
 
 AT_ONCE = 8
@@ -207,7 +190,13 @@ def fetch(
     with LoopThread(threads=at_once) as loop:
         found = loop.run(find_datasets(place, policy))
         if "" not in found:
-            _check_splits(found, target, shards, place)
+            if shards is not None:
+                raise several(found, place)
+            if any((target / name).exists() for name in (MANIFEST_NAME, WORK_FOLDER_NAME)):
+                names = ", ".join(found)
+                raise UsageError(
+                    f"holds one dataset, in which {names} would lie; choose another folder", path=target
+                )
         copies = [LocalCopy(dataset, target / split, shards) for split, dataset in found.items()]
         for copy in copies:
             copy.check()

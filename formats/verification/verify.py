@@ -142,10 +142,7 @@ class CachedFiles(DatasetFiles):
 
     @contextmanager
     def at_hand(self, entry: FileEntry) -> Iterator[Path]:
-        """Yield the path of a cached file, after waiting for other threads to free its room.
-
-        A file that was cached before is also read at the URL, once.
-        """
+        """Yield the path of a cached file once there is room; one cached before is also read at the URL."""
         with self._let_go:
             self._let_go.wait_for(
                 lambda: not self._bytes_at_hand or self._bytes_at_hand + entry.size <= self._room_bytes
