@@ -49,7 +49,7 @@ class StatsCollector(Collector):
 
     Args:
         sources: Loaders, flows or FakeData, by the names for the label ``source``; for an input of TensorFlow
-            give what it draws from. Register one collector with all sources.
+            give what it draws from, for a RemoteSource what its senders serve. One collector takes all.
 
     Raises:
         UsageError: A source has no stages.
@@ -57,7 +57,7 @@ class StatsCollector(Collector):
 
     def __init__(self, **sources: Source) -> None:
         for name, source in sources.items():
-            if not hasattr(source, "stats") or "loads" not in source.stats().to_dict():
+            if not hasattr(source, "stats") or "loads" not in getattr(source.stats(), "to_dict", dict)():
                 raise UsageError(
                     f"{name}: {type(source).__name__} has no stages; give the source it draws from"
                 )

@@ -41,7 +41,6 @@ class Input:
 
 
 def test_a_source_without_stages_is_refused_with_advice() -> None:
-    with pytest.raises(UsageError, match="queue: Input has no stages; give the source"):
-        StatsCollector(queue=Input())
-    with pytest.raises(UsageError, match="images: list has no stages"):
-        StatsCollector(images=[])  # type: ignore[arg-type]
+    for source in Input(), SimpleNamespace(stats=object), []:
+        with pytest.raises(UsageError, match=f"{type(source).__name__} has no stages; give the source"):
+            StatsCollector(train=source)  # type: ignore[arg-type]
