@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -123,9 +124,12 @@ def built(kind: Any, value: Any) -> Any:
     return value
 
 
+_hints_of = cache(get_type_hints)  # which compiles all annotations anew
+
+
 def built_fields(kind: Any, value: Any) -> dict[str, Any]:
     """Convert parsed JSON to the fields of a dataclass, as :func:`built` does."""
-    hints, found = get_type_hints(kind), {}
+    hints, found = _hints_of(kind), {}
     for field in fields(kind):
         if field.default is MISSING or field.name in value:
             try:

@@ -397,7 +397,7 @@ def prove(
     merged = RunLog.merge(places, read)
     parts = merged.entries
     card = merged.card
-    _check_one_run(card, parts)
+    _check_one_run(card.without_numbers(), parts)
     chosen = {"records": records, "without": without}
     given: dict[str, Any] = {name: numbers for name, numbers in chosen.items() if numbers is not None}
     plain = replace(card, rank=0, transform=None, columns=None, on_bad_record="raise")
@@ -463,10 +463,9 @@ def _listing_card(entries: Sequence[LogEntry]) -> RunCard:
 
 
 def _check_one_run(card: RunCard, parts: Sequence[LogEntry]) -> None:
-    for name in SAME:
-        for part in parts:
-            one, two = (getattr(each.without_numbers(), name) for each in (card, part.card))
-            if one != two:
+    for other in (part.card.without_numbers() for part in parts):
+        for name in SAME:
+            if (one := getattr(card, name)) != (two := getattr(other, name)):
                 raise DataError(f"the logs are of runs that differ in {name}: {one} and {two}")
 
 
