@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, cast
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
@@ -126,8 +126,11 @@ class Pipeline(FrameworkHint, Closable):
             return [item for _, item in zip(range(count), found, strict=False)]
 
     def measure(self, *, seconds: float = 5.0) -> FlowSpeed:
-        """Measure for ``seconds`` seconds how fast the flow delivers to a consumer that does nothing."""
-        return measure(self, has_rows=makes_batches(self.node), seconds=seconds)
+        """Measure for ``seconds`` seconds how fast a consumer that does nothing gets passes 0, 1, ...
+
+        The next iteration begins or continues as without it.
+        """
+        return measure(map(self.at_pass, count()), has_rows=makes_batches(self.node), seconds=seconds)
 
     def stats(self) -> FlowStats:
         """Return the printable counts and times of all passes since the flow was made. Thread-safe.

@@ -258,8 +258,8 @@ class FlowSpeed:
         )
 
 
-def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed:
-    """Draw the flow's next passes, one after the other, for ``seconds`` seconds after the first item.
+def measure(passes: Iterable[Iterable[Any]], *, has_rows: bool, seconds: float) -> FlowSpeed:
+    """Draw endless passes, one after the other, for ``seconds`` seconds after the first item.
 
     At least one item is measured after the first. Raises UsageError for a pass without items.
     """
@@ -267,9 +267,9 @@ def measure(flow: Iterable[Any], *, has_rows: bool, seconds: float) -> FlowSpeed
     found = Counter[str]()
 
     def drawn() -> Generator[Any, None, None]:
-        while True:
+        for items in passes:
             before, found["passes"] = found["items"], found["passes"] + 1
-            yield from flow
+            yield from items
             if found["items"] == before:
                 raise UsageError("a pass of this flow has no items, so there is nothing to measure")
 

@@ -201,7 +201,6 @@ def ended(item: int) -> int:
         (FLOW.map(ended), r"In item 4 of pass 0, at map\(ended\)"),
         (FLOW.map(ended, threads=3), r"In item 4 of pass 0, at map\(ended\)"),
     ],
-    ids=["sequence", "map", "threads"],
 )
 def test_no_pass_ends_in_silence_at_an_item_that_raises_stop_iteration(flow: Flow, says: str) -> None:
     found: list[int] = []

@@ -145,13 +145,14 @@ def test_files_come_in_the_order_of_their_paths_bytes_with_their_classs_place(tm
 def test_a_measurement_counts_bytes_at_any_depth_and_is_json_and_a_sentence() -> None:
     item = {"x": (np.zeros((2, 3)), [b"abc", memoryview(bytearray(4))]), "y": "text", "z": np.int16(1)}
     speed = Flow.from_iterable([item]).measure(seconds=0)
-    of_batches = Flow.from_iterable(np.zeros((10, 2))).batch(4).measure(seconds=0.01)
+    of_batches = (flow := Flow.from_iterable(np.zeros((10, 2))).batch(4)).measure(seconds=0.01)
 
     assert speed.megabytes_per_second == pytest.approx(speed.items_per_second * (48 + 3 + 4 + 2) / 1e6)
     assert json.loads(json.dumps(of_batches.to_dict())) == of_batches.to_dict()
     assert "\n" not in str(of_batches)
     assert all(word in str(of_batches) for word in ("items/s", "rows/s", "MB/s", " pass", "ms", "CPU"))
     assert "rows/s" not in str(speed)
+    assert flow.state_dict()["pass"] == 0
 
 
 class Broken:
