@@ -282,7 +282,7 @@ def bench_loader(
     def summary(results: Mapping[str, LoaderSpeed]) -> str:
         return ", ".join(f"{name} {speed.images_per_second:,.0f} images/s" for name, speed in results.items())
 
-    return each_dataset(dataset, measured, summary, collections="as one")
+    return each_dataset(dataset, measured, summary)
 
 
 def _bench_lines(dataset: Path | str, found: LoaderBench, *, explain: bool) -> Iterator[str]:

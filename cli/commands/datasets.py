@@ -93,7 +93,7 @@ def inspect(dataset: Path | str, classes: bool, html: Path | None, cached: dict[
         total = size(sum(summary.disk_bytes for summary in results.values()))
         return f"{', '.join(results)}: {_records_in(results.values())}, {total} on disk"
 
-    return each_dataset(dataset, inspected, summary_of_all, collections="by part")
+    return each_dataset(dataset, inspected, summary_of_all, by_part=True)
 
 
 def _records_in(splits: Collection[Summary | Manifest]) -> str:
@@ -242,7 +242,7 @@ def verify(dataset: Path | str, cluster: str | None, cached: dict[str, Any], **c
             mends = [_next_step_for(report)] if report.findings else []
             return Output(report.to_json(), [*_report_lines(report), *mends], report.exit_code, report)
 
-        return each_dataset(dataset, verified, _summary_of_reports, collections="by part")
+        return each_dataset(dataset, verified, _summary_of_reports, by_part=True)
 
 
 def _summary_of_reports(reports: Mapping[str, Report]) -> str:
@@ -251,13 +251,8 @@ def _summary_of_reports(reports: Mapping[str, Report]) -> str:
         return f"NOT intact: {', '.join(damaged)} ({len(damaged)} of {len(reports)})"
     manifests = [report.manifest for report in reports.values() if report.manifest]
     total = size(sum(manifest.size for manifest in manifests))
-    word = _sound(next(iter(reports.values())))
+    word = "complete" if all(report.level == "quick" for report in reports.values()) else "intact"
     return f"{', '.join(reports)}: {_records_in(manifests)}, {total}, all {word}"
-
-
-def _sound(report: Report) -> str:
-    """Return the word for datasets without findings; a quick check reads no data."""
-    return "complete" if report.level == "quick" else "intact"
 
 
 def _report_lines(report: Report) -> Iterator[str]:
@@ -271,8 +266,9 @@ def _report_lines(report: Report) -> Iterator[str]:
         unread = f", {count_of(len(report.unchecked), 'file')} unread" if report.unchecked else ""
         yield f"{report.location}: NOT intact: {found}{unread} (level {report.level})"
         return
+    word = "complete" if report.level == "quick" else "intact"
     images, files = _records_in([manifest]), count_of(len(manifest.shards), "shard")
-    yield f"{report.location}: {_sound(report)}: {images} in {files}, {size(manifest.size)} (level {report.level})"
+    yield f"{report.location}: {word}: {images} in {files}, {size(manifest.size)} (level {report.level})"
     yield from fields({"root": manifest.root})
 
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from shardprep.cli.console.start import Interrupted, load_failure
-from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, UsageError, printable
+from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import advice
 from shardprep.formats.shards.dataset import is_collection
 from shardprep.formats.storage.collection import read_collection
@@ -90,18 +90,15 @@ def each_dataset(
     work: Callable[[Any], Output],
     summary: Callable[[Mapping[str, Any]], str],
     *,
-    collections: Literal["refused", "by part", "as one"] = "refused",
+    by_part: bool = False,
 ) -> Output:
-    """Run the command's ``work`` on a dataset, on each split in a folder, or on each part of a collection.
+    """Run the command's ``work`` on a dataset, on each split in a folder, or ``by_part`` of a collection.
 
     Each of several datasets is printed as soon as it is done, and fails alone. ``work`` takes a folder or a
-    URL; ``summary`` returns one line about the results by name. ``collections`` is how the command handles a
-    collection.
+    URL; ``summary`` returns one line about the results by name.
     """
     kind, about, parts = "splits", {}, {}
-    if collections != "as one" and isinstance(folder, Path) and is_collection(folder):
-        if collections == "refused":
-            raise UsageError("is a collection; give its parts, one at a time", path=folder)
+    if by_part and isinstance(folder, Path) and is_collection(folder):
         collection = read_collection(folder)
         kind, about = "parts", {"root": collection.root}
         parts = {part.name: part for part in collection.parts}

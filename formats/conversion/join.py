@@ -483,17 +483,14 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
 
 def _forms(keys: Keys) -> Iterator[Keys]:
     yield keys
-    for form in (_without_extension, _file_name):
-        yield np.array([form(key) for key in keys.tolist()], np.bytes_)
+    stems = [_without_extension(key) for key in keys.tolist()]
+    for form in (stems, [stem.rpartition(b"/")[2] for stem in stems]):
+        yield np.array(form, np.bytes_)
 
 
 def _without_extension(key: bytes) -> bytes:
     stem, _, extension = key.rpartition(b".")
     return key if not stem or stem.endswith(b"/") or b"/" in extension else stem
-
-
-def _file_name(key: bytes) -> bytes:
-    return _without_extension(key).rpartition(b"/")[2]
 
 
 def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:

@@ -247,9 +247,8 @@ class CocoInstances:
         self.entries = self._table.finish()
         self.images, self.places = self._placed(annotations)
         advice = f"is not in {self._path.name}; remove the image, or add it there"
-        self.ignored = Counter[str]()
-        if not self.problems.has("images"):  # these files have no entries
-            self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice)
+        is_whole = not self.problems.has("images")  # else some of the files have no entry
+        self.ignored = add_unlisted(self._walk, "", self.entries["path"], advice) if is_whole else Counter()
 
     def _at(self, text: JsonText) -> AbstractContextManager[None]:
         return foreign_file(

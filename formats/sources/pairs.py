@@ -261,8 +261,8 @@ def _paired(folders: PairedSplit, walk: FolderWalk, classes: ListedClasses) -> E
     for number in range(len(left)):
         columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
     table, alone = EntryTable(folders.images, walk.problems, columns), []
-    for file in _images_below(walk):
-        if file.path.startswith(inside):
+    for file in walk.files_below():
+        if walk.is_left_out(file) or file.path.startswith(inside):
             continue
         stem = _stem(file.path)
         found = {name: files.pop(stem, None) for name, files in left.items()}
@@ -287,13 +287,11 @@ def _paired(folders: PairedSplit, walk: FolderWalk, classes: ListedClasses) -> E
     return table.finish()
 
 
-def _images_below(walk: FolderWalk) -> Iterator[FoundFile]:
-    return (file for file in walk.files_below() if not walk.is_left_out(file))
-
-
 def _by_stem(walk: FolderWalk) -> dict[str, FoundFile]:
     found: dict[str, FoundFile] = {}
-    for file in _images_below(walk):
+    for file in walk.files_below():
+        if walk.is_left_out(file):
+            continue
         if (first := found.setdefault(_stem(file.path), file)) is not file:
             walk.problems.add(SourceDamaged(_TWICE.format(first.path), path=walk.top / file.path), "twice")
         elif file.size > MAX_IMAGE_BYTES:

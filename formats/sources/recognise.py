@@ -11,7 +11,7 @@ from shardprep.formats.errors import LabelConflict, UsageError, hint_for
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.shards.files import Rows
-from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES, WANTED_FOR_VAL
+from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES
 from shardprep.formats.sources.coco import coco_folder
 from shardprep.formats.sources.converted import HeldOutVal, converted_dataset
 from shardprep.formats.sources.ilsvrc import (
@@ -37,17 +37,10 @@ from shardprep.formats.storage.store import Location
 LAYOUTS_OF_RECORDS = (WebDataset.LAYOUT, TfRecord.LAYOUT, ParquetRows.LAYOUT, TensorpackLmdb.LAYOUT)
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 _UNKNOWN_SOURCE = (
-    "is not a known source. Give one of: "
-    "ILSVRC2012_img_train.tar, _img_val.tar or _img_test.tar, or a folder that holds them; "
-    "a folder with train/<class>/, val/ or test/ in it, extracted or Kaggle's (ILSVRC/Data/CLS-LOC); "
-    "a folder of class folders; images with metadata.csv or metadata.jsonl, folders of pairs, or COCO's "
-    "annotations beside them; "
-    "an LMDB of tensorpack's LMDBSerializer, or the folder that holds its data.mdb; "
-    "a list of images with their labels (.txt, .csv, .tsv, .jsonl); "
-    "tar shards of WebDataset (uncompressed, the files of a sample side by side), TFRecord files, or Parquet "
-    "files with images, or a folder of them; "
-    "a converted dataset, or a folder of its splits. "
-    f"The labels of val come from {WANTED_FOR_VAL} beside it, or from val/<class>/"
+    "is not a known source. Give the official archives (ILSVRC2012_img_train.tar, …), or folders train, val and "
+    "test; class folders; images with metadata.csv, folders of masks (--pair) or COCO's annotations; a list of "
+    "paths and labels (.txt, .csv, .tsv, .jsonl); tars of WebDataset (uncompressed, the files of a sample side "
+    "by side), TFRecord or Parquet files, or tensorpack's LMDB; or converted shards"
 )
 
 

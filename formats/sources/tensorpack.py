@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -140,12 +140,12 @@ class _Contents:
         self._table = EntryTable(path)
         self._are_pickles: bool | None = None
         self._as_text: bool | None = None
-        self._is_begun = False
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
     def add(self, key: bytes, value: ByteWindow) -> None:
         with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
+            is_first = self._are_pickles is None  # never __keys__, which sorts after the records
             is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
             if self._are_pickles not in (None, is_pickle):
                 raise ValueError("it was not serialized like the first record")
@@ -154,9 +154,8 @@ class _Contents:
                 self._listed = read_keys(value)
                 return
             number = check_key(key)
-            if not self._is_begun:
+            if is_first:
                 self._begin(value)
-                self._is_begun = True
             if self.form is not None:
                 label = self._item_label(read_item(value), self.form)
                 self._table.append(number, label, length=value.length, offset=value.start)
@@ -239,15 +238,8 @@ class _Contents:
         return SourceDamaged(f"{reason}; {_ADVICE}", path=self._path, key=key)
 
 
-class Datapoint(NamedTuple):
-    """The location of an image, and its label."""
-
-    image: ByteRange
-    label: int
-
-
-def read_datapoint(value: ByteWindow) -> Datapoint:
-    """Read a datapoint. Raises ValueError for anything but an encoded image and its label."""
+def read_datapoint(value: ByteWindow) -> tuple[ByteRange, int]:
+    """Return the place of a datapoint's encoded image, and its label. Raises ValueError for anything else."""
     found = decoded(value)
     if not isinstance(found, list | tuple) or len(found) != 2:
         raise ValueError(f"it is {kind_of(found)}, not [image, label]")
@@ -271,7 +263,7 @@ def read_datapoint(value: ByteWindow) -> Datapoint:
             raise ValueError(f"its label is {kind_of(label)}, not an integer")
     if not 0 <= label < MAX_LABELS:
         raise ValueError(f"its label is {label}; labels are 0 to {MAX_LABELS - 1} here")
-    return Datapoint(place, label)
+    return place, label
 
 
 def check_key(key: bytes) -> str:

@@ -28,10 +28,10 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.sources import tensorpack as datapoint
-from shardprep.formats.sources.pickled import bytes_of
+from shardprep.formats.sources.pickled import ByteRange, bytes_of
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files import ByteWindow
-from shardprep.formats.sources.tensorpack import MAX_LABELS, Datapoint, read_datapoint, read_item
+from shardprep.formats.sources.tensorpack import MAX_LABELS, read_datapoint, read_item
 from shardprep.loaders import Flow
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
@@ -76,7 +76,7 @@ WRITTEN_ELSEWHERE = {  # [np.asarray(bytearray(PNG), "u1"), np.int64(7)] by what
 }
 
 
-def datapoint_of(data: bytes) -> Datapoint:
+def datapoint_of(data: bytes) -> tuple[ByteRange, int]:
     return read_datapoint(ByteWindow.of(data))
 
 
