@@ -82,8 +82,11 @@ def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
     if isinstance(source, EpochLoader):  # the receipts count its records
         state = source.state_dict()
-        if state["world_size"] != 1:
-            raise UsageError("only a Loader of the whole dataset can be served; give it rank=0, world_size=1")
+        if state["world_size"] != 1 or "passed" in state:
+            raise UsageError(
+                "only a Loader of the whole dataset can be served; give it rank=0, world_size=1, and no skip(): leave "
+                "steps out where their batches arrive"
+            )
         own = source.identity if identity is None else {"identity": identity}
         facts = own | {"dataset": state["dataset"]}
         terms = wire.SourceTerms(facts, source.batches_per_epoch, len(source.records), picks=True)
@@ -126,7 +129,7 @@ def serve(
     Any number of machines may serve one receiver. Each step of a pass is made by one of them, so all need the
     same dataset, seed, batch size and transform, or the same flow; a sender that differs is refused. While
     the receiver is away or restarts, this waits for it. Ctrl-C ends it and returns the leases. The source
-    stays open.
+    stays open; its place does not matter, because the receiver's state has the position.
 
     Args:
         source: A Loader with world size 1, a FakeData, or a Flow whose passes depend only on their number.

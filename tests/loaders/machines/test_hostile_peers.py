@@ -237,8 +237,7 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 @contextmanager
 def hostile(*, frames: bool = False) -> Iterator[tuple[str, Callable[[], socket.socket]]]:
     """A place where a receiver should listen, and a function that takes a sender's connection."""
-    number, more = (10**9, {}) if frames else (VERSION, {"session": 7})
-    welcome = pack_note(FrameKind.WELCOME, number, limit=1 << 40, **more)
+    welcome = pack_note(FrameKind.WELCOME, 10**9 if frames else VERSION, session=7, limit=1 << 40)
 
     def accept() -> socket.socket:
         connection, _ = listener.accept()

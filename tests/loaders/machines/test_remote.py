@@ -499,7 +499,8 @@ def test_a_receiver_with_an_ipv6_endpoint_names_its_others_as_they_were_given() 
 
 
 def test_what_cannot_be_served_is_refused(lmdb_shards: Path) -> None:
-    with pytest.raises(UsageError, match="not a list"):
-        serve([1, 2], ANY_PORT)  # type: ignore[arg-type]
-    with loader(lmdb_shards, world_size=2) as part, pytest.raises(UsageError, match="world_size=1"):
-        serve(part, ANY_PORT)
+    with loader(lmdb_shards, world_size=2) as part, loader(lmdb_shards) as skipping:
+        skipping.skip([1])
+        for source, says in (([1, 2], "not a list"), (part, "world_size=1"), (skipping, "no skip")):
+            with pytest.raises(UsageError, match=says):
+                serve(source, ANY_PORT)
