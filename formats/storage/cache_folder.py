@@ -300,7 +300,9 @@ class CacheFolder:
             used = arriving + sum(file.size for file in files)
             lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
             lacking = max(used + wanted - limit, lacking_on_disk)
-            freed = _evict(_evictable(files, entries, nearest(readers), evict), lacking)
+            freed = 0
+            if lacking > 0:
+                freed = _evict(_evictable(files, entries, nearest(readers), evict), lacking)
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             if freed < lacking:
                 least = used + wanted - freed
@@ -354,14 +356,15 @@ def _evict(files: Sequence[CachedFile], lacking: int) -> int:
 
     Return the bytes that were, or could have been, removed.
     """
-    free = [file for file in files if _is_unused(file)] if lacking > 0 else []
-    if (freed := sum(file.size for file in free)) < lacking:
-        return freed
-    freed = 0
-    for file in free:
+    free, freed = [], 0
+    for file in files:
         if freed >= lacking:
             break
-        freed += file.size if _is_unused(file, remove=True) else 0
+        if _is_unused(file):
+            free.append(file)
+            freed += file.size
+    if freed >= lacking:
+        freed = sum(file.size for file in free if _is_unused(file, remove=True))
     return freed
 
 

@@ -161,7 +161,7 @@ class ItemGroups:
             inputs.append((end, piece))
             end = round_up(end + piece.size)
             if len(places) >= size or (
-                size < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
+                self._least < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
             ):
                 return False
         return True

@@ -20,6 +20,7 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError, WorkerDied
 from shardprep.loaders.engine.messages import WorkFailed
+from shardprep.loaders.flow import process_map
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.passes import PassResources
 from support.sampling import torture_except
@@ -215,6 +216,15 @@ def test_what_a_pass_keeps_is_dropped_at_a_close_and_what_it_has_borrowed_at_its
         borrowed.close.assert_not_called()
     borrowed.close.assert_called_once()
     assert kept.value is None
+
+
+def test_a_group_is_full_at_its_bytes_however_many_items_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_map, "GROUP_BYTES", 2500)
+    numbered = ((bytes(1000), number) for number in range(40))
+    groups = process_map.ItemGroups(numbered, pass_number=0, rows=8, least=2, never_change=True)
+    groups._delivered = 10**9  # of a fast phase with small items
+
+    assert {len(request.items) for request in groups} <= {1, 2, 3}
 
 
 PRELUDE = """
