@@ -178,7 +178,8 @@ class Transfer(FileTransfer):
             cause = f"has more than {wanted:,} bytes" if size > wanted else "has another SHA-256"
             await self._drop(part)
         return RemoteDamaged(
-            f"is not the file in the manifest: it {cause}; publish it there again",
+            f"is not the file in the manifest: it {cause}; publish it there again, unless another dataset has "
+            "replaced it",
             path=self.remote.place.url,
             shard=self.entry.name,
         )

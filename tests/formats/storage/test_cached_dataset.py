@@ -234,7 +234,7 @@ def test_verify_and_inspect_take_a_url_with_a_cache_and_say_what_to_do_without_o
     cached = prep_here("verify", TRAIN, *cache, "--quiet")  # an intact copy of the file
     assert (without.returncode, needless.returncode, damaged.returncode) == (2, 2, 1)
     assert "--cache" in without.stderr
-    assert "is not the file in the manifest: it has another SHA-256; publish" in damaged.stdout
+    assert "SHA-256; publish it there again, unless another dataset has replaced it" in damaged.stdout
     assert cached.stdout == damaged.stdout
     assert HIDDEN not in damaged.stdout + damaged.stderr
     assert tree(tmp_path / "other/files")
