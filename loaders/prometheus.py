@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from shardprep.formats.errors import MissingExtra, UsageError
 from shardprep.loaders.loader.stats import ShownStats
@@ -78,7 +78,10 @@ class StatsCollector(Collector):
             gauge = GaugeMetricFamily(f"shardprep_{metric}", text, labels=["source", "stage", "place"])
             for name, stats in found.items():
                 for stage in stats["loads"]:
-                    gauge.add_metric([name, stage["name"], stage["place"]], _finite(stage[key]))
+                    value = (
+                        float("inf") if stage[key] is None else stage[key]
+                    )  # None: a limit without a bound
+                    gauge.add_metric([name, stage["name"], stage["place"]], value)
             yield gauge
         limits = GaugeMetricFamily(
             "shardprep_limit", "1 for the stage that limits.", labels=["source", "stage"]
@@ -87,8 +90,3 @@ class StatsCollector(Collector):
             if stats["verdict"]:
                 limits.add_metric([name, stats["verdict"]["limit"]], 1)
         yield limits
-
-
-def _finite(value: Any) -> float:
-    """Return a number; a limit without a bound is None or infinite."""
-    return float("inf") if value is None else float(value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
 
 from shardprep.formats.errors import UsageError
@@ -29,7 +30,7 @@ class Passes:
         self._peeked: tuple[Any, Iterator[Any]] | None = None
         self._spent = False
 
-    def begin(self) -> Iterator[Any]:
+    def begin(self) -> _Pass:
         """Begin the next pass, including a batch that was peeked at."""
         if self._peeked is None:
             return self._fresh()
@@ -49,7 +50,7 @@ class Passes:
                 )
         return self._peeked[0]
 
-    def _fresh(self) -> Iterator[Any]:
+    def _fresh(self) -> _Pass:
         if isinstance(self.source, Iterator):
             if self._spent:
                 raise UsageError(
@@ -121,18 +122,23 @@ class _Pass(Iterator[Any]):
     would occupy its slot. Closing ends the iterator even before the first batch, which a generator cannot.
     """
 
+    left: float = math.inf  # batches before the end, which is then drawn with the last batch
+
     def __init__(self, batches: Iterator[Any], *first: Any) -> None:
         self._batches = batches
         self._first = list(first)
 
     def __next__(self) -> Any:
-        if self._first:
-            return self._first.pop()
         try:
-            return next(self._batches)
+            batch = self._first.pop() if self._first else next(self._batches)
+            self.left -= 1
+            if not self.left:
+                with suppress(StopIteration):
+                    self._first.append(next(self._batches))
         except BaseException:
             self.close()
             raise
+        return batch
 
     def close(self) -> None:
         self._first.clear()

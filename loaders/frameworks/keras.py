@@ -29,13 +29,16 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         inputs: The inputs, by their names in the logs.
 
     Raises:
-        UsageError: ``every`` is below 1, or given without a writer.
+        UsageError: ``every`` is below 1, or given without a writer; or one of ``inputs`` is no input.
     """
 
     def __init__(self, *, writer: Any = None, every: int | None = None, **inputs: Input) -> None:
         super().__init__()
         if every is not None and (every < 1 or writer is None):
             raise UsageError(f"every={every!r}: give a number of steps of at least 1, and a writer")
+        for name, each in inputs.items():
+            if not isinstance(each, Input):
+                raise UsageError(f"{name}={each!r}: give an input, such as a QueueInput over it")
         self._inputs = inputs
         self._writer = writer
         self._every = every

@@ -363,7 +363,9 @@ class PulledPasses(Owned):
             before, self._batches = self._batches, iter(())
             if not self._pulling:  # otherwise the pulling thread ends it
                 end(before)
+        length = self._passes.steady_length
         batches = self._passes.begin()
+        batches.left = length or batches.left  # Keras does not ask for an end that it knows
         with self._changed:
             if number == self._number:
                 self._batches = batches

@@ -158,7 +158,7 @@ def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None
         return shaped([tf.identity(tensor) for tensor in tensors], specs)
 
 
-def dequeued(queue: Any, check_ready: Callable[[], bool]) -> Any:
+def dequeued(queue: Any, check_ready: Callable[[], None]) -> Any:
     """Dequeue in a graph. If the queue is empty, ``check_ready`` runs first, and raises if it stays empty.
 
     A step that finds an element costs one comparison; Python code runs only if the queue is empty.
@@ -167,7 +167,7 @@ def dequeued(queue: Any, check_ready: Callable[[], bool]) -> Any:
     with tf.device("CPU:0"):
         is_ready = tf.cond(
             tf.equal(queue.size(), 0),
-            lambda: tf.numpy_function(ready, [], tf.bool),
+            lambda: tf.numpy_function(lambda: ready() is None, [], tf.bool),
             lambda: tf.constant(True),
         )
     with tf.control_dependencies([is_ready]):
@@ -207,11 +207,10 @@ class OperatedSink(Sink):
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}
 
-    def _check_ready(self) -> bool:
+    def _check_ready(self) -> None:
         check(self._closed)
         if not self._runs:
             raise UsageError("nothing feeds this input yet; call its start(session) before the first step")
-        return True
 
     def level(self) -> int:
         try:
@@ -436,9 +435,8 @@ class StagingAreas(Sink):
             is_batch = batch_or_end(dequeued(area.tokens, self._check_ready), found)
         return shaped(tf.cond(is_batch, area.unstage, lambda: empty_tensors(self._specs)), self._specs)
 
-    def _check_ready(self) -> bool:
+    def _check_ready(self) -> None:
         check(self._closed)
-        return True
 
     def _replica(self) -> int:
         """Return the index, on this machine, of the replica that is being traced."""

@@ -666,16 +666,8 @@ class DummyConstantInput(TensorInput):
         for spec in flat(signature):
             if not spec.shape.is_fully_defined():
                 raise UsageError(f"a constant needs a tf.TensorSpec of known shape, not {spec!r}")
-        kept = _zeros(signature) if tf.executing_eagerly() else None
-
-        def make() -> Any:
-            return kept if tf.executing_eagerly() else _zeros(signature)
-
-        super().__init__(make, length=length, signature=signature)
-
-
-def _zeros(signature: Any) -> Any:
-    return renamed(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flat(signature)])
+        zeros = renamed(signature, [tf.zeros(spec.shape, spec.dtype) for spec in flat(signature)])
+        super().__init__(lambda: zeros, length=length, signature=signature)
 
 
 class ZMQInput(FeederInput):

@@ -108,12 +108,6 @@ def stepping(each: Input) -> Callable[[], Any]:
     return tf.function(lambda: each.dequeue())  # type: ignore[no-any-return]
 
 
-def gather(batches: Any, got: list[Any]) -> None:
-    """Append the results until they end or raise."""
-    for batch in batches:
-        got.append(arrays(batch))
-
-
 def forever(step: Callable[[], Any]) -> Iterator[Any]:
     """The results of the step until it raises."""
     while True:

@@ -193,8 +193,9 @@ def test_invalid_options_are_an_error_at_once() -> None:
     for options in ({"depth": 0}, {"depth": -1}, {"device": "CPU:1", "strategy": mirrored(2)}):
         with pytest.raises(UsageError, match=r"depth|device"):
             StagingInput([np.zeros(3)], **options)
-    with pytest.raises(UsageError, match="a writer"):
-        InputMonitor(every=10)
+    for monitored, says in (({"every": 10}, "a writer"), ({"train": [1]}, "give an input")):
+        with pytest.raises(UsageError, match=says):
+            InputMonitor(**monitored)
     for wrong in ([1, 2], None, tf.data.Dataset):
         with pytest.raises(UsageError, match=r"tf\.data\.Dataset"):
             DatasetInput(wrong)

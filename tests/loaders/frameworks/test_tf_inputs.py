@@ -42,7 +42,6 @@ from support.tf_members import (
     assert_same_form,
     assert_whole,
     first,
-    gather,
     members,
     numbers_of,
     stepping,
@@ -145,7 +144,7 @@ def test_a_new_iteration_ends_the_one_before(make: Made) -> None:
 def test_what_is_closed_or_dropped_in_the_middle_ends_its_iteration_and_its_thread(make: Made) -> None:
     each = make(Numbered(batches=50, last=3))
     with pytest.raises(UsageError, match="closed"):
-        gather((each.close() or batch for batch in each), [])
+        [each.close() for _ in each]
     dropped = make(Numbered(batches=50, last=3))
     next(iter(dropped))
     del dropped
@@ -253,7 +252,7 @@ def test_a_batch_that_differs_from_the_signature_is_an_error_that_names_both(mak
         with make([GOOD, GOOD, batch, GOOD]) as each:
             got: list[Any] = []
             with pytest.raises(UsageError, match=message):
-                gather(each, got)
+                got.extend(map(arrays, each))
             assert len(got) == 2
     says = r"dict of \['x'\].*dict of \['y'\]"
     with make([{"x": GOOD[0]}, {"y": GOOD[0]}]) as each, pytest.raises(UsageError, match=says):

@@ -89,6 +89,7 @@ def test_rate_and_stages_are_written_at_the_steps_of_the_training(tmp_path: Path
         monitor = InputMonitor(writer=writer, every=4, train=inputs)
         for _ in range(2):  # the second training goes on where the first one ended
             fitted.fit(inputs.to_dataset(), shuffle=False, verbose=0, callbacks=[monitor, begins])
+        assert inputs.stats().epochs == 2
     writer.close()
     assert steps == [6, 6]  # known before the first epoch
 
