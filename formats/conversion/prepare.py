@@ -226,7 +226,7 @@ class PreparedSplit:
             what: self.planned.digests.get(policy),
         }
         if what == "images" and begun[what] != now[what]:
-            begun |= SourceOptions.of_manifest(manifest.source).in_use
+            begun |= SourceOptions.of_manifest(manifest.source).kept()
             now |= self.listing.options
         if differing := differences(begun, now):
             raise PlanMismatch(

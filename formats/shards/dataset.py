@@ -270,9 +270,7 @@ def is_collection(folder: str | os.PathLike[str]) -> bool:
 
 
 def refuse_folder_of_splits(folder: Path) -> None:
-    """Raise UsageError for a collection, or a folder of splits, which it names."""
-    if is_collection(folder) and not _is_dataset(folder):
-        raise UsageError("is a collection; give its parts, or open it with open_collection()", path=folder)
+    """Raise UsageError for a folder of splits, which it names."""
     if splits := splits_of(folder):
         names = " and ".join(filter(None, (", ".join([*splits][:-1]), [*splits][-1])))
         first = next(iter(splits.values()))

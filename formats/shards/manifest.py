@@ -374,7 +374,9 @@ def read_manifest(dataset: str | os.PathLike[str]) -> Manifest:
         data = read_small(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.path.lexists(folder / COLLECTION_NAME):
-            raise UsageError("is a collection; give its parts, one at a time", path=folder) from error
+            raise UsageError(
+                "is a collection; give its parts, or use open_collection()", path=folder
+            ) from error
         if not folder.is_dir():
             raise DatasetNotFound.at(folder) from error
         message = "no manifest.json: not a dataset, or its conversion has not finished"

@@ -473,9 +473,8 @@ class MetadataFolder(ListedSource):
             if not tables[path].splits or not found.images:
                 found.split_images(split, tables[path])
         found.finish()
-        if found.problems.has("row", "path", "label"):  # the images of these rows are not known
-            return
-        for place in dict.fromkeys(self.places.values()):
+        is_whole = not found.problems.has("row", "path", "label")  # else the images of some rows are unknown
+        for place in dict.fromkeys(self.places.values()) if is_whole else ():
             images = [one for split, one in found.images.items() if self.places.get(split, "") == place]
             walk = FolderWalk(self.root, self.source_options.follow_symlinks, found.problems)
             listed = np.concatenate([one.entries["path"] for one in images])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, permutations, product, repeat
+from itertools import accumulate, repeat
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,11 +42,8 @@ from shardprep.formats.sources.source import Problems, SourceOptions
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary", "binary_view")
 _TEXT = ("string", "large_string", "string_view")
-_IMAGE_STRUCTS = {
-    f"struct<{', '.join(members)}>"
-    for binary, text in product(_BINARY, (*_TEXT, "null"))
-    for members in permutations((f"bytes: {binary}", f"path: {text}"))
-}
+_BYTES, _PATH = f"bytes: ({'|'.join(_BINARY)})", f"path: ({'|'.join(_TEXT)}|null)"
+_IMAGE = re.compile(f"struct<({_BYTES}, {_PATH}|{_PATH}, {_BYTES})>")
 _AS_TEXT = ("timestamp", "date", "time", "decimal")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = {"float": "float32", "double": "float64", "halffloat": "float16"}
@@ -263,7 +260,7 @@ def _able(kinds: Mapping[str, str], wanted: str, option: str, able: Collection[s
 def _is_image(kind: str, feature: Any) -> bool:
     """Whether a column has images as structs of bytes and path."""
     says = not isinstance(feature, dict) or feature.get("_type", "Image") == "Image"
-    return says and kind in _IMAGE_STRUCTS
+    return says and _IMAGE.fullmatch(kind) is not None
 
 
 def _classes(feature: Any) -> tuple[str, ...] | None:

@@ -235,10 +235,8 @@ def _encode(pixels: Pixels, oddity: str | None) -> bytes:
             pixels, segment = np.rot90(pixels, 2), _orientation(3, "<")
         case "EXIF orientation 8":
             pixels, segment = np.rot90(pixels, 3), _orientation(8, ">")
-        case "20x17 pixels":
-            pixels = _resize(pixels, 20, 17)
-        case "8x8 pixels":
-            pixels = _resize(pixels, 8, 8)
+        case "20x17 pixels" | "8x8 pixels":
+            pixels = _resize(pixels, *map(int, oddity.removesuffix(" pixels").split("x")))
     encoded = bytes(cv2.imencode(suffix, np.ascontiguousarray(pixels), options)[1])
     return with_segment(encoded, 0xE1, b"Exif\0\0" + segment) if segment else encoded
 

@@ -450,14 +450,9 @@ class SourceOptions:
                 raise UsageError(f"expected NAME=FOLDER, not {text!r}")
         return choices
 
-    @property
-    def in_use(self) -> dict[str, Any]:
-        """The options in use that the manifest keeps."""
-        return self.kept(*_KEPT)
-
     def kept(self, *names: str) -> dict[str, Any]:
-        """Return the named options that are in use, as the manifest keeps them."""
-        values = {name: getattr(self, name) for name in names}
+        """Return the named options that are in use, by default all, as the manifest keeps them."""
+        values = {name: getattr(self, name) for name in names or _KEPT}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
