@@ -164,10 +164,8 @@ def _partners(path: Path, split: str, outer: Mapping[str, str], options: SourceO
         there = next((place for place in places if place.is_dir()), None)
         if there is None:
             tried = " or ".join(dict.fromkeys(map(str, places)))
-            raise UsageError(
-                f"there is no folder {tried}; give --pair {name}=FOLDER relative to the split or to the "
-                "source, or absolute"
-            )
+            advice = f"give --pair {name}=FOLDER relative to the split or to the source, or absolute"
+            raise UsageError(f"there is no folder {tried}; {advice}")
         partners[name] = there
     return partners
 
