@@ -117,6 +117,7 @@ class Pipeline(FrameworkHint, Closable):
         self._kept = PassResources()
         self._next = FlowPlace()
         self._current = self._next, PassMeter()  # start of the current pass, and its counters
+        self._waiting: FlowPlace | None = None  # of an iterator that was not asked for an item yet
         self._meter = FlowMeter(has_rows=makes_batches(node))
 
     def peek(self, items: int = 1) -> list[Any]:
@@ -141,12 +142,16 @@ class Pipeline(FrameworkHint, Closable):
         return self._meter.read()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the next pass, or continue where a loaded state was taken."""
+        """Iterate the next pass, or from where a loaded state was taken; it begins with its first item."""
         self._transforms  # noqa: B018 - before calls in this process change them
+        self._waiting = self._next
+        return self._run()
+
+    def _run(self) -> Iterator[Any]:
         start, self._next = self._next, FlowPlace(self._next.pass_number + 1)
         now = self._pass(start.pass_number)
         self._current = start, now.meter
-        return self._counted(now, start.items)
+        yield from self._counted(now, start.items)
 
     def at_pass(self, number: int) -> Iterator[Any]:
         """Begin pass ``number``. Raises UsageError unless 0 <= number < 2**63."""
@@ -300,7 +305,7 @@ class Pipeline(FrameworkHint, Closable):
         Raises TypeError if it is not known exactly.
         """
         self._refuse_sampler()
-        return self.batches_per_epoch - self._next.items
+        return self.batches_per_epoch - (0 if self._next is self._waiting else self._next.items)
 
     @property
     def batches_per_epoch(self) -> int:
