@@ -38,15 +38,7 @@ from shardprep.formats.records.codecs import (
 from shardprep.formats.records.items import LAYOUT, ItemForm
 from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
-from shardprep.formats.records.schema import (
-    FIRST_ITEMS,
-    RESERVED,
-    Field,
-    Schema,
-    as_schema,
-    exact_bytes,
-    found_schema,
-)
+from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed, unpacked
@@ -346,7 +338,7 @@ class ItemCoder:
             refuse_masked(value)
             return encode(value)
         except BadValue as error:
-            advice = "; schema= can name another kind" if self.is_found and name not in RESERVED else ""
+            advice = "; schema= can name another kind" if self.is_found and name in self.form.columns else ""
             raise BadValue(f"{name}: {error.message}{advice}") from error
 
     @cached_property
@@ -479,19 +471,14 @@ class SequenceItems(NumberedItems):
             raise UsageError(f"an object of type {kind} is one item, not several; give a list of items")
         if hasattr(items, "iloc"):  # of pandas, whose [] takes labels
             if items.ndim > 1:
-                raise UsageError(
-                    f"a {kind} is a table of columns; give its rows: .to_dict('records') or .to_numpy()"
-                )
+                raise UsageError(f"a {kind} is a table: give its rows, .to_dict('records') or .to_numpy()")
             items = items.array
         if not isinstance(items, Iterator) and hasattr(items, "__getitem__"):
             with suppress(TypeError):  # an array without dimensions has no len
                 len(items)
                 return cls(items)
         if not isinstance(items, Iterable):
-            raise UsageError(
-                f"an object of type {kind} has no items; give a list or another iterable, or a function to "
-                "Flow.from_callable"
-            )
+            raise UsageError(f"a {kind} has no items: give a list, or a function to Flow.from_callable")
         return None
 
 
@@ -578,10 +565,7 @@ def _labelled(
         raise UsageError("the labels are names; give classes=, the names of all classes")
     in_order = () if list(names) == sorted(names) else names
     if in_order and not is_named:
-        raise UsageError(
-            "a Loader numbers classes in the order of their sorted names, which is not that of classes=: give "
-            "the names as labels"
-        )
+        raise UsageError("a Loader numbers classes by sorted name, unlike classes=: give the names as labels")
     return replace(form, is_named=is_named, classes=in_order), names
 
 

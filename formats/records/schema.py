@@ -114,11 +114,8 @@ class Schema:
         if isinstance(fields, Mapping):
             fields = [Field(name, kind) for name, kind in fields.items()]
         self.fields: tuple[Field, ...] = tuple(fields)
-        for field in self.fields:
-            if not isinstance(field, Field):
-                raise UsageError(
-                    f"a schema consists of names and kinds in a dict, or of Fields, not of {field!r}"
-                )
+        if wrong := [field for field in self.fields if not isinstance(field, Field)]:
+            raise UsageError(f"a schema is a dict of names and kinds, or Fields, not {wrong[0]!r}")
         names = [field.name.lower() for field in self.fields]  # some file systems do not tell cases apart
         for name in names:
             if name in RESERVED or names.count(name) > 1:

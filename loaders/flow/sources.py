@@ -56,13 +56,11 @@ class FromSequence(Node):
         return bool(getattr(self.items, "batches_never_change", False))
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        return self._items(now, range(len(self.items)))
+        return self.pick(now, range(len(self.items)))
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self._items(now, within(numbers, self.length))
-
-    def _items(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        yield from map(now.here.timed(self.label, SequenceItems(self.items).item), numbers)
+        item_of = now.here.timed(self.label, SequenceItems(self.items).item)
+        yield from map(item_of, within(numbers, self.length))
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class LocalShuffle(Shuffle):
             object.__setattr__(self, "window", operator.index(self.window))
         if self._amount() < 1:
             raise UsageError(f"a shuffle window must be at least 1, not {self.window!r}")
-        partitions = checked_int(self.partitions, "a shuffle's partitions", least=1)
-        object.__setattr__(self, "partitions", partitions)
+        object.__setattr__(self, "partitions", checked_int(self.partitions, "partitions", least=1))
 
     def __repr__(self) -> str:  # stored in the states of flows
         partitions = f", partitions={self.partitions}" if self.partitions > 1 else ""

@@ -204,7 +204,7 @@ def test_a_given_schema_holds_more_than_the_first_items_show(tmp_path: Path) -> 
         ([1], {"seed": "1"}, "a seed must be"),
         ([{"label": 0, "v": 1}], {"classes": ["dog", "cat"]}, "give the names as labels"),
         ([1], {"schema": {"value": int}}, "unknown kind <class 'int'>"),
-        ([1], {"schema": ["value"]}, "names and kinds in a dict, .* not of 'value'"),
+        ([1], {"schema": ["value"]}, "a dict of names and kinds, .* not 'value'"),
         ([{"a": 1, "A": 2}], {}, "the column a occurs twice, ignoring case"),
     ],
 )
