@@ -43,7 +43,7 @@ def plan(**options: Any) -> EpochPlan:
 
 STATE = Epoch(plan(), 0).state()
 FOREIGN = [
-    ({"version": 2}, "version"),
+    ({"version": 3}, "version"),
     ({"dataset": "sha256:abd"}, "another dataset"),
     ({"seed": 8}, "another seed"),
     ({"shuffle": None}, "another shuffle"),
