@@ -315,10 +315,6 @@ class ProcessMap(Mapped):
     def _in_form(self, arrays: list[Any]) -> Any:
         return arrays[0] if self.is_single else tuple(arrays)
 
-    @property
-    def can_batch(self) -> bool:
-        return self.ordered and not self.drop_none
-
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
         known = now.kept.kept(now.place(self))

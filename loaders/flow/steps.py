@@ -61,8 +61,9 @@ class Batch(Step):
         return not self.as_list or self.source.never_change
 
     def run(self, now: PassContext) -> Iterator[Any]:
-        if not self.as_list and isinstance(self.source, ProcessMap) and self.source.can_batch:
-            with ending(self.source.batches(now.of(self), self.size, least=self._least)) as batches:
+        source = self.source
+        if not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
+            with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
                 yield from map(self._finished, batches)
         else:
             yield from self._made_of(now, self.drawn(now), repeat(self.size), count())

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -67,14 +67,6 @@ def made_of(item: Any, step: int) -> LoadedStep:
     return LoadedStep(step, item, np.array([step], np.int64))
 
 
-@dataclass
-class OpenPart:
-    """The items of a part, starting at item ``due``."""
-
-    items: Iterator[Any]
-    due: int = 0
-
-
 class OpenParts:
     """The parts of a pass, often one. ``begin(pass, part)`` opens a part, which stays open during the pass.
 
@@ -85,7 +77,8 @@ class OpenParts:
         self._begin = begin
         self._count = parts
         self._pass_number = -1
-        self._parts: dict[int, OpenPart] = {}
+        self._parts: dict[int, Iterator[Any]] = {}
+        self._drawn: Counter[int] = Counter()  # items of each open part
 
     def items(self, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
         """Yield the items of these steps, as a :data:`Make` does."""
@@ -94,25 +87,25 @@ class OpenParts:
             self._pass_number = pass_number
         for step in steps:
             number, part = divmod(step, self._count)
-            if part in self._parts and number < self._parts[part].due:  # too far: begin again
-                end(self._parts.pop(part).items)
+            if number < self._drawn[part]:  # too far: begin again
+                end(self._parts.pop(part))
+                self._drawn[part] = 0
             if part not in self._parts:
-                self._parts[part] = OpenPart(self._begin(pass_number, part))
-            opened = self._parts[part]
-            while held := list(islice(opened.items, 1)):
-                opened.due += 1
-                if opened.due > number:
+                self._parts[part] = self._begin(pass_number, part)
+            while held := list(islice(self._parts[part], 1)):
+                self._drawn[part] += 1
+                if self._drawn[part] > number:
                     break
                 yield PASSED_OVER
             if not held:
-                yield PassEnd(opened.due * self._count + part)
+                yield PassEnd(self._drawn[part] * self._count + part)
                 return
             yield made_of(held.pop(), step)
 
     def close(self) -> None:
         while self._parts:
-            end(self._parts.popitem()[1].items)
-        self._pass_number = -1
+            end(self._parts.popitem()[1])
+        self._drawn.clear()
 
 
 class ReceiverGone(OperationError):

@@ -70,8 +70,9 @@ class SourceTerms:
         wanted = expected._named() if isinstance(expected, SourceTerms) else expected
         names = wanted if wanted is expected else wanted | actual
         differing = [name for name in names if actual.get(name) != wanted.get(name)]
+        found, asked = ({name: repr(given[name][:100]) for name in given} for given in (actual, wanted))
         listed = [
-            f"{name[:MAX_NAME_CHARACTERS]} is {_short(actual.get(name))} instead of {_short(wanted.get(name))}"
+            f"{name[:MAX_NAME_CHARACTERS]} is {found.get(name, 'not given')} instead of {asked.get(name, 'not given')}"
             for name in differing[:MAX_DIFFERENCES]
         ]
         if len(differing) > MAX_DIFFERENCES:
@@ -93,10 +94,6 @@ class SourceTerms:
         if not isinstance(value, Mapping) or set(value) != set(cls.__dataclass_fields__):
             raise UsageError("these are not valid terms of a source")
         return cls(**value)
-
-
-def _short(value: str | None) -> str:
-    return "not given" if value is None else repr(value[:100])
 
 
 @dataclass(frozen=True)
