@@ -77,9 +77,8 @@ def load_secret(path: AnyPath) -> Secret:
     has no matching pair of keys; OperationError if it cannot be read.
     """
     file = user_path(path)
-    remedy = "chmod 600"
-    if file.suffix == PUBLIC_SUFFIX:
-        remedy = f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in"
+    other = f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in"
+    remedy = other if file.suffix == PUBLIC_SUFFIX else "chmod 600"
     keys = _keys_in(file, secret_remedy=remedy)
     if "secret" not in keys:
         raise UsageError(f"has no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)

@@ -597,8 +597,7 @@ class RemoteSource(FrameworkHint, Receiver):
 
     def close(self) -> None:
         """End the senders, wake a waiting thread, and free the endpoint. Idempotent."""
-        self._reception.sends_done = True
-        self._exclusive.close()
+        self.__exit__(None)
 
     def __exit__(self, *exc: object) -> None:
         self._reception.sends_done |= exc[0] is None

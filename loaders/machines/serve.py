@@ -83,10 +83,7 @@ def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
     if isinstance(source, EpochLoader):  # the receipts count its records
         state = source.state_dict()
         if state["world_size"] != 1 or "passed" in state:
-            raise UsageError(
-                "only a Loader of the whole dataset can be served; give it rank=0, world_size=1, and no skip(): leave "
-                "steps out where their batches arrive"
-            )
+            raise UsageError("a Loader is served as a whole: give it rank=0 and world_size=1, and no skip()")
         own = source.identity if identity is None else {"identity": identity}
         facts = own | {"dataset": state["dataset"]}
         terms = wire.SourceTerms(facts, source.batches_per_epoch, len(source.records), picks=True)
