@@ -358,8 +358,7 @@ class ItemCoder:
         if self.classes:
             if isinstance(value, str) and value in self._place_of:
                 return self._place_of[value]
-            label = number_of(value, self.classes, least=UNLABELLED)
-            return label if label == UNLABELLED else self._place_of[self.classes[label]]
+            return number_of(value, self.classes, least=UNLABELLED)
         try:
             label = UNLABELLED - 1 if isinstance(value, bool) else operator.index(value)
         except TypeError as error:

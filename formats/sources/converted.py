@@ -33,9 +33,8 @@ _CUSTODY = ("root", "content_root", "partial", "skipped", "plan", "source")  # k
 
 def converted_dataset(path: Path) -> ConvertedDataset | None:
     """Return the source of a dataset or a folder of its splits, else None. Raises UsageError, DataError."""
-    is_one = (path / MANIFEST_NAME).is_file() or is_collection(
-        path
-    )  # a collection is refused when it is read
+    # a collection is refused when it is read
+    is_one = (path / MANIFEST_NAME).is_file() or is_collection(path)
     folders = {"": path} if is_one else splits_of(path)
     manifests = [(folder, read_manifest(folder)) for folder in folders.values()]
     found = {manifest.split: (folder, manifest) for folder, manifest in manifests}
