@@ -238,6 +238,7 @@ class Loader(Owned, EpochLoader):
         return self._run()
 
     def _run(self) -> Iterator[Loaded]:
+        self.engine.refuse_closed()  # else the place in this epoch would be lost
         epoch = self._begin()
         wanted = zip(epoch.batches(), count(), strict=False)
         with self._batches(wanted, epoch.number, epoch.plan, epoch.first) as batches:

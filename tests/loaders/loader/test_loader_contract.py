@@ -115,9 +115,9 @@ def test_what_is_closed_delivers_nothing_more(make: Make) -> None:
         ((images, labels),) = epoch_of(source, 1)
     source.close()
 
-    assert len(labels) == len(images) == 20
     with pytest.raises(UsageError, match="closed"):
         next(iter(source))
+    assert (len(labels), len(images), source.epoch) == (20, 20, 1)
 
 
 def test_it_is_served_and_watched(make: Make) -> None:
