@@ -74,9 +74,9 @@ class Loader(Owned, EpochLoader):
 
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
     int64 [B], and, with ``with_numbers``, record numbers int64 [B]. Without a transform the images are a list
-    of memoryviews of the encoded files, and a dataset with columns adds a dict in front: arrays of numbers
-    and labels (int64), and lists of text, JSON and bytes. Arrays of variable size are stacked if their shapes
-    agree.
+    of memoryviews of the encoded files; a dataset with columns has a dict in their place, with arrays of
+    numbers and labels (int64), and lists of text, JSON, bytes and encoded images (bytes). Arrays of variable
+    size are stacked if their shapes agree.
 
     Batches never change, and are bit for bit the same for any number of workers. Over all ranks, each record
     comes once per epoch, as :meth:`receipt` proves; ``drop_last`` leaves out those after the last full batch
