@@ -350,7 +350,8 @@ class Flow(Pipeline):
         """Join one item from this flow and from each of ``others`` into one, until one of the flows ends.
 
         Dicts are merged into one dict; any other items become one tuple, into which tuples and lists are
-        flattened. Raises UsageError in a pass if two dicts share a name.
+        flattened. Flows that were shuffled before come in different orders, even with one seed: zip, then
+        shuffle. Raises UsageError in a pass if two dicts share a name.
         """
         return Flow(Zip(self._nodes(others)))
 
