@@ -245,11 +245,11 @@ def serve(
             name=name,
             patience=patience,
             report=lambda stats: show(
-                f"{printable(stats.state)}: {stats.batches:,} batches, {_megabytes_per_second(stats)}, "
+                f"{printable(stats.state)}: {count_of(stats.batches, 'batch')}, {_megabytes_per_second(stats)}, "
                 f"{stats.lag} more asked for"
             ),
         )
-    sent = f"{stats.batches:,} batches, {stats.bytes / 1e6:,.1f} MB"
+    sent = f"{count_of(stats.batches, 'batch')}, {stats.bytes / 1e6:,.1f} MB"
     shown = {"sent": sent, "in": f"{stats.seconds:,.1f} s, {_megabytes_per_second(stats)}"}
     found = {"dataset": str(dataset), "endpoint": endpoint, **stats.to_json()}
     return Output(found, fields(shown, indent=""))

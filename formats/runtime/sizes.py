@@ -74,10 +74,10 @@ def size(count: float) -> str:
 def count_of(number: int, noun: str) -> str:
     """Format a count with its noun.
 
-    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class")
-    ('1 shard', '1,281,167 images', '2 classes')
+    >>> count_of(1, "shard"), count_of(1281167, "image"), count_of(2, "class"), count_of(2, "batch")
+    ('1 shard', '1,281,167 images', '2 classes', '2 batches')
     """
-    plural = noun + ("es" if noun.endswith("s") else "s")
+    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
     return f"{number:,} {noun if number == 1 else plural}"
 
 

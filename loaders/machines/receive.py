@@ -108,11 +108,11 @@ class RemoteStats:
     def __str__(self) -> str:
         """Return a summary line, and one for each sender."""
         lines = [
-            f"{self.batches:,} batches from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
+            f"{count_of(self.batches, 'batch')} from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
             f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
             f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
         ]
-        lines += [f"  {s.name}: {s.batches:,} batches, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders]
+        lines += [f"  {s.name}: {count_of(s.batches, 'batch')}, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders]
         lines += [f"  refused {name}: {reason}" for name, reason in self.refused]
         return "\n".join(lines if self.senders else [*lines, "  no sender is connected"])
 
