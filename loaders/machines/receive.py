@@ -112,7 +112,9 @@ class RemoteStats:
             f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
             f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
         ]
-        lines += [f"  {s.name}: {count_of(s.batches, 'batch')}, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders]
+        lines += [
+            f"  {s.name}: {count_of(s.batches, 'batch')}, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders
+        ]
         lines += [f"  refused {name}: {reason}" for name, reason in self.refused]
         return "\n".join(lines if self.senders else [*lines, "  no sender is connected"])
 
