@@ -137,9 +137,7 @@ class Feature(NamedTuple):
         """Return the only value, at most ``most`` of its bytes; None for other lists."""
         if self.kind == BYTES and self.is_single():
             return self.byte_values(most)[0]
-        if self.kind == INTEGERS and self.is_single():
-            return int(self.integers()[0])
-        return None
+        return int(self.integers()[0]) if self.kind == INTEGERS and self.is_single() else None
 
     def byte_values(self, most: int | None = None) -> list[bytes]:
         """Return a list of bytes, each no longer than ``most``. Raises ValueError for other lists."""

@@ -207,9 +207,7 @@ def shapes_of(record: Any) -> Any:
     """Return the shapes of a record's arrays, nested like the record; hashable, and equal within a batch."""
     if isinstance(record, Mapping):
         return frozenset((name, shapes_of(part)) for name, part in record.items())
-    if isinstance(record, tuple | list):
-        return tuple(map(shapes_of, record))
-    return np.shape(record)
+    return tuple(map(shapes_of, record)) if isinstance(record, tuple | list) else np.shape(record)
 
 
 Remainder = Literal["keep", "drop"]

@@ -104,9 +104,7 @@ def _alone(node: Node) -> Node:
             random=mapped.random,
             seed=mapped.seed,
         )
-    if isinstance(node, Map | MapComponent):
-        return replace(node, source=_alone(node.source))
-    return node
+    return replace(node, source=_alone(node.source)) if isinstance(node, Map | MapComponent) else node
 
 
 class Pipeline(FrameworkHint, Closable):

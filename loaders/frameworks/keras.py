@@ -36,9 +36,8 @@ class InputMonitor(tf.keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         if every is not None and (every < 1 or writer is None):
             raise UsageError(f"every={every!r}: give a number of steps of at least 1, and a writer")
-        for name, each in inputs.items():
-            if not isinstance(each, Input):
-                raise UsageError(f"{name}={each!r}: give an input, such as a QueueInput over it")
+        if wrong := {name: each for name, each in inputs.items() if not isinstance(each, Input)}:
+            raise UsageError(f"{wrong}: give an input, such as a QueueInput over it")
         self._inputs = inputs
         self._writer = writer
         self._every = every

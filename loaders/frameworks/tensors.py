@@ -151,9 +151,7 @@ def flat(signature: Any) -> list[Any]:
     leaves = leaves_of(signature, signature)
     for spec in leaves:
         if not isinstance(spec, tf.TensorSpec):
-            raise UsageError(
-                f"a signature consists of tf.TensorSpec of dense tensors, in tuples and dicts, not {spec!r}"
-            )
+            raise UsageError(f"a signature consists of dense tf.TensorSpec in tuples and dicts, not {spec!r}")
     return leaves
 
 

@@ -159,10 +159,7 @@ def batch_of_element(element: Any, specs: list[Any], ended: Callable[[int], None
 
 
 def dequeued(queue: Any, check_ready: Callable[[], None]) -> Any:
-    """Dequeue in a graph. If the queue is empty, ``check_ready`` runs first, and raises if it stays empty.
-
-    A step that finds an element costs one comparison; Python code runs only if the queue is empty.
-    """
+    """Dequeue in a graph: one comparison and, if the queue is empty, ``check_ready``, which may raise."""
     ready = weak(check_ready)
     with tf.device("CPU:0"):
         is_ready = tf.cond(
@@ -201,8 +198,7 @@ class OperatedSink(Sink):
         """Use this session. Raises UsageError for a second session."""
         if self._runs:
             raise UsageError(
-                "this input is already started, in this or another session; start it once (a StagingInput starts the "
-                "input it wraps), and make a new one for each session"
+                "this input is already started; make one for each session (a StagingInput starts what it wraps)"
             )
         raw = raw_session(session)
         self._runs = {name: raw.make_callable(*op) for name, op in self._made.items()}

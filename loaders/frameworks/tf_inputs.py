@@ -167,8 +167,7 @@ class Input(FrameworkHint, Owned, Closable, ABC):
         state = self.state_or_none()
         if state is None:
             raise UsageError(
-                "the source of this input has no state to keep here; give a QueueInput a Loader, or a Flow of "
-                "batches with items by number"
+                "the source of this input has no state; give a QueueInput a Loader, or a Flow with items by number"
             )
         return state
 
@@ -488,9 +487,7 @@ class StagingInput(FeederInput):
             split = partial(_split, element_spec, len(devices), passes.batches_never_change)
             feeder = Feeder(passes, sink, split, on_close=on_close)
         elif self._wrapped is None or isinstance(self._wrapped, FeedInput) or len(devices) > 1:
-            raise UsageError(
-                "in a v1 graph a StagingInput wraps another input, no FeedInput, and has one device"
-            )
+            raise UsageError("in a v1 graph a StagingInput wraps an input, no FeedInput, on one device")
         else:
             batch = [tf.convert_to_tensor(leaf) for leaf in self._wrapped.leaves(self._wrapped.dequeue())]
             sink = SessionStage(specs, batch, devices[0], depth)
@@ -632,7 +629,7 @@ class TensorInput(DirectInput):
 
     def __iter__(self) -> Iterator[Any]:
         check(self._closed)
-        calls = repeat(None) if self._length is None else repeat(None, self._length)
+        calls = self._passes.begin()
         return self._epoch(self._make() for _ in calls)  # in a generator, its StopIteration is an error
 
     def __len__(self) -> int:
@@ -650,8 +647,9 @@ class TensorInput(DirectInput):
 
     def _status(self) -> Any:
         """Return the status of the graph's next element, and count it."""
-        is_batch = bool(self._left) and not self._closed
-        self._left = self._left - 1 if self._left and is_batch else self._length
+        check(self._closed)
+        is_batch = bool(self._left)
+        self._left = self._left - 1 if self._left else self._length
         return np.uint8(Status.BATCH if is_batch else Status.END)
 
 

@@ -120,9 +120,7 @@ class LocalShuffle(Shuffle):
 
     def _amount(self) -> float:
         """The window's number of records or bytes. Raises UsageError."""
-        if type(self.window) is int:
-            return self.window
-        return byte_count(self.window, of="a shuffle window")
+        return self.window if type(self.window) is int else byte_count(self.window, of="a shuffle window")
 
 
 class EpochOrder:
