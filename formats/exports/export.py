@@ -29,6 +29,7 @@ from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCount
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.runtime.work_folder import (
     WorkFolder,
     differences,
@@ -47,7 +48,6 @@ from shardprep.formats.shards.read import Extent
 FORMATS: dict[str, type[ExportFormat]] = {
     kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Croissant, Folders)
 }
-MOST_SHARD_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def export(
         OperationError: OutputBusy, NoSpace or WorkerDied.
         OSError: A file cannot be read or written.
     """
-    if not 0 < shard_size <= MOST_SHARD_BYTES:
+    if checked_int(shard_size, "the shard size", least=1) > 4 << 30:
         raise UsageError(f"the shard size must be between 1 byte and 4 GiB, not {shard_size}")
     if to not in FORMATS:
         raise UsageError(f"unknown format {to!r}; known are {', '.join(FORMATS)}")

@@ -98,8 +98,9 @@ def test_a_folder_with_anything_else_is_refused_and_left_alone(
         export(intact, intact / "tars", to="webdataset", workers=0)
     with pytest.raises(UsageError, match="not a folder"):
         export(intact, tmp_path / "mine", to="mds", workers=0)
-    with pytest.raises(UsageError, match="known are webdataset, tfrecord, mds, parquet, croissant, folders"):
-        export(intact, tmp_path / "out", to="zip", workers=0)
+    for wrong in list[dict[str, Any]]([{"to": "zip"}, {"to": "mds", "shard_size": "1MB"}]):
+        with pytest.raises(UsageError, match=r"tfrecord, mds, parquet, croissant, folders|a whole number"):
+            export(intact, tmp_path / "out", workers=0, **wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

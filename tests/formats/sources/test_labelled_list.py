@@ -309,8 +309,7 @@ def test_kinds_and_classes_are_guessed_from_all_rows_but_those_of_missing_files(
 
 
 def test_folders_are_no_classes_where_another_split_has_a_column_of_labels(tmp_path: Path) -> None:
-    labels = [*"abcab", "", -1]
-    labelled = [{"file_name": name, "label": label} for name, label in zip(NAMES, labels, strict=True)]
+    labelled = [{"file_name": n, "label": label} for n, label in zip(NAMES, (*"abcab", "", -1), strict=True)]
     folder_with(tmp_path / "source" / "train", labelled)
     folder_with(tmp_path / "source" / "val", [{"file_name": f"c{n}/{n}.png"} for n in range(5)])
 
