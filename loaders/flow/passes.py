@@ -229,7 +229,7 @@ class Function:
         if not takes(call, 2 if random else 1) and takes(call, 1 if random else 2):
             wanted, remedy = ("(item, rng)", "leave out") if random else ("(item)", "add")
             raise UsageError(
-                f"{made.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters"
+                f"{made.name} cannot be called with {wanted}; {remedy} random=True, or change its parameters: a tuple is one item"
             )
         return made
 

@@ -259,7 +259,7 @@ def test_a_function_of_the_wrong_number_of_parameters_is_refused_with_the_option
     def step(function: Any, **options: Any) -> Flow:
         return (FLOW.map_component if component else FLOW.map)(function, *component, **options)
 
-    with pytest.raises(UsageError, match=r"called with \(item\); add random=True"):
+    with pytest.raises(UsageError, match=r"called with \(item\); add random=True, .* a tuple is one item"):
         step(lambda item, rng: item)
     with pytest.raises(UsageError, match=r"called with \(item, rng\); leave out random=True"):
         step(lambda item: item, random=True)
