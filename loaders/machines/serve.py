@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,9 @@ MAX_RECONNECT_MS = 2000  # between attempts to connect
 MOST_HELD = 2  # times ``ahead``, as a sender also keeps the steps of expired leases
 MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
 RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
+NO_RECEIVER_TIMEOUT_S = 5.0  # before the absence of the receiver is logged
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,8 @@ def serve(
         ahead: Number of steps leased to this sender at a time; to stay busy, a Loader needs at least three
             more than it has slots.
         patience: Seconds to wait for a receiver.
-        report: Called with the stats about every half second and after each batch, in this thread.
+        report: Called with the stats about every half second and after each batch, in this thread. None logs
+            once that the receiver is not there.
 
     Returns:
         The final stats.
@@ -172,7 +177,8 @@ def serve(
                 monotonic() - began,
             )
 
-        notify = report or (lambda stats: None)
+        told: list[SenderStats] = []
+        notify = report or partial(_tell_waiting, endpoint, told)
         is_done = False
         while not is_done:
             with Link(
@@ -192,6 +198,12 @@ def serve(
         stats = replace(stats, state="the receiver was closed", lag=0)
         notify(stats)
         return stats
+
+
+def _tell_waiting(endpoint: str, told: list[SenderStats], stats: SenderStats) -> None:
+    if stats.state == WAITING and stats.seconds >= NO_RECEIVER_TIMEOUT_S and not told:
+        told.append(stats)
+        log.warning("%s: no receiver is there; waiting for one", endpoint)
 
 
 def _serve_over(link: Link, endpoint: str, patience: float) -> bool:

@@ -21,7 +21,7 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.machines import receive as reception
+from shardprep.loaders.machines import receive as reception, serve as sending
 from shardprep.loaders.machines.frames import SenderFailed
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
@@ -291,18 +291,20 @@ def test_senders_go_on_with_a_receiver_that_was_started_again(name: str, lmdb_sh
 
 
 @pytest.mark.slow
-def test_without_senders_the_log_says_so_once(
+def test_the_log_says_once_that_no_sender_or_receiver_is_there(
     lmdb_shards: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(reception, "POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(sending, "NO_RECEIVER_TIMEOUT_S", 0.1)
+    with numbers(lmdb_shards) as own, pytest.raises(OperationError):
+        serve(own, "tcp://127.0.0.1:1", patience=0.5)
     with RemoteSource(ANY_PORT) as source:
         assert "no sender is connected" in str(source.stats())
         with serving(lambda: (time.sleep(1), numbers(lmdb_shards))[1], source.endpoint), source:
             assert len(list(source)) == 15
-    assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
-        "no sender is connected; waiting for one"
-    ]
+    told = [record.getMessage().split(": ")[1] for record in caplog.records]
+    assert told == ["no receiver is there; waiting for one", "no sender is connected; waiting for one"]
 
 
 # Refused senders
