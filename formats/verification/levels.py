@@ -125,7 +125,7 @@ class DatasetFiles:
         known |= {MANIFEST_NAME, PROVENANCE_NAME, *([ARCHIVE_NAME] if manifest.archive else [])}
         for name in sorted(path.name for path in self.folder.iterdir()):
             if name not in known:
-                report.findings.append(Finding(name, "does not belong to the dataset; move it elsewhere"))
+                report.findings.append(Finding(name, "does not belong to the dataset"))
 
 
 @dataclass(frozen=True)
