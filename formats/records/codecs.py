@@ -48,6 +48,10 @@ class Codec(ABC):
     def decode(self, data: bytes) -> Any:
         """Return the value of encoded bytes. Raises BadValue for any others."""
 
+    def are_valid(self, values: npt.NDArray[Any]) -> bool:
+        """Whether :meth:`decode` takes the bytes of all these values of :attr:`dtype`."""
+        return True
+
 
 def is_masked(value: object) -> bool:
     """Whether the value is a masked array. ``numpy.ma`` is imported for arrays of subclasses only."""
@@ -131,6 +135,9 @@ class LabelCodec(Codec):
         if not -1 <= label < len(self.classes):
             raise BadValue(f"has the label {label}, but there are {len(self.classes)} classes")
         return label
+
+    def are_valid(self, values: npt.NDArray[Any]) -> bool:
+        return bool(((values >= -1) & (values < len(self.classes))).all())
 
 
 @dataclass(frozen=True)

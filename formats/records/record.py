@@ -16,6 +16,7 @@ from blake3 import blake3
 from shardprep.formats.errors import UsageError, printable
 
 MAX_KEY_BYTES = 1024
+CRC_RESIDUE = 0x48674BC7  # the CRC-32C of any bytes that end in their own CRC-32C, as "<u4"
 
 if google_crc32c.implementation == "python":  # pragma: no cover - needs a platform without a wheel
     raise ImportError(
@@ -115,9 +116,17 @@ def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> 
 
     The key's length and the label come first, as ``<Hi``, so that a swapped record is detected, too.
     """
-    head: int = google_crc32c.value(struct.pack("<Hi", len(key), label) + key)
-    crc: int = google_crc32c.extend(head, image)
-    return crc
+    return google_crc32c.extend(head_crc(key, label), image)  # type: ignore[no-any-return]
+
+
+def head_crc(key: bytes, label: int) -> int:
+    """Return the CRC-32C of what :func:`record_crc` takes before the image."""
+    return google_crc32c.value(struct.pack("<Hi", len(key), label) + key)  # type: ignore[no-any-return]
+
+
+def end_in_crc(heads: Iterable[int], rows: Iterable[bytes]) -> bool:
+    """Whether each row ends in the CRC-32C, as "<u4", of its :func:`head_crc` and its other bytes."""
+    return set(map(google_crc32c.extend, heads, rows)) <= {CRC_RESIDUE}
 
 
 def content_digest(key: bytes, label: int, image: bytes) -> bytes:

@@ -9,7 +9,7 @@ import re
 import resource
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -24,7 +24,7 @@ from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.items import ColumnRecord, ColumnValues
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import Record, record_crc
+from shardprep.formats.records.record import Record, end_in_crc, head_crc, record_crc
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
@@ -370,7 +370,7 @@ class OpenRecords(Owned):
 
     def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
         """Return the record at ``place`` with its columns, which are read on access."""
-        part = self._part_of(place)
+        part = self._part_of(place.number)
         values = ColumnValues(self._parts[part].names, partial(self._named, part, place))
         return ColumnRecord.of(record, values)
 
@@ -388,7 +388,7 @@ class OpenRecords(Owned):
 
     def data(self, name: str, place: RecordPlace) -> bytes:
         """Return a record's encoded value of a column."""
-        part, column = self._part_of(place), self._columns[name]
+        part, column = self._part_of(place.number), self._columns[name]
         try:
             return self._data(part, column, place)
         except (*DAMAGE, ManifestDamaged) as error:
@@ -409,6 +409,25 @@ class OpenRecords(Owned):
             raise self._corrupt(name, place, "does not match its CRC-32C; prep repair rebuilds it")
         return value
 
+    def fill(self, columns: Mapping[str, Any], numbers: Sequence[int], keys: Sequence[bytes]) -> bool:
+        """Write the records' values of fixed-size columns to arrays, faster than one by one.
+
+        Return False, with anything in the arrays, unless all are intact; :meth:`value` says which is not.
+        """
+        places = [(part := self._part_of(number), number - self._first_records[part]) for number in numbers]
+        heads = [head_crc(key, UNLABELLED) for key in keys]
+        try:
+            for name, values in columns.items():
+                column = self._columns[name]
+                rows = [self._table(part, column).row_at(number) for part, number in places]
+                found = np.frombuffer(b"".join(rows), self._parts[0].columns[column].row)["value"]
+                if not (end_in_crc(heads, rows) and self._codecs[column].are_valid(found)):
+                    return False
+                values[...] = found
+        except (*DAMAGE, ManifestDamaged):
+            return False
+        return True
+
     def lengths(self, name: str) -> npt.NDArray[np.uint32]:
         """Return the length in bytes of each value of a column."""
         size = self._codecs[self._columns[name]].size
@@ -424,8 +443,8 @@ class OpenRecords(Owned):
         parts = range(len(self._parts))
         return np.concatenate([self._table(part, column).rows()[of_row] for part in parts])
 
-    def _part_of(self, place: RecordPlace) -> int:
-        return bisect_right(self._first_records, place.number) - 1
+    def _part_of(self, number: int) -> int:
+        return bisect_right(self._first_records, number) - 1
 
     def _table(self, part: int, column: int) -> _Table:
         if found := self._tables.get((part, column)):
@@ -436,7 +455,7 @@ class OpenRecords(Owned):
 
     def _corrupt(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
         key = place.key.decode("utf-8", "replace")
-        folder = self._parts[self._part_of(place)].folder
+        folder = self._parts[self._part_of(place.number)].folder
         return CorruptRecord(f"the column {name} {message}", path=folder, key=key)
 
     def close(self) -> None:

@@ -191,26 +191,40 @@ class _ShardWorkspace:
 
     def _outcomes(self, items: Items, arrays: Arrays) -> Iterator[object]:
         self._written = RowWriter(items, arrays.pop(INPUTS, None))
+        transform = self._transform
+        if isinstance(transform, AsColumns) and self._filled(transform.small, items, arrays):
+            transform = transform.without_small
+            if not transform.names:
+                yield from [None] * len(items)
+                return
         for row, item in enumerate(map(Item._make, items.tolist())):
             if self._work.with_image:
                 self._records[item.shard]  # if it cannot be opened, skip_bad does not apply
             try:
-                outcome = self._outcome(item, arrays, row)
+                outcome = self._outcome(transform, item, arrays, row)
             except (BadImage, BadTarget, CorruptRecord, ShardDamaged) as error:
                 if not self._work.skip_bad:
                     raise
                 outcome = SkippedRow(str(error))
             yield outcome
 
-    def _outcome(self, item: Item, arrays: Arrays, row: int) -> object:
+    def _filled(self, names: Sequence[str], items: Items, arrays: Arrays) -> bool:
+        """Whether all values of these columns were written; if not, the records say which is damaged."""
+        began = perf_counter()
+        numbers, keys = items["number"].tolist(), items["key"].tolist()
+        filled = self._records.fill({name: arrays[name] for name in names}, numbers, keys)
+        self._took[0] += perf_counter() - began
+        return filled
+
+    def _outcome(self, transform: Transform, item: Item, arrays: Arrays, row: int) -> object:
         began = perf_counter()
         record = self._read(item)
-        if isinstance(self._transform, AsColumns):  # counts as reading
-            values = self._transform.write(record, arrays, row)
+        if isinstance(transform, AsColumns):  # counts as reading
+            values = transform.write(record, arrays, row)
             self._took[0] += perf_counter() - began
             return values
         read, decoded = perf_counter(), decoding_seconds()
-        outcome = self._transformed(self._transform, record, item, arrays, row)
+        outcome = self._transformed(transform, record, item, arrays, row)
         decoding = decoding_seconds() - decoded
         self._took[0] += read - began
         self._took[1] += decoding

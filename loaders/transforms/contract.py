@@ -157,6 +157,7 @@ def write_rows(made: Any, rows: Sequence[Array], maker: str, *, key: str | None 
 
 
 IMAGE = "image"
+SMALL_BYTES = 4096  # reading takes longer than the overhead of each value beyond that
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,21 @@ class AsColumns:
     rows: tuple[ArraySpec, ...] = ()
     json: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def sent(self) -> tuple[str, ...]:
         """The columns with values of different sizes."""
         written = {spec.name for spec in self.rows}
         return tuple(name for name in self.names if name not in written)
+
+    @cached_property
+    def small(self) -> tuple[str, ...]:
+        """The columns with small values of one size, which are read for several records at once."""
+        return tuple(spec.name for spec in self.rows if spec.nbytes <= SMALL_BYTES)
+
+    @cached_property
+    def without_small(self) -> AsColumns:
+        names = tuple(name for name in self.names if name not in self.small)
+        return AsColumns(names, tuple(spec for spec in self.rows if spec.name in names), self.json)
 
     def __call__(self, record: TransformInput, rng: np.random.Generator) -> dict[str, Any]:
         return _values(record, self.names)
