@@ -423,9 +423,9 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def _start(self) -> None:
         self.running = [iter(loader) for loader in self.loaders]
+        self._check_states()  # the epoch begins with its first batch
         self.current, self.next = self.next, Course.of(self.next.epoch + 1)
         self.place_is_next = False
-        self._check_states()
 
     @rule(steps=st.integers(1, 12))
     def train(self, steps: int) -> None:
