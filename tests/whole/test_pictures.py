@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.repository import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -147,8 +147,7 @@ def test_a_batch_without_records_has_no_form_that_is_not_declared(
     with crops_on(lmdb_shards, **options, **gone) as loader:
         for _ in range(2):
             found = epoch_of(loader)
-            assert (found[2][0], len(found[2][1])) == ([], 0)
-            assert found[1][0].shape == (16, 3)
+            assert (found[2][0], len(found[2][1]), found[1][0].shape) == ([], 0, (16, 3))
         assert loader.replay(0, 2).batch[0] == []
 
 
