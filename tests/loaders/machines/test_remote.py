@@ -296,8 +296,8 @@ def test_the_log_says_once_that_no_sender_or_receiver_is_there(
 ) -> None:
     monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(reception, "POLL_INTERVAL_S", 0.05)
-    monkeypatch.setattr(sending, "NO_RECEIVER_TIMEOUT_S", 0.0)
-    with numbers(lmdb_shards) as own, pytest.raises(OperationError):
+    with monkeypatch.context() as patch, numbers(lmdb_shards) as own, pytest.raises(OperationError):
+        patch.setattr(sending, "NO_RECEIVER_TIMEOUT_S", 0.0)
         serve(own, "tcp://127.0.0.1:1", patience=0.5)
     with RemoteSource(ANY_PORT) as source:
         assert "no sender is connected" in str(source.stats())
