@@ -27,11 +27,11 @@ from support.waiting import until
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 NEEDS_TENSORFLOW = [
-    "tf_inputs",
+    "loaders/frameworks/test_tf_*.py",
     "whole/test_from_tensorpack.py",
     "whole/test_examples.py",
 ]
-collect_ignore = [] if find_spec("tensorflow") else NEEDS_TENSORFLOW
+collect_ignore_glob = [] if find_spec("tensorflow") else NEEDS_TENSORFLOW
 
 
 # Every run tries the same examples: what passed passes again. `--hypothesis-profile explore` tries others.
@@ -43,7 +43,7 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is torture is slow, too, and so is all that imports TensorFlow."""
     for item in items:
-        if item.get_closest_marker("torture") or "tf_inputs" in item.path.parts:
+        if item.get_closest_marker("torture") or item.path.name.startswith("test_tf_"):
             item.add_marker(pytest.mark.slow)
 
 
