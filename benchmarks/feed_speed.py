@@ -73,7 +73,7 @@ def run_here(what: str, data: Data, seconds: float, batches: int) -> None:
     if scene == "latency":
         result = _latency(LATENCIES[way][1](data), batches)
     else:
-        import feed_ways
+        from contenders import feed_ways
 
         _, step, source = SCENES[scene]
         steps = getattr(feed_ways, way)(source(data), getattr(feed_ways, step))
@@ -83,8 +83,8 @@ def run_here(what: str, data: Data, seconds: float, batches: int) -> None:
 
 
 def _latency(source: Iterable[Batch], batches: int) -> Any:
-    import feed_latency
     import tensorflow as tf
+    from measuring import feed_latency
 
     tf.config.threading.set_intra_op_parallelism_threads(1)  # one core for the step, the other for the worker
     return feed_latency.measure(source, batches)
