@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -98,17 +97,6 @@ def check_transform(transform: object) -> None:
         raise UsageError(
             f"transform must be a callable of a record, such as TrainTransform(224), not {transform!r}"
         )
-
-
-def takes(call: Callable[..., Any], arguments: int) -> bool:
-    """Whether the callable takes this many arguments; True if it has no known signature."""
-    try:
-        signature(call, follow_wrapped=False).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    except ValueError:  # some built-in functions have no signature
-        pass
-    return True
 
 
 def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> int:

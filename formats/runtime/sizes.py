@@ -1,13 +1,15 @@
-"""Sizes in bytes to and from text such as "256MiB", whole numbers from users, and counts with their nouns."""
+"""Sizes in bytes to and from text such as "256MiB", whole numbers and functions from users, and counts."""
 
 from __future__ import annotations
 
 import math
 import operator
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
-from typing import SupportsIndex
+from inspect import signature
+from typing import Any, SupportsIndex
 
 from shardprep.formats.errors import UsageError
 
@@ -56,6 +58,17 @@ def seed_of(value: object) -> int:
     if seed >= 1 << 64:
         raise UsageError(f"a seed must be below 2**64, not {seed}")
     return seed
+
+
+def takes(call: Callable[..., Any], arguments: int) -> bool:
+    """Whether the callable takes this many arguments; True if it has no known signature."""
+    try:
+        signature(call, follow_wrapped=False).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in functions have no signature
+        pass
+    return True
 
 
 def size(count: float) -> str:

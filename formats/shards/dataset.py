@@ -23,12 +23,13 @@ from shardprep.formats.errors import SourceDamaged, UsageError, printable
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import CropReadyRecord, Record, check_transform, takes
+from shardprep.formats.records.record import CropReadyRecord, Record, check_transform
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.processes import use_one_thread
+from shardprep.formats.runtime.sizes import takes
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.files import Rows

@@ -15,8 +15,8 @@ from zlib import crc32
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.records.record import takes
 from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.sizes import takes
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
     can_dump_by_value,
