@@ -20,7 +20,7 @@ from measuring.reading import START, lay
 
 from shardprep.formats import PlanOptions, convert, make_sample, open_dataset
 from shardprep.loaders import GlobalShuffle, Loader, LocalShuffle, SortedByClass, TrainTransform
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch import Shuffle
 
 BATCH = 256
 WAYS = {

@@ -22,7 +22,7 @@ import numpy as np
 from measuring.conditions import conditions
 
 from shardprep import GlobalShuffle, LocalShuffle
-from shardprep.loaders.order.epoch_order import Shuffle, epoch_order
+from shardprep.loaders.order.epoch import Shuffle, epoch_order
 from shardprep.loaders.order.quality import quality_of_batches
 
 BATCH = 256

@@ -98,7 +98,7 @@ from .transfer.to_url import (
     ConvertedTo as ConvertedTo,
     convert_to_url as convert_to_url,
 )
-from .verification.report import (
+from .verification.checks import (
     Finding as Finding,
     Report as Report,
 )

@@ -6,19 +6,19 @@ from .flow.flow import Flow as Flow
 from .loader.fake import FakeData as FakeData
 from .loader.loader import Loader as Loader
 from .loader.replay import (
+    ContactSheet as ContactSheet,
     Parting as Parting,
     Replayed as Replayed,
     ReplayedRecord as ReplayedRecord,
 )
 from .loader.run_card import RunCard as RunCard
 from .loader.run_log import RunProof as RunProof, prove as prove
-from .loader.sheet import ContactSheet as ContactSheet
 from .loader.stats import (
     LoaderStats as LoaderStats,
     StageLoad as StageLoad,
     Verdict as Verdict,
 )
-from .order.epoch_order import (
+from .order.epoch import (
     GlobalShuffle as GlobalShuffle,
     LocalShuffle as LocalShuffle,
 )

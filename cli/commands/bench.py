@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.stats import StageLoad
     from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
     from shardprep.loaders.measuring.disk import DiskProfile, Measurement
-    from shardprep.loaders.order.epoch_order import Shuffle
+    from shardprep.loaders.order.epoch import Shuffle
     from shardprep.loaders.order.quality import ShuffleQuality
 
 

@@ -37,8 +37,8 @@ from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.shards.files import ARCHIVE_NAME, read_small
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
+from shardprep.formats.shards.read import ARCHIVE_NAME, read_small
 from shardprep.formats.shards.summary import (
     ClassCount,
     ColumnSummary,
@@ -49,8 +49,8 @@ from shardprep.formats.shards.summary import (
 from shardprep.formats.storage.collection import collect as collect_parts
 from shardprep.formats.storage.open import open_dataset
 from shardprep.formats.transfer.repair import repair as repair_dataset
+from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.levels import LEVELS
-from shardprep.formats.verification.report import Report
 from shardprep.formats.verification.verify import verify as verify_dataset
 
 

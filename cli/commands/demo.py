@@ -57,7 +57,7 @@ def demo(ctx: click.Context, folder: Path | None) -> None:
 def _load_an_epoch(dataset: Path) -> None:
     """Load one epoch as a training script would, and check that each record came exactly once."""
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.order.epoch_order import LocalShuffle
+    from shardprep.loaders.order.epoch import LocalShuffle
     from shardprep.loaders.transforms.transforms import TrainTransform  # start-up time: OpenCV
 
     click.secho(f"\n# one epoch of {dataset} through shardprep.loaders.Loader, two workers", bold=True)

@@ -120,8 +120,8 @@ def replay(
     and record at which two runs differ, and why.
     """
     # start-up time: OpenCV
+    from shardprep.loaders.loader.replay import ContactSheet, check_suffix
     from shardprep.loaders.loader.run_log import RunLog
-    from shardprep.loaders.loader.sheet import ContactSheet, check_suffix
 
     if sum(map(bool, (run["card"], run["state"], diff))) > 1:
         raise click.UsageError("give one of --card, --state and --diff")

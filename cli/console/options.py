@@ -23,7 +23,7 @@ from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import Location
 
 if TYPE_CHECKING:
-    from shardprep.loaders.order.epoch_order import Shuffle
+    from shardprep.loaders.order.epoch import Shuffle
     from shardprep.loaders.transforms.contract import Transform
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def _url_or(parse: Callable[[str], Path]) -> Callable[[str], Path | str]:
 
 
 def _shuffle(text: str) -> Shuffle | None:
-    from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
+    from shardprep.loaders.order.epoch import GlobalShuffle, LocalShuffle  # start-up time: OpenCV
 
     if text in ("none", "global"):
         return GlobalShuffle() if text == "global" else None

@@ -20,10 +20,9 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
-from shardprep.formats.shards.files import ARCHIVE_NAME, OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.in_place import is_linked, link_archive
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import IN_PLACE
+from shardprep.formats.shards.read import ARCHIVE_NAME, IN_PLACE, OUTPUT_FILES, FileEntry
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.source import Problems, SourceOptions
 from shardprep.formats.storage.store import Location

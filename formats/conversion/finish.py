@@ -34,10 +34,9 @@ from shardprep.formats.shards.columns import (
     remove_unlisted_columns,
     table_name,
 )
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows, read_table, table_header
 from shardprep.formats.shards.in_place import BLOCK_BYTES, IndexedArchive, link_archive
 from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, QUARANTINE_NAME, Manifest
-from shardprep.formats.shards.read import container
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, container, read_table, table_header
 from shardprep.formats.shards.tables import BOXES_NAME, INDEX_NAME, index_dtype, kinds_in
 from shardprep.formats.sources.source import Entries, Listing
 from shardprep.formats.verification.levels import verify_folder

@@ -20,8 +20,7 @@ import numpy as np
 
 from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
-from shardprep.formats.records.items import LAYOUT
-from shardprep.formats.records.record import ITEM_ORDERS, ORDERS
+from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     existing_folder,
@@ -40,9 +39,8 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import IN_PLACE, container
+from shardprep.formats.shards.read import IN_PLACE, Rows, container
 from shardprep.formats.shards.tables import index_dtype
 from shardprep.formats.sources.listing import StoredEntries
 from shardprep.formats.sources.recognise import recognise

@@ -35,9 +35,15 @@ from shardprep.formats.records.codecs import (
     refuse_masked,
     refused,
 )
-from shardprep.formats.records.items import LAYOUT, ItemForm
 from shardprep.formats.records.labels import SPACES, UNLABELLED, LabelSpace
-from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED, MAX_KEY_BYTES, is_class_sorted
+from shardprep.formats.records.record import (
+    GIVEN,
+    GIVEN_SHUFFLED,
+    LAYOUT,
+    MAX_KEY_BYTES,
+    ItemForm,
+    is_class_sorted,
+)
 from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, as_schema, exact_bytes, found_schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
@@ -46,9 +52,8 @@ from shardprep.formats.runtime.progress import BarProgress, Progress, in_noteboo
 from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, refuse_busy
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import OUTPUT_FILES
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import SUFFIXES, Extent
+from shardprep.formats.shards.read import OUTPUT_FILES, SUFFIXES, Extent
 from shardprep.formats.sources.listing import repeated_keys
 from shardprep.formats.sources.source import SPLITS, ByteReader, Entries, Listing, Problems, entry_dtype
 

@@ -36,9 +36,18 @@ from shardprep.formats.runtime.json_record import canonical_json, parse_canonica
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows, write_table
 from shardprep.formats.shards.in_place import Region, hash_region
-from shardprep.formats.shards.read import Extent, Shard, ShardWriter, StoredRecord, container
+from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
+    Extent,
+    FileEntry,
+    Rows,
+    Shard,
+    ShardWriter,
+    StoredRecord,
+    container,
+    write_table,
+)
 from shardprep.formats.shards.tables import index_dtype, index_row
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader

@@ -12,7 +12,7 @@ from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import FileEntry
 
 FORMAT = "application/x-parquet"  # as mlcroissant names it
 VERSION = "http://mlcommons.org/croissant/1.1"

@@ -23,7 +23,7 @@ from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
-from shardprep.formats.records.items import ColumnRecord
+from shardprep.formats.records.record import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
@@ -41,9 +41,8 @@ from shardprep.formats.runtime.work_folder import (
 )
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
-from shardprep.formats.shards.files import FileEntry, Rows
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import Extent
+from shardprep.formats.shards.read import Extent, FileEntry, Rows
 
 FORMATS: dict[str, type[ExportFormat]] = {
     kind.name: kind for kind in (WebDatasetTars, TFRecord, MDS, Parquet, Croissant, Folders)

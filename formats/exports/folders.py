@@ -36,7 +36,7 @@ from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import refuse_link
-from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.read import FileEntry, Rows
 
 METADATA = "metadata.jsonl"
 MOST_NAME_BYTES = 255

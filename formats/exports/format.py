@@ -25,7 +25,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import hash_file, publishing
 from shardprep.formats.shards.columns import SIDES
-from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.read import FileEntry, Rows
 
 
 class ExportRecord(NamedTuple):

@@ -22,7 +22,7 @@ from shardprep.formats.exports.format import (
 )
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
-from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.read import FileEntry, Rows
 
 INDEX = "index.json"
 MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits

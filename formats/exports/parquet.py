@@ -14,7 +14,7 @@ from shardprep.formats.errors import MissingExtra
 from shardprep.formats.exports.format import Exportable, ExportRecord, ShardFormat, corners, real_array
 from shardprep.formats.records.codecs import ArrayCodec
 from shardprep.formats.records.schema import Field
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 
 MOST_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20

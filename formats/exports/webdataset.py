@@ -24,7 +24,7 @@ from shardprep.formats.exports.format import (
 )
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import kind_of
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 
 BLOCK = 512
 BOXES = "boxes.json"

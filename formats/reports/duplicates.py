@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from shardprep.formats.reports.duplicates import DISTANCE, EQUAL_BYTES, Duplicat
 from shardprep.formats.reports.pixels import PixelStatistics
 from shardprep.formats.runtime.sizes import count_of, round_step
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.shards.summary import class_counts
 
 MOST_SHOWN = 24  # examples per kind

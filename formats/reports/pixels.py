@@ -25,8 +25,7 @@ from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.workers import ChildDied, WorkerPool
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import FileEntry, Rows
-from shardprep.formats.shards.read import Shard
+from shardprep.formats.shards.read import FileEntry, Rows, Shard
 from shardprep.formats.verification.checks import stderr_in
 
 MEAN_SIDE = 32  # pixels of the mean image

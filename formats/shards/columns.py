@@ -22,16 +22,33 @@ from blake3 import blake3
 
 from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.items import ColumnRecord, ColumnValues
 from shardprep.formats.records.labels import UNLABELLED
-from shardprep.formats.records.record import Record, end_in_crc, head_crc, record_crc
+from shardprep.formats.records.record import (
+    ColumnRecord,
+    ColumnValues,
+    Record,
+    end_in_crc,
+    head_crc,
+    record_crc,
+)
 from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.files import FileEntry, Rows, ShardFile, read_table, table_header
-from shardprep.formats.shards.read import DAMAGE, LOCAL, SUFFIXES, Address, LocalFiles, Shard
+from shardprep.formats.shards.read import (
+    DAMAGE,
+    LOCAL,
+    SUFFIXES,
+    Address,
+    FileEntry,
+    LocalFiles,
+    Rows,
+    Shard,
+    ShardFile,
+    read_table,
+    table_header,
+)
 
 ROOT_DOMAIN = b"shardprep-columns-1\0"
 

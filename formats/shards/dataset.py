@@ -32,10 +32,9 @@ from shardprep.formats.runtime.processes import use_one_thread
 from shardprep.formats.runtime.sizes import takes
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
-from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.in_place import Block, blocks_in, blocks_of
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, Manifest, read_manifest
-from shardprep.formats.shards.read import LOCAL, LocalFiles, Shard
+from shardprep.formats.shards.read import LOCAL, LocalFiles, Rows, Shard
 from shardprep.formats.shards.tables import INDEX_NAME, box_columns, box_table, checked_boxes, checked_index
 
 _CROP_READY = int(ImageFlag.CROP_READY)

@@ -22,8 +22,14 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.shards.files import ShardFile
-from shardprep.formats.shards.read import ColumnAddresses, Container, Extent, ShardWriter, StoredRecord
+from shardprep.formats.shards.read import (
+    ColumnAddresses,
+    Container,
+    Extent,
+    ShardFile,
+    ShardWriter,
+    StoredRecord,
+)
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
 

@@ -27,16 +27,20 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, ShardFile, table_header, write_table
 from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
     ColumnAddresses,
     Container,
     Extent,
+    FileEntry,
+    ShardFile,
     ShardWriter,
     StoredRecord,
     advice_for,
     not_indexed,
     place_of,
+    table_header,
+    write_table,
 )
 
 MOST_ARCHIVE_BYTES = 1 << 62

@@ -31,9 +31,8 @@ from shardprep.formats.runtime.json_record import (
 )
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.shards.columns import ColumnEntry, DatasetColumns, shard_name, table_name
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, read_small
 from shardprep.formats.shards.in_place import MOST_ARCHIVE_BYTES, IndexedArchive
-from shardprep.formats.shards.read import ALL_CONTAINERS, IN_PLACE
+from shardprep.formats.shards.read import ALL_CONTAINERS, ARCHIVE_NAME, IN_PLACE, FileEntry, read_small
 
 ROOT = re.compile(r"blake3:[0-9a-f]{64}")
 

@@ -13,8 +13,7 @@ from shardprep.formats.images.crop_ready import grid_of
 from shardprep.formats.images.info import EXTREME_ASPECT, KINDS, ImageFlag
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import ARCHIVE_NAME
-from shardprep.formats.shards.read import place_of
+from shardprep.formats.shards.read import ARCHIVE_NAME, place_of
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry
-from shardprep.formats.shards.files import Rows, ShardFile, read_table, table_header
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import StoredRecord
+from shardprep.formats.shards.read import Rows, ShardFile, StoredRecord, read_table, table_header
 
 Numbers = npt.NDArray[np.int64]
 

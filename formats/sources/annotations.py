@@ -19,7 +19,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import ArchiveFile, GzipStream, foreign_file
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.devkit import FORMS, Devkit, read_devkit
 from shardprep.formats.sources.listing import (
     GrowingTable,

@@ -15,8 +15,8 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import permutation
 from shardprep.formats.shards.dataset import Dataset, is_collection, open_unreplaced, splits_of
-from shardprep.formats.shards.files import Rows
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.shards.tables import checked_boxes, checked_column, checked_index
 from shardprep.formats.sources.source import (
     Archive,

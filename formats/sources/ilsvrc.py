@@ -21,7 +21,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, SourceIncompl
 from shardprep.formats.records.labels import OFFICIAL_IMAGES, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.runtime.files import ArchiveFile, ReadAt
 from shardprep.formats.runtime.json_record import sha256_of
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.annotations import (
     FIRST_VAL,
     WANTED_FOR_VAL,

@@ -10,7 +10,7 @@ from typing import Any
 from shardprep.formats.errors import LabelConflict, UsageError, hint_for
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.annotations import WANTED_FOR_CLASSES
 from shardprep.formats.sources.coco import coco_folder
 from shardprep.formats.sources.converted import HeldOutVal, converted_dataset

@@ -20,7 +20,7 @@ from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
 from shardprep.formats.runtime.owned import not_copyable
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.record import ItemForm
 from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
-from shardprep.formats.shards.lmdb_reader import HEADER, MAGIC, LmdbPages
+from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import EntryTable
 from shardprep.formats.sources.pickled import (
     MOST_PARTS,

@@ -20,7 +20,7 @@ from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.shards.columns import SIDES
-from shardprep.formats.shards.files import Rows
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,

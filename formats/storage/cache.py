@@ -24,8 +24,7 @@ from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, n
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import Closable, LockDescriptor, Owned
 from shardprep.formats.shards.dataset import RecordSet
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import LOCAL, LocalFiles
+from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles
 from shardprep.formats.storage.cache_folder import (
     PATIENCE_S,
     ArrivingFile,

@@ -41,7 +41,7 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
 

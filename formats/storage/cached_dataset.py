@@ -13,8 +13,8 @@ from shardprep.formats.errors import ManifestDamaged, SourceDamaged
 from shardprep.formats.runtime.files import publish_bytes, unfinished, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache import FileCache, FileSource, HeldFiles, saying_published
 from shardprep.formats.storage.cache_folder import CacheFolder

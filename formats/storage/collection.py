@@ -42,8 +42,8 @@ from shardprep.formats.shards.dataset import (
     is_collection,
     refuse_folder_of_splits,
 )
-from shardprep.formats.shards.files import Rows, published_file, read_small, table_header
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, ROOT, Manifest, read_manifest
+from shardprep.formats.shards.read import Rows, published_file, read_small, table_header
 from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype, index_row_of
 from shardprep.formats.storage.open import cached_place, open_dataset
 

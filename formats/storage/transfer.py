@@ -21,8 +21,8 @@ from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
 from shardprep.formats.runtime.work_folder import noting_kept
 from shardprep.formats.shards.dataset import USUAL_ORDER
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.store import (
     LEAST_BYTES,
     TRIES,

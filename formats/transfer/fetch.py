@@ -19,8 +19,8 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
 )
-from shardprep.formats.shards.files import FileEntry, read_small
 from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest
+from shardprep.formats.shards.read import FileEntry, read_small
 from shardprep.formats.storage.store import PATIENT, Location, RetryPolicy
 from shardprep.formats.storage.transfer import (
     Download,

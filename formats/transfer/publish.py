@@ -18,7 +18,6 @@ from shardprep.formats.runtime.loop_thread import LoopThread, in_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import splits_of
-from shardprep.formats.shards.files import OUTPUT_FILES, published_file
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -26,6 +25,7 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
+from shardprep.formats.shards.read import OUTPUT_FILES, published_file
 from shardprep.formats.storage.store import (
     TRIES,
     WAIT_S,

@@ -33,16 +33,16 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry
 from shardprep.formats.shards.manifest import Manifest, read_manifest
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
 from shardprep.formats.sources.record_files import LABELS, usual
 from shardprep.formats.sources.source import Listing, SourceOptions
 from shardprep.formats.storage.store import PATIENT, Location, path_or_place
 from shardprep.formats.storage.transfer import TransferRun, find_datasets
 from shardprep.formats.transfer.fetch import AT_ONCE, LocalCopy
+from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.levels import verify_folder
-from shardprep.formats.verification.report import Report
 
 
 def repair(

@@ -23,9 +23,8 @@ from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.files import OUTPUT_FILES, FileEntry
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import IN_PLACE
+from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RemoteFolder, RetryPolicy, StoredFile, refuse_server
 from shardprep.formats.storage.transfer import TransferRun

@@ -35,7 +35,6 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.columns import unlisted_columns
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows
 from shardprep.formats.shards.in_place import Region
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
@@ -44,7 +43,7 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
-from shardprep.formats.shards.read import advice_for, place_of
+from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry, Rows, advice_for, place_of
 from shardprep.formats.shards.tables import (
     BOXES_NAME,
     INDEX_NAME,
@@ -54,14 +53,17 @@ from shardprep.formats.shards.tables import (
 )
 from shardprep.formats.verification.checks import (
     OTHER_SHA256,
+    CheckResult,
     FileCheck,
+    Finding,
+    Report,
     changes_in,
     check_quarantine,
     checked,
     false_claims,
     opened,
+    reading,
 )
-from shardprep.formats.verification.report import CheckResult, Finding, Report, reading
 
 LEVELS = ("quick", "full", "records", "decode")
 

@@ -14,12 +14,13 @@ from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import Manifest
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import AT_ONCE, FileCache
 from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder
+from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.levels import (
     MISSING,
     DatasetFiles,
@@ -28,7 +29,6 @@ from shardprep.formats.verification.levels import (
     verify_folder,
     wrong_size,
 )
-from shardprep.formats.verification.report import Report
 
 
 def verify(

@@ -11,26 +11,22 @@ from itertools import chain, islice
 from typing import Any
 
 from shardprep.formats.errors import ManifestDamaged, UsageError
-from shardprep.formats.records.items import ItemForm
 from shardprep.formats.records.labels import SPACES
-from shardprep.formats.records.record import Record
+from shardprep.formats.records.record import ItemForm, Record
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
-from shardprep.formats.shards.files import FileEntry
-from shardprep.formats.shards.read import Address
+from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetched, Length, exact, within
 from shardprep.loaders.flow.passes import PassContext
-from shardprep.loaders.loader.ahead import Prefetcher, ShardFiles, end_downloads
+from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
 from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
-from shardprep.loaders.loader.read_ahead import ReadAhead, reading_ahead
-from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import EpochOrder, Shuffle
+from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, Shuffle
 from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE
 

@@ -11,7 +11,7 @@ from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.loaders.batches.stack import Padding
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
-from shardprep.loaders.flow.map import Filter, Map, MapComponent, Select, Transforming
+from shardprep.loaders.flow.map import Filter, Map, MapComponent, Prefetch, Select, ThreadMap, Transforming
 from shardprep.loaders.flow.node import Node, checked_seconds, has
 from shardprep.loaders.flow.passes import Function
 from shardprep.loaders.flow.pipeline import Pipeline
@@ -29,9 +29,8 @@ from shardprep.loaders.flow.steps import (
     Take,
     Unbatch,
 )
-from shardprep.loaders.flow.threads import Prefetch, ThreadMap
 from shardprep.loaders.loader.fake import FakeData
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch import Shuffle
 from shardprep.loaders.transforms.contract import ArraySpec, Transform
 
 

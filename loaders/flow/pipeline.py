@@ -17,13 +17,12 @@ from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import FrameworkHint, ending
-from shardprep.loaders.flow.map import Map, MapComponent, Mapped, Transforming
+from shardprep.loaders.flow.map import Map, MapComponent, Mapped, ThreadMap, Transforming
 from shardprep.loaders.flow.node import Length, Node, has
 from shardprep.loaders.flow.passes import PassContext, PassMeter, PassResources
 from shardprep.loaders.flow.process_map import InProcess, ProcessMap
 from shardprep.loaders.flow.sources import FromParts
 from shardprep.loaders.flow.stats import FlowMeter, FlowSpeed, FlowStats, makes_batches, measure
-from shardprep.loaders.flow.threads import ThreadMap
 from shardprep.loaders.loader.run_card import Resumed, kept_transform, refuse_another
 
 STATE_VERSION = 1

@@ -29,7 +29,7 @@ from shardprep.loaders.batches.stack import BatchSpec, loader_specs
 from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
-from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles
+from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
 from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.options import (
     Chosen,
@@ -44,7 +44,6 @@ from shardprep.loaders.loader.options import (
     plan_of,
     worker_count,
 )
-from shardprep.loaders.loader.read_ahead import reading_ahead
 from shardprep.loaders.loader.replay import ObservedTransform, Replayed, ReplayedRecord, RunOrder
 from shardprep.loaders.loader.run_card import (
     ChosenRecords,
@@ -56,8 +55,7 @@ from shardprep.loaders.loader.run_card import (
 )
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, checked_ranges
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, Shuffle, checked_ranges
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank

@@ -28,8 +28,7 @@ from shardprep.loaders.batches.slots import SlotField, SlotLayout
 from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.loader.work import items_of
-from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.parts import Records, WeightedParts
 from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, sampled_mixing, warn_of_few_classes

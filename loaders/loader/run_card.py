@@ -34,8 +34,7 @@ from shardprep.formats.runtime.json_record import (
 )
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import Shuffle
+from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.augment import ColorJitter
 from shardprep.loaders.transforms.contract import LibraryVersion, Transform, in_arrays

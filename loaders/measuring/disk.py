@@ -21,7 +21,7 @@ from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, naming_file, save_bytes, user_path
 from shardprep.formats.runtime.json_record import built_fields
 from shardprep.formats.sources.listing import read_small_file
-from shardprep.loaders.loader.read_ahead import CHUNK_BYTES
+from shardprep.loaders.loader.ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
     CACHE_LINE,
     COLD,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.loaders.order.epoch import EpochPlan
-from shardprep.loaders.order.epoch_order import RankSplit, partition_window
+from shardprep.loaders.order.epoch import EpochPlan, RankSplit, partition_window
 from shardprep.loaders.order.parts import Partition, Records, dealt
 
 Shards = npt.NDArray[np.int64]

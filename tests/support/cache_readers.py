@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import CacheFolder
 from shardprep.formats.storage.store import Location

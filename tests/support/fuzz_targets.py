@@ -31,7 +31,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.files import ArchiveFile
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.shards.files import ARCHIVE_NAME
+from shardprep.formats.shards.read import ARCHIVE_NAME
 from shardprep.formats.sources.annotations import read_boxes
 from shardprep.formats.sources.devkit import read_devkit
 from shardprep.formats.sources.recognise import recognise

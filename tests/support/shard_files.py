@@ -14,8 +14,16 @@ import numpy as np
 from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.record import record_crc
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry, Rows
-from shardprep.formats.shards.read import Address, Extent, Shard, StoredRecord, container
+from shardprep.formats.shards.read import (
+    ARCHIVE_NAME,
+    Address,
+    Extent,
+    FileEntry,
+    Rows,
+    Shard,
+    StoredRecord,
+    container,
+)
 from shardprep.formats.shards.tables import index_dtype, index_row
 
 HEADER = struct.Struct("<BBHiI")  # of a value in LMDB, according to its documentation

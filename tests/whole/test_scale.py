@@ -9,7 +9,7 @@ import pytest
 
 from shardprep.formats import inspect, open_dataset
 from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.shards.files import FileEntry, write_table
+from shardprep.formats.shards.read import FileEntry, write_table
 from shardprep.formats.shards.tables import index_dtype
 from support.billion_records import made_up
 

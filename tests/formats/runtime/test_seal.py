@@ -14,7 +14,7 @@ import pytest
 from shardprep.formats import ManifestDamaged, open_dataset
 from shardprep.formats.runtime import seal as seals
 from shardprep.formats.runtime.seal import Seal, seals_folder
-from shardprep.formats.shards import files as published_file
+from shardprep.formats.shards import read as published_file
 from support.datasets import flip, writable
 
 

@@ -18,8 +18,7 @@ import pytest
 
 from shardprep.formats import open_dataset
 from shardprep.formats.errors import ShardDamaged
-from shardprep.formats.shards.files import ARCHIVE_NAME
-from shardprep.formats.shards.read import ALL_CONTAINERS, CONTAINERS, Shard
+from shardprep.formats.shards.read import ALL_CONTAINERS, ARCHIVE_NAME, CONTAINERS, Shard
 from support.loaded import epoch_of, loader_on
 from support.sampling import torture_except
 from support.shard_files import HEADER, THREE, read, stored, values, write, write_around, write_lmdb

@@ -21,8 +21,7 @@ from shardprep.formats import (
     read_manifest,
     verify,
 )
-from shardprep.formats.shards.files import ARCHIVE_NAME
-from shardprep.formats.shards.read import Shard
+from shardprep.formats.shards.read import ARCHIVE_NAME, Shard
 from support.datasets import converted, flip
 from support.file_changes import CHANGES
 from support.resealed import reseal, with_rows

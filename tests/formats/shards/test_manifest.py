@@ -11,7 +11,6 @@ from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.errors import ManifestDamaged, UnknownVersion
 from shardprep.formats.records.labels import ImageClass, LabelSpace
 from shardprep.formats.runtime.json_record import canonical_json, sha256_of
-from shardprep.formats.shards.files import FileEntry
 from shardprep.formats.shards.manifest import (
     CRITICAL_KEYS,
     KNOWN_KEYS,
@@ -19,6 +18,7 @@ from shardprep.formats.shards.manifest import (
     Manifest,
     read_manifest,
 )
+from shardprep.formats.shards.read import FileEntry
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 SMALL = Manifest(

@@ -15,9 +15,16 @@ from shardprep.formats.errors import CorruptRecord, ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_digest, record_crc
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.workers import isolated
-from shardprep.formats.shards.files import ARCHIVE_NAME, FileEntry
 from shardprep.formats.shards.lmdb import RECORDS_PER_COMMIT
-from shardprep.formats.shards.read import ALL_CONTAINERS, Memory, Shard, StoredRecord, container
+from shardprep.formats.shards.read import (
+    ALL_CONTAINERS,
+    ARCHIVE_NAME,
+    FileEntry,
+    Memory,
+    Shard,
+    StoredRecord,
+    container,
+)
 from shardprep.formats.verification.checks import FileCheck
 from support.image_files import png
 from support.sampling import torture_except

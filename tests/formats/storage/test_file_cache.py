@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import UsageError, read_manifest
-from shardprep.formats.shards.files import FileEntry
+from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import CacheBusy, StillWaiting, hex_of

@@ -15,7 +15,7 @@ from shardprep.formats import Manifest, ManifestDamaged, open_dataset, read_mani
 from shardprep.formats.errors import CorruptRecord
 from shardprep.formats.records.labels import LabelSpace, official_words
 from shardprep.formats.runtime.json_record import canonical_json
-from shardprep.formats.shards.files import FileEntry, Rows
+from shardprep.formats.shards.read import FileEntry, Rows
 from shardprep.formats.shards.tables import checked_index, index_dtype
 from shardprep.formats.verification.checks import check_quarantine, false_claims
 from shardprep.loaders import Loader

@@ -30,9 +30,8 @@ from shardprep.loaders import (
     RunCard,
     TrainTransform,
 )
-from shardprep.loaders.loader.replay import first_parting, pictures_of
+from shardprep.loaders.loader.replay import GAP, TITLE, first_parting, pictures_of
 from shardprep.loaders.loader.run_log import RunLog
-from shardprep.loaders.loader.sheet import GAP, TITLE
 from shardprep.loaders.transforms.decode import decode_rgb
 from support.column_datasets import write_columns
 from support.cut_datasets import collected

@@ -18,7 +18,7 @@ from shardprep.formats import open_dataset, write_dataset
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.shards.in_place import Block
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
-from shardprep.loaders.loader.read_ahead import SHARD_END_BYTES, ReadAhead, ShardStream
+from shardprep.loaders.loader.ahead import SHARD_END_BYTES, ReadAhead, ShardStream
 from shardprep.loaders.loader.run_card import RunCard
 from support.datasets import prep_here
 from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on, numbers_in

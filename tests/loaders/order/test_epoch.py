@@ -16,8 +16,15 @@ from hypothesis import assume, given, strategies as st
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.order import parts as partition_module
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, resumed
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle, epoch_order
+from shardprep.loaders.order.epoch import (
+    Epoch,
+    EpochPlan,
+    GlobalShuffle,
+    LocalShuffle,
+    Shuffle,
+    epoch_order,
+    resumed,
+)
 from shardprep.loaders.order.parts import MAX_RECORDS, WeightedParts, shared_out
 from shardprep.loaders.order.ranks import rank_and_world_size, refuse_other_rank
 from support.sampling import torture_except

@@ -17,8 +17,7 @@ from hypothesis import given, settings, strategies as st
 from shardprep import Loader
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.loaders.order import shard_uses as module
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
-from shardprep.loaders.order.epoch_order import GlobalShuffle, LocalShuffle, Shuffle
+from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, place_within
 from shardprep.loaders.order.omission import Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 from shardprep.loaders.order.receipt import Receipt
