@@ -165,7 +165,11 @@ class Meter:
         try:
             yield
         finally:
-            self._elapsed, self._since = self.elapsed, None
+            self.pause()
+
+    def pause(self) -> None:
+        """Stop measuring the elapsed time until the next batch."""
+        self._elapsed, self._since = self.elapsed, None
 
     @property
     def elapsed(self) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -55,7 +55,7 @@ from shardprep.loaders.loader.run_card import (
 )
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
-from shardprep.loaders.order.epoch import Epoch, EpochPlan, LoadedStep, Shuffle, checked_ranges
+from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
@@ -65,6 +65,7 @@ DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to 
 READ_AHEAD_BYTES = 64 << 20
 
 Loaded = tuple[Any, ...]
+Batches = Generator[EngineBatch, None, None]
 
 
 class Loader(Owned, EpochLoader):
@@ -90,7 +91,8 @@ class Loader(Owned, EpochLoader):
             outputs. None delivers the encoded images.
         shuffle: :class:`.LocalShuffle`, :class:`.GlobalShuffle`, or None for stored order.
         seed: Seed of the order and of the transform's random values, 0 to 2**64 - 1.
-        workers: Number of processes; "auto" is one per usable CPU, 0 works in the calling thread.
+        workers: Number of processes; "auto" is one per usable CPU, 0 works in the calling thread. Processes
+            make the next epoch's first batches before it begins, unless the dataset is at a URL.
         rank: Rank of this process among ``world_size``; None takes it from an initialised framework or the
             launcher.
         world_size: Number of ranks that share an epoch; None as for ``rank``.
@@ -210,6 +212,8 @@ class Loader(Owned, EpochLoader):
             )
             self._read_ahead = read_ahead
             self._shards = LocalShards()
+            # an epoch that never comes must not download shards, or call a transform in this process
+            self._works_ahead = self._workers > 0 and not isinstance(self.dataset, CachedDataset)
             if isinstance(self.dataset, CachedDataset):
                 used = ShardFiles(files, with_image=wanted.with_image)
                 self._shards = ShardFeed(self.dataset, used, plan)
@@ -238,38 +242,74 @@ class Loader(Owned, EpochLoader):
     def _run(self) -> Iterator[Loaded]:
         self.engine.refuse_closed()  # else the place in this epoch would be lost
         epoch = self._begin()
-        wanted = zip(epoch.batches(), count(), strict=False)
-        with self._batches(wanted, epoch.number, epoch.plan, epoch.first) as batches:
-            yield from map(partial(self._delivered, epoch), batches)  # a loop variable would hold a batch
+        with ExitStack() as undo:
+            batches = undo.enter_context(closing(self._batches_from(epoch)))
+            # a loop variable would hold a batch
+            yield from map(partial(self._delivered, epoch), islice(batches, len(epoch)))
+            if self._works_ahead:
+                undo.pop_all()
+                self.engine.meter.pause()
+                self._made_ahead = Epoch(self._plan, epoch.number + 1), batches
         epoch.end()
 
-    @contextmanager
-    def _batches(
-        self, wanted: Iterator[tuple[Records, int]], epoch: int, plan: EpochPlan, start: int = 0
-    ) -> Iterator[Iterator[EngineBatch]]:
-        """Open the batches of an epoch that continues at ``start``, a place of the plan's order.
+    def _batches_from(self, epoch: Epoch) -> Batches:
+        """Return the batches of an epoch and, where the loader works ahead, of all later ones.
 
-        ``wanted`` yields the places of each batch's records in the subset, and its step from ``start``.
-        Raises UsageError for a closed loader.
+        The workers then make the first batches of the next epoch before it begins.
+        """
+        expected, made = self._taken_ahead()
+        if expected and epoch.plan is expected.plan and (epoch.number, epoch.start) == (expected.number, 0):
+            return made
+        made.close()
+        plan, works_ahead = self._plan, self._works_ahead and self.batches_per_epoch
+        later = (Epoch(plan, number) for number in count(epoch.number + 1)) if works_ahead else ()
+        return self._batches((each, range(len(each))) for each in chain([epoch], later))
+
+    def _taken_ahead(self) -> tuple[Epoch | None, Batches]:
+        """Return the epoch whose first batches are being made, and its batches; only once."""
+        taken: tuple[Epoch | None, Batches] = vars(self).pop("_made_ahead", (None, _no_batches()))
+        return taken
+
+    def _batches(self, wanted: Iterable[tuple[Epoch, Iterable[int]]]) -> Batches:
+        """Return the batches of the ``wanted`` steps of some epochs, made in this order.
+
+        They do not refer to this loader, which may refer to them. Raises UsageError for a closed loader.
         """
         self.engine.refuse_closed()
-        subset, blocks = self._subset, blocks_read(self.dataset, self._work)
-        order = None if subset.weights else self._plan.shards(epoch)  # weights change the order
-        budget, folder = self._read_ahead, self.dataset.path
-        with (
-            self._shards.epoch(plan, epoch, start) as feed,
-            reading_ahead(folder, blocks, order, budget=budget, chosen=subset.chosen) as ahead,
-        ):
+        self._taken_ahead()[1].close()
+        engine, shards, subset, results, plan = (
+            self.engine,
+            self._shards,
+            self._subset,
+            self._results,
+            self._plan,
+        )
+        blocks, budget = blocks_read(self.dataset, self._work), self._read_ahead
+        read_ahead = partial(reading_ahead, self.dataset.path, blocks, budget=budget, chosen=subset.chosen)
+        opened = deque[ExitStack]()  # of each epoch whose batches are being made, and of the one before
 
-            def plans() -> Iterator[Plan]:
-                for places, step in wanted:
-                    items = subset.items_at(places, epoch)
+        def plans() -> Iterator[Plan]:
+            for epoch, steps in wanted:
+                opened.append(stack := ExitStack())
+                feed = stack.enter_context(shards.epoch(epoch.plan, epoch.number, epoch.first))
+                order = None if subset.weights else plan.shards(epoch.number)  # weights change the order
+                ahead = stack.enter_context(read_ahead(order))
+                for step in steps:
+                    items = subset.items_at(epoch.batch(step), epoch.number)
                     for each in ahead if len(items) else ():  # a batch may be empty, with all records omitted
                         each.expect(items["number"])
-                    yield from feed.plans(self._results.request(items), step)
+                    yield from feed.plans(results.request(items), step)
+                while len(opened) > 1:
+                    opened.popleft().close()
 
-            with closing(self.engine.run(plans())) as batches:  # type: ignore[type-var]
-                yield batches
+        def batches() -> Batches:
+            try:
+                yield from engine.run(plans())
+            finally:
+                while opened:
+                    opened.popleft().close()
+
+        return batches()
 
     @property
     def most_held(self) -> int:
@@ -285,16 +325,15 @@ class Loader(Owned, EpochLoader):
             self._stepped = Epoch(self._plan, operator.index(epoch))
         whole, drawn = self._stepped, deque[int]()
 
-        def wanted() -> Iterator[tuple[Records, int]]:
+        def wanted() -> Iterator[int]:
             for step in steps:
-                places = whole.batch(step)
                 drawn.append(step)
-                yield places, step
+                yield step
 
         def loaded(batch: EngineBatch) -> LoadedStep:
             return whole.loaded(drawn.popleft(), *self._without_bad(batch))
 
-        with self._batches(wanted(), epoch, self._plan) as batches:
+        with closing(self._batches([(whole, wanted())])) as batches:
             yield from map(loaded, batches)
 
     def _delivered(self, epoch: Epoch, batch: EngineBatch) -> Loaded:
@@ -452,9 +491,14 @@ class Loader(Owned, EpochLoader):
         )
 
     def close(self) -> None:
+        self._taken_ahead()[1].close()
         self.engine.close()
         self._shards.close()
         self.dataset.close()
+
+
+def _no_batches() -> Batches:
+    yield from ()
 
 
 def _where(row: int, step: int, item: Any) -> str:

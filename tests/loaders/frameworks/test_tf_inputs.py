@@ -60,7 +60,7 @@ def made(make: Made, source: Any, *, rows: int = 3, **options: Any) -> Input:
 @pytest.fixture(scope="module")
 def loader(lmdb_shards: Path) -> Iterator[Loader]:
     """A loader of 204 records in batches of 30, the last of 24, for all tests, which set its epoch."""
-    with loader_on(lmdb_shards, batch_size=30, workers=1, slots=12) as made:
+    with loader_on(lmdb_shards, batch_size=30, workers=1, slots=12, read_ahead=0) as made:
         yield made
 
 

@@ -28,7 +28,7 @@ def model(loss: str = "sparse_categorical_crossentropy") -> Any:
 @pytest.fixture(scope="module")
 def train(lmdb_shards: Path) -> Iterator[Loader]:
     with loader_on(
-        lmdb_shards, batch_size=40, workers=1, transform=TrainTransform(16), with_numbers=False
+        lmdb_shards, batch_size=40, workers=1, transform=TrainTransform(16), with_numbers=False, read_ahead=0
     ) as loader:
         yield loader
 

@@ -41,6 +41,7 @@ from shardprep.loaders import (
 )
 from shardprep.loaders.loader import options as loader_options
 from shardprep.loaders.loader.work import items_of
+from shardprep.loaders.order.epoch import Epoch
 from support.datasets import converted, flip, is_root, open_files
 from support.engine_workers import Once, kill, leave, sleep_for_ever
 from support.loaded import Kept, assert_exactly_once, assert_same, epoch_of, numbers_in
@@ -55,6 +56,7 @@ from support.loader_workers import (
     reject,
 )
 from support.sampling import torture_except
+from support.waiting import until
 
 loader_on = partial(Loader, batch_size=10, workers=0, with_numbers=True)
 two_workers_on = partial(loader_on, workers=2, drop_last=False)
@@ -138,6 +140,21 @@ def test_loading_in_this_process_leaves_the_threads_of_opencv_alone(lmdb_shards:
                 assert cv2.getNumThreads() == 3
     finally:
         cv2.setNumThreads(threads)
+
+
+def test_the_first_batches_of_the_next_epoch_are_made_before_it_begins(lmdb_shards: Path) -> None:
+    small = partial(loader_on, lmdb_shards, transform=TrainTransform(8))
+    with small() as plain, small(workers=1, slots=4) as loader:
+        for expected in (0, 1, 0, 0, 1):  # also where another epoch, or single steps, are asked for
+            plain.set_epoch(expected)
+            loader.set_epoch(expected)
+            assert_same(epoch_of(loader), epoch_of(plain))
+            assert loader.receipt() == plain.receipt()
+            elapsed = loader.stats().elapsed
+            until(lambda: loader.engine.ready == 4)
+            assert loader.stats().elapsed == elapsed
+        assert_same([loader.first_batch()], [plain.first_batch()])
+        assert_same(epoch_of(loader), epoch_of(plain))
 
 
 def test_a_forked_copy_of_an_iterator_is_refused(lmdb_shards: Path) -> None:
@@ -243,10 +260,9 @@ def test_results_are_the_same_written_by_workers_sent_by_them_or_made_here(
     assert [part.dtype for part in expected[0]] == ["f4", "f8", "i2", "?", "i8", "i8"]
     with loader_on(lmdb_shards, transform=parts, workers=1) as loader:
         assert_same(epoch_of(loader), expected)
-        with loader._batches(iter([(np.arange(10), 0)]), 0, loader._plan) as batches:
-            for batch in batches:  # from the second batch on, no result is sent
-                assert not batch.payloads
-                assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
+        for batch in loader._batches([(Epoch(loader._plan, 0), [0])]):  # now no result is sent
+            assert not batch.payloads
+            assert [array.ctypes.data % 64 for array in batch.arrays.values()] == [0] * 4
         assert 0 < loader.engine.shared_bytes < 64 << 20  # of the rows that were written
     assert loader.engine.shared_bytes == 0
 
