@@ -2,8 +2,10 @@ from .batches.slots import SlotsHeld as SlotsHeld
 from .engine.dispatcher import SlowRecord as SlowRecord
 from .engine.engine import EngineStats as EngineStats
 from .engine.messages import WorkFailed as WorkFailed
-from .flow.flow import Flow as Flow
-from .loader.fake import FakeData as FakeData
+from .flow.flow import (
+    FakeData as FakeData,
+    Flow as Flow,
+)
 from .loader.loader import Loader as Loader
 from .loader.replay import (
     ContactSheet as ContactSheet,

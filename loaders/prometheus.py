@@ -36,7 +36,7 @@ STAGES = {
 
 
 class Source(Protocol):
-    """A Loader, a Flow or FakeData."""
+    """A Loader or a Flow."""
 
     def stats(self) -> ShownStats: ...
 
@@ -48,7 +48,7 @@ class StatsCollector(Collector):
     those of a stage. Reading takes some microseconds, and a source that is closed shows its last counts.
 
     Args:
-        sources: Loaders, flows or FakeData, by the names for the label ``source``; for an input of TensorFlow
+        sources: Loaders and flows, by the names for the label ``source``; for an input of TensorFlow
             give what it draws from, for a RemoteSource what its senders serve. One collector takes all.
 
     Raises:

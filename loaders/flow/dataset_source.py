@@ -21,7 +21,7 @@ from shardprep.formats.shards.read import Address, FileEntry
 from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import open_records
-from shardprep.loaders.flow.node import Fetched, Length, exact, within
+from shardprep.loaders.flow.node import Fetch, Fetched, Length, exact, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
@@ -162,14 +162,15 @@ class FromDataset(Fetched):
     def length(self) -> Length:
         return exact(len(self.dataset))
 
-    def fetch(self) -> RecordFetch:
+    @property
+    def fetch(self) -> Fetch:
         labels = tuple(self.dataset.space.mapping(self.dataset.label_space).tolist())
         files, parts = FileSource.of(self.dataset), self.columns.files_of(self.dataset)
         names = self.columns.names if self.columns.are_chosen else None
-        return RecordFetch(parts, files, labels, names, self.with_keys)
+        return RecordFetch(parts, files, labels, names, self.with_keys).open
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        with self._ahead(now, numbers) as (keys, cache), self.fetch().open(cache) as item_of:
+        with self._ahead(now, numbers) as (keys, cache), self.fetch(cache) as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
@@ -214,8 +215,9 @@ class SavedItems(FromDataset):
 
     dataset: Dataset
 
-    def fetch(self) -> RecordFetch:
-        """Return the reader of the items. Raises ManifestDamaged if their form and the columns differ."""
+    @property
+    def fetch(self) -> Fetch:
+        """The reader of the items. Raises ManifestDamaged if their form and the columns differ."""
         form, dataset = ItemForm.of_manifest(self.dataset.manifest.source), self.dataset
         if form is None or form.columns != dataset.manifest.schema.names:
             raise ManifestDamaged("describes its items by columns that it does not have", path=dataset.path)
@@ -225,7 +227,7 @@ class SavedItems(FromDataset):
         if not form.is_named:
             number_of = {name: number for number, name in enumerate(form.classes)}
             labels = tuple(number_of.get(name, place) for place, name in enumerate(labels))
-        return RecordFetch(parts, FileSource.of(dataset), (*labels, -1), form=form)
+        return RecordFetch(parts, FileSource.of(dataset), (*labels, -1), form=form).open
 
 
 def _announced(ahead: list[ReadAhead], order: EpochOrder, places: Iterable[int]) -> Iterator[int]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import partial
 from itertools import count
 from numbers import Real
 from types import UnionType
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import is_whole
@@ -34,17 +35,19 @@ class LengthKind(Enum):
 class Length:
     """The number of items in each pass of a flow.
 
-    ``kind`` says whether the length is exact, an upper bound, unknown or infinite. ``count`` is the exact
-    number or the bound, ``math.inf`` for unknown and infinite lengths. Compares by value; picklable. Raises
-    UsageError for a negative ``count``.
+    ``count`` is the exact number, or an upper bound unless ``is_certain``; ``math.inf`` if the pass never
+    ends or, unless that is certain, for an unknown number. Compares by value; picklable.
     """
 
-    kind: LengthKind
     count: float
+    is_certain: bool = True
 
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise UsageError(f"a length cannot be {self.count}")
+    @property
+    def kind(self) -> LengthKind:
+        """What ``count`` is: exact, an upper bound, unknown or infinite."""
+        if math.isinf(self.count):
+            return LengthKind.INFINITE if self.is_certain else LengthKind.UNKNOWN
+        return LengthKind.EXACT if self.is_certain else LengthKind.AT_MOST
 
     @property
     def is_exact(self) -> bool:
@@ -65,55 +68,46 @@ class Length:
 
     def filtered(self) -> Length:
         """The length after a step that may leave out any item."""
-        return at_most(self.count)
+        return Length(self.count, is_certain=False)
 
     def times(self, passes: int) -> Length:
         """The length of ``passes`` passes, one after the other."""
-        return Length(self.kind, self.count * passes) if passes else exact(0)
+        return Length(self.count * passes, self.is_certain) if passes else exact(0)
 
     def limited(self, count: int) -> Length:
         """The length of the first ``count`` items."""
-        fewer = min(self.count, count)
-        return exact(fewer) if self.is_exact or self.is_infinite else at_most(fewer)
+        return Length(min(self.count, count), self.is_certain)
 
     def without(self, count: int) -> Length:
         """The length without the first ``count`` items."""
-        return Length(self.kind, max(0, self.count - count))
+        return Length(max(0, self.count - count), self.is_certain)
 
     def batches(self, size: int, *, drop: bool) -> Length:
         """The number of batches of ``size`` items; ``drop`` leaves out an incomplete batch."""
         if math.isinf(self.count):
             return self
-        return Length(self.kind, self.count // size if drop else -(-self.count // size))
+        return Length(self.count // size if drop else -(-self.count // size), self.is_certain)
 
     def then(self, other: Length) -> Length:
         """The combined length of both flows."""
         if self.is_infinite or other.is_infinite:
             return INFINITE
-        both = self.count + other.count
-        return exact(both) if self.is_exact and other.is_exact else at_most(both)
+        return Length(self.count + other.count, self.is_certain and other.is_certain)
 
     def shortest(self, other: Length) -> Length:
         """The length of the shorter of both flows."""
-        if self.is_infinite or other.is_infinite:
-            return other if self.is_infinite else self
-        fewer = min(self.count, other.count)
-        return exact(fewer) if self.is_exact and other.is_exact else at_most(fewer)
+        return Length(min(self.count, other.count), self.is_certain and other.is_certain)
 
     def __str__(self) -> str:
         return self.kind.value if math.isinf(self.count) else f"{self.kind.value} {int(self.count):,}"
 
 
-def exact(count: float) -> Length:
-    return Length(LengthKind.EXACT, int(count))
+def exact(count: int) -> Length:
+    return Length(count)
 
 
-def at_most(count: float) -> Length:
-    return UNKNOWN if math.isinf(count) else Length(LengthKind.AT_MOST, int(count))
-
-
-UNKNOWN = Length(LengthKind.UNKNOWN, math.inf)
-INFINITE = Length(LengthKind.INFINITE, math.inf)
+UNKNOWN = Length(math.inf, is_certain=False)
+INFINITE = Length(math.inf)
 
 
 class Node(ABC):
@@ -172,13 +166,9 @@ class Node(ABC):
         raise NotImplementedError
 
     @property
-    def can_fetch(self) -> bool:
-        """Whether any process can make items from small keys, by :meth:`keys` and :meth:`fetch`."""
-        return False
-
-    def fetch(self) -> Fetch:
-        """Return the maker of items from keys. Called only if the node ``can_fetch``."""
-        raise NotImplementedError
+    def fetch(self) -> Fetch | None:
+        """The maker of items from small :meth:`keys`, in any process; None if there is none."""
+        return None
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield the keys of the items with these numbers, in that order. Keys pickle to a few bytes."""
@@ -246,11 +236,14 @@ class InPlace(Step):
         return self.results(now, numbers)
 
 
-class Fetch(Protocol):
-    """Maker of items from small keys, in any process. Picklable."""
+Fetch = Callable[..., AbstractContextManager[Callable[[Any], Any]]]
+"""Picklable function that opens a source in any process, as the context of a function from key to item."""
 
-    def open(self) -> AbstractContextManager[Any]:
-        """Open the source. The context's value is a function from key to item, for one thread."""
+
+def fetch_by(item_of: Callable[[Any], Any]) -> Fetch:
+    """Return what makes items by a function of their keys alone, without opening anything."""
+    found: Any = partial(nullcontext, item_of)
+    return cast("Fetch", found)
 
 
 class Fetched(Node):
@@ -259,10 +252,14 @@ class Fetched(Node):
     A ``map`` with processes sends only the keys to its workers, which then read.
     """
 
-    can_pick = can_fetch = never_change = True
+    can_pick = never_change = True
+
+    @property
+    @abstractmethod
+    def fetch(self) -> Fetch: ...
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        with ending(self.keys(now, numbers)) as keys, self.fetch().open() as item_of:
+        with ending(self.keys(now, numbers)) as keys, self.fetch() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
     def run(self, now: PassContext) -> Iterator[Any]:
@@ -284,11 +281,8 @@ class Renumbered(Step):
         return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
 
     @property
-    def can_fetch(self) -> bool:
-        return self.source.can_fetch
-
-    def fetch(self) -> Fetch:
-        return self.source.fetch()
+    def fetch(self) -> Fetch | None:
+        return self.source.fetch
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))

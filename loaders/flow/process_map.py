@@ -233,7 +233,7 @@ class MapWork:
         use_one_thread()
         keep_freed_memory()
         with ExitStack() as opened:
-            item_of = opened.enter_context(self.fetch.open()) if self.fetch else None
+            item_of = opened.enter_context(self.fetch()) if self.fetch else None
             random = ItemRandom(self.stream.bits(0)) if self.stream else None
             yield partial(self._fill, item_of, random, clock)
 
@@ -353,7 +353,8 @@ class ProcessMap(Mapped):
         known: Kept | None = None,
     ) -> Iterator[EngineBatch]:
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
-        if self.source.can_fetch:
+        fetch = self.source.fetch
+        if fetch:
             asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
             items, places = self.source.keys(now.of(self), asked), asked.again
         else:
@@ -363,11 +364,11 @@ class ProcessMap(Mapped):
             pass_number=now.number,
             rows=rows,
             least=least,
-            never_change=self.source.can_fetch or self.source.never_change,
+            never_change=bool(fetch) or self.source.never_change,
             known=known,
         )
-        fetch = {"fetch": self.source.label} if self.source.can_fetch else {}
-        meter = EngineMeter(self.label, self.processes, fetch | {"map": self.label}, "transport")
+        stages = ({"fetch": self.source.label} if fetch else {}) | {"map": self.label}
+        meter = EngineMeter(self.label, self.processes, stages, "transport")
         with (
             ending(items),
             now.kept.borrowed((now.place(self), rows), partial(self._engine, now, rows)) as engine,
@@ -377,7 +378,7 @@ class ProcessMap(Mapped):
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
         work = MapWork(
-            self.source.fetch() if self.source.can_fetch else None,
+            self.source.fetch,
             self.function,
             self.outputs,
             self.drop_none,
@@ -495,7 +496,7 @@ class InProcess(Step):
                 del batch
 
     def _engine(self, now: PassContext, rows: int) -> Engine:
-        work = MapWork(PassFetch(self.source, now.of(self).branch))
+        work = MapWork(PassFetch(self.source, now.of(self).branch).open)
         layout = layout_of(rows, None)
         return Engine(work, layout, workers=1, slots=PASS_SLOTS, describe=self._described, owner="Flow")
 

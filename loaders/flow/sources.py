@@ -1,11 +1,11 @@
-"""Sources of a flow: sequences, iterables, functions, files, parts, and generated items."""
+"""Sources of a flow: sequences, iterables, functions, files and parts."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
@@ -20,9 +20,8 @@ from shardprep.formats.runtime.sizes import checked_int, count_of, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Fetched, Length, Node, exact, within
+from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Length, Node, exact, fetch_by, within
 from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
-from shardprep.loaders.loader.fake import FakeData
 from shardprep.loaders.order.parts import permutation
 
 
@@ -121,31 +120,6 @@ class FromCallable(Node):
         yield from now.here.timed_draws(self.label, Passes(items).begin())
 
 
-@dataclass(frozen=True)
-class FromFakeData(Fetched):
-    """The rows of fake batches of size 1. See :meth:`.Flow.fake`."""
-
-    data: FakeData
-
-    title = "fake"
-    facts = "{0.length}"
-
-    @property
-    def length(self) -> Length:
-        return exact(len(self.data))
-
-    def fetch(self) -> PlainFetch:
-        return PlainFetch(partial(_fake_item, self.data))
-
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
-        return within(numbers, self.length)
-
-
-def _fake_item(data: FakeData, number: int) -> tuple[Any, int]:
-    (image,), labels = data.batch(number)
-    return image.obj if isinstance(image, memoryview) else image, labels.item()
-
-
 Labels = Mapping[str, int] | Sequence[int]
 
 
@@ -207,8 +181,9 @@ class FromFiles(Fetched):
     def length(self) -> Length:
         return exact(len(self.paths))
 
-    def fetch(self) -> PlainFetch:
-        return PlainFetch(partial(_file_and_label, self.folder))
+    @property
+    def fetch(self) -> Fetch:
+        return fetch_by(partial(_file_and_label, self.folder))
 
     def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[tuple[str, int]]:
         places = within(numbers, self.length)
@@ -237,17 +212,6 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
 
 def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
     return (folder / key[0]).read_bytes(), key[1]
-
-
-@dataclass(frozen=True)
-class PlainFetch:
-    """Makes items by a function of their keys, without opening anything."""
-
-    item_of: Callable[[Any], Any]
-
-    @contextmanager
-    def open(self) -> Iterator[Callable[[Any], Any]]:
-        yield self.item_of
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.batches.stack import row_count
+from shardprep.loaders.flow.fake import FromFakeBatches
 from shardprep.loaders.flow.map import PerItem
 from shardprep.loaders.flow.node import Node, Step, checked_seconds
 from shardprep.loaders.flow.passes import NodePlace, PassMeter
@@ -306,7 +307,7 @@ def makes_batches(node: Node) -> bool:
     """Whether the last step that makes new items, rather than passing them on, makes batches."""
     while isinstance(node, Step) and not isinstance(node, Batch | BatchByShape | Unbatch | PerItem):
         node = node.source
-    return isinstance(node, Batch | BatchByShape)
+    return isinstance(node, Batch | BatchByShape | FromFakeBatches)
 
 
 def _bytes_in(part: Any) -> int:

@@ -16,21 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.canaries import warn_of_decoder
+from shardprep.formats.images.canaries import warn_of_decoder, warn_of_other_decoder
+from shardprep.formats.images.pictures import Gallery
 from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import FileSource
 from shardprep.formats.storage.cached_dataset import CachedDataset
 from shardprep.formats.storage.collection import Collection, open_records
-from shardprep.loaders.batches.stack import BatchSpec, loader_specs
+from shardprep.loaders.batches.passes import FrameworkHint
+from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs
 from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
-from shardprep.loaders.loader.epoch_loader import EpochLoader
 from shardprep.loaders.loader.options import (
     Chosen,
     Classes,
@@ -44,21 +45,34 @@ from shardprep.loaders.loader.options import (
     plan_of,
     worker_count,
 )
-from shardprep.loaders.loader.replay import ObservedTransform, Replayed, ReplayedRecord, RunOrder
+from shardprep.loaders.loader.replay import (
+    ObservedTransform,
+    Parting,
+    Replayed,
+    ReplayedRecord,
+    RunOrder,
+    first_parting,
+    shown_batch,
+)
 from shardprep.loaders.loader.run_card import (
     ChosenRecords,
+    Resumed,
     RunCard,
     TransformCard,
+    decoder_of,
     kept_transform,
     loader_identity,
+    refuse_another,
     transform_digest,
 )
+from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
 from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
-from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges
+from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges, resumed
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality
 from shardprep.loaders.order.ranks import refuse_other_rank
+from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.transforms.contract import AsColumns, Transform, outputs_of
 
 DEFAULT_SLOTS = 9  # two queued, one staged, two in the step, one in transit to each, and RESERVE
@@ -68,7 +82,7 @@ Loaded = tuple[Any, ...]
 Batches = Generator[EngineBatch, None, None]
 
 
-class Loader(Owned, EpochLoader):
+class Loader(Owned, FrameworkHint, Closable):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
@@ -131,8 +145,10 @@ class Loader(Owned, EpochLoader):
             a transform are raised unchanged, with the key.
     """
 
+    batches_never_change = True
     dataset: Dataset | Collection
     _state_card: RunCard | None = None
+    _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
     instead = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
         "DataLoader(to_torch(loader), batch_size=None) without num_workers"
@@ -183,7 +199,10 @@ class Loader(Owned, EpochLoader):
                 world_size=world_size,
                 drop_last=drop_last,
             )
-            EpochLoader.__init__(self, plan)
+            self._plan = plan
+            # the epochs of the next iteration, of the receipt, and of the state
+            self._next = self._current = self._place = Epoch(plan, 0)
+            self._skipped: dict[str, str] = {}
             wanted = WantedColumns.of(self.dataset, columns)
             if transform is None and wanted.are_chosen:
                 transform = wanted.as_columns
@@ -231,7 +250,13 @@ class Loader(Owned, EpochLoader):
             )
             undo.pop_all()
 
+    def __len__(self) -> int:
+        """Number of batches of the next iteration: of a whole epoch, or of the rest of a resumed one."""
+        self._refuse_sampler()
+        return self.batches_per_epoch if self._next is self._waiting else len(self._next)
+
     def __iter__(self) -> Iterator[Loaded]:
+        """Iterate the next epoch, which begins with its first batch; an abandoned one is not continued."""
         if not self._rank_is_given:
             refuse_other_rank(self._plan.rank, self._plan.world_size)
         if not self._workers:
@@ -241,7 +266,8 @@ class Loader(Owned, EpochLoader):
 
     def _run(self) -> Iterator[Loaded]:
         self.engine.refuse_closed()  # else the place in this epoch would be lost
-        epoch = self._begin()
+        epoch = self._current = self._place = self._next
+        self._next = Epoch(self._plan, epoch.number + 1)
         with ExitStack() as undo:
             batches = undo.enter_context(closing(self._batches_from(epoch)))
             # a loop variable would hold a batch
@@ -313,6 +339,7 @@ class Loader(Owned, EpochLoader):
 
     @property
     def most_held(self) -> int:
+        """Number of batches that may be held at once before further ones are copied."""
         return self.engine.most_held
 
     def steps(self, epoch: int, steps: Iterable[int]) -> Iterator[LoadedStep]:
@@ -359,7 +386,13 @@ class Loader(Owned, EpochLoader):
         return self._subset.numbers(self.epoch)
 
     @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches of a whole epoch."""
+        return len(self._plan.split(0))
+
+    @property
     def batch_specs(self) -> tuple[BatchSpec, ...] | None:
+        """The parts of a batch; None for a transform that declares no outputs."""
         transform, omission = self._work.transform, self._plan.omission
         outputs = None if transform is None else outputs_of(transform)
         if transform is not None and outputs is None:
@@ -367,6 +400,21 @@ class Loader(Owned, EpochLoader):
         is_constant = self._plan.drop_last and not self._work.skip_bad and (not omission or omission.closes)
         rows = self._plan.batch_size if is_constant else None
         return loader_specs(outputs, rows=rows, with_numbers=self._with_numbers)
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Bytes of the arrays of a full batch; None for a transform that declares no outputs.
+
+        Raises UsageError if they have no fixed size.
+        """
+        specs = self.batch_specs
+        return None if specs is None else full_batch_bytes(specs, self._plan.batch_size)
+
+    def first_batch(self) -> tuple[Any, ...]:
+        """Return the next epoch's first batch, made by :meth:`steps`, without counting it as delivered."""
+        with closing(self.steps(self.epoch, [0])) as steps:  # type: ignore[type-var]
+            batch: tuple[Any, ...] = next(steps).batch
+        return batch
 
     @property
     def identity(self) -> dict[str, str]:
@@ -377,10 +425,95 @@ class Loader(Owned, EpochLoader):
         return loader_identity(self._plan, self._work, with_numbers=self._with_numbers)
 
     def key(self, number: int) -> str:
+        """Return the key of the record with this number."""
         key: bytes = self.dataset.index["key"][number]
         return key.decode(errors="replace")
 
+    @property
+    def epoch(self) -> int:
+        """The number of the next iteration's epoch."""
+        return self._next.number
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of this epoch."""
+        self._next = self._place = Epoch(self._plan, operator.index(epoch))
+
+    def skip(self, steps: Iterable[int]) -> None:
+        """Skip steps of the next epoch, or of the rest of a resumed one, as after a loss spike.
+
+        ``steps`` are counted from the epoch's beginning, with this loader's batch size and world size; all
+        other steps stay the same. Give every rank the same steps. The state keeps them, for any batch size
+        and world size, and the receipt counts their records as ``omitted``. An iteration that has begun does
+        not change: load its state first. Make a framework's dataset from the loader afterwards, since it may
+        count the steps.
+
+        Raises UsageError for steps that do not exist or lie before the place from which the epoch continues,
+        and if that place is within a step, because the batch size has changed since.
+        """
+        epoch = self._next
+        try:
+            numbers = [operator.index(step) for step in steps]
+        except TypeError as error:
+            raise UsageError(f"steps must be a list or a range of step numbers, not {steps!r}") from error
+        plan = epoch.plan.passing(numbers, start=epoch.start)
+        changed = Epoch(plan, epoch.number, start=epoch.start, receipt=epoch.receipt, origin=epoch.origin)
+        self._next, self._current, self._place = (
+            changed if each is epoch else each for each in (self._next, self._current, self._place)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's place as plain JSON values; its size grows only with the skipped records.
+
+        The last batch yielded counts as delivered. :meth:`load_state_dict` continues after it, even with
+        other workers, batch size or world size. After :meth:`set_epoch` the place is that epoch's start. For
+        replays, a Loader's state includes its :meth:`card`, without the numbers of chosen records and without
+        the identity of the transform, which is valid for one version of each library. Loading does not need
+        it.
+        """
+        if self._state_card is None:
+            self._state_card = self._card(identity=None).without_numbers()
+        place = self._next if self._place.is_over else self._place
+        return place.state() | {"card": self._state_card.to_json(), "transform": self._kept_transform}
+
+    def load_state_dict(self, state: dict[str, Any], *, transform: Resumed = "same") -> None:
+        """Continue the next iteration where the state was taken. On a UsageError nothing changes.
+
+        Each rank loads its own state; with another world size, all ranks load the state of one. The dataset,
+        the order and the transform must be those of the state; ``transform="changed"`` accepts any transform
+        for the rest of the epoch. Warns with DecoderDiffers if images were decoded to other pixels before.
+        """
+        found = resumed(self._plan, state)
+        there = state.get("transform", self._kept_transform)  # older states have none
+        refuse_another([there], [self._kept_transform], transform)
+        if self._kept_transform is not None and (decoder := decoder_of(state)) is not None:
+            warn_of_other_decoder(decoder)
+        self._next = self._current = self._place = found
+
+    def receipt(self) -> Receipt:
+        """Return the receipt for this rank's deliveries of the current epoch, or of the last one.
+
+        For a subset, the receipt counts places in :attr:`records` instead of record numbers.
+        """
+        return self._current.receipt
+
+    def log_epoch(self, path: str | os.PathLike[str]) -> None:
+        """Append this rank's part of the current epoch to a log for ``prep prove``; call it after each epoch.
+
+        Writes and flushes a line of JSON. Each rank may have its own file, or all share one on a local disk.
+        If the epoch is resumed later, the rank's next line replaces this one. Raises UsageError for a signed
+        log, OSError.
+        """
+        epoch = self._current
+        places = epoch.start, epoch.place, epoch.origin
+        LogEntry(self.card(), epoch.receipt, *places, epoch.plan.passed).append_to(path)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The bad records skipped so far: key to reason."""
+        return dict(self._skipped)
+
     def stats(self) -> LoaderStats:
+        """Return printable counts and times since the loader was made. Thread-safe."""
         return LoaderStats(
             **vars(self.engine.stats()),
             workers=self._workers,
@@ -422,9 +555,18 @@ class Loader(Owned, EpochLoader):
         )
         return Replayed(epoch, step, tuple(parts), tuple(records))
 
-    def _class_of(self, number: int) -> str:
-        label = int(self.dataset.index["label"][number])
-        return self.dataset.classes[label] if label >= 0 else ""
+    def show_batch(self, epoch: int | None = None, step: int = 0, *, most: int = 16) -> Gallery:
+        """Return the images of a step as training gets them: pictures in a notebook, a list in a terminal.
+
+        ``epoch`` defaults to the next one. At most ``most`` images are shown, up to 100, each with the
+        number, key and class of its record; normalised pixels are shown as they were before. :meth:`replay`
+        makes the batch, so the loader's place does not change. Raises the errors of a replay, and UsageError
+        for a batch without images.
+        """
+        made = self.replay(self.epoch if epoch is None else epoch, step)
+        labels, classes = self.dataset.index["label"], self.dataset.classes
+        names = [classes[label] if (label := labels[number]) >= 0 else "" for number in made.numbers]
+        return shown_batch(made, self.transform, names, title=repr(self), most=most)
 
     def _parts(self, results: DeclaredResults, batch: EngineBatch) -> tuple[list[Any], Records, Records]:
         """Return the parts without skipped rows, and the places of both."""
@@ -436,15 +578,25 @@ class Loader(Owned, EpochLoader):
         return [*results.parts(batch, bad), *own], delivered, places[bad]
 
     def card(self) -> RunCard:
+        """Return all that determines the batches of this rank's run; ``card().save(path)`` writes a file."""
         return self._card(None if self.transform is None else transform_digest(self.transform))
 
+    def parting(self, other: Loader, epochs: Iterable[int] = (0,)) -> Parting | None:
+        """Return the first step and record at which another loader's run differs, and why; None if none.
+
+        Compares the settings, and the order and labels of these ``epochs``; reads no image.
+        """
+        return first_parting(self.order_of(), other.order_of(), epochs)
+
     def order_of(self, card: RunCard | None = None) -> RunOrder:
+        """Describe this loader's run for :func:`.first_parting`; ``card`` defaults to its own."""
         label_of = self._labels[self.dataset.index["label"]]
         passed = {one.number: one.plan.passed for one in (self._current, self._next) if one.plan.passed}
         return RunOrder(card or self.card(), self._plan, self._subset.numbers_at, label_of, passed)
 
     @property
     def transform(self) -> Transform | None:
+        """The transform that was given; None if columns are delivered as they are."""
         transform = self._work.transform
         return None if isinstance(transform, AsColumns) else transform
 
@@ -466,11 +618,6 @@ class Loader(Owned, EpochLoader):
             gaps=None if omission is None else "close" if omission.closes else "keep",
         )
 
-    def _run_of_state(self) -> dict[str, Any]:
-        if self._state_card is None:
-            self._state_card = self._card(identity=None).without_numbers()
-        return {"card": self._state_card.to_json(), "transform": self._kept_transform}
-
     @cached_property
     def _kept_transform(self) -> dict[str, Any] | None:
         return None if self.transform is None else kept_transform(self.transform)
@@ -491,6 +638,7 @@ class Loader(Owned, EpochLoader):
         )
 
     def close(self) -> None:
+        """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
         self._taken_ahead()[1].close()
         self.engine.close()
         self._shards.close()

@@ -429,14 +429,17 @@ def _rounded(values: npt.NDArray[np.float64]) -> Picture:
 
 
 def shown_batch(
-    made: Replayed, transform: Transform | None, class_of: Callable[[int], str], *, title: str, most: int
+    made: Replayed, transform: Transform | None, classes: Sequence[str], *, title: str, most: int
 ) -> Gallery:
-    """Return up to ``most`` first images of a step, as PNG files. Raises UsageError without images."""
+    """Return up to ``most`` first images of a step, as PNG files, with the names of their ``classes``.
+
+    Raises UsageError without images.
+    """
     count = max(0, min(most, MOST_SHOWN, len(made)))
     pictures = pictures_of(made.batch, transform)[:count]
     shown = []
-    for record, picture in zip(made.delivered, pictures, strict=False):
-        text = f"{record.number:,}: {record.key}, {class_of(record.number)}".rstrip(", ")
+    for record, picture, name in zip(made.delivered, pictures, classes, strict=False):
+        text = f"{record.number:,}: {record.key}, {name}".rstrip(", ")
         shown.append(ShownImage(png_of(picture), text))
     step = f"step {made.step:,} of epoch {made.epoch:,}"
     return Gallery(f"{title}: {count} of {len(made):,} images of {step}", shown)

@@ -15,7 +15,7 @@ from typing import Any
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.flow.node import PendingNumbers
-from shardprep.loaders.loader.epoch_loader import EpochLoader
+from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.keys import ConnectionDamaged, SenderAuth, SenderKeys, check_endpoint, host_of
@@ -80,11 +80,11 @@ class ServedSource:
     close: Callable[[], None] = lambda: None
 
 
-def served(source: EpochLoader | Flow, identity: str | None) -> ServedSource:
+def served(source: Loader | Flow, identity: str | None) -> ServedSource:
     """Wrap a Loader or Flow. Raises UsageError for a source that cannot be served."""
     if identity == "":
         raise UsageError("identity='' would be the same for all sources; leave it out, or give a text")
-    if isinstance(source, EpochLoader):  # the receipts count its records
+    if isinstance(source, Loader):  # the receipts count its records
         state = source.state_dict()
         if state["world_size"] != 1 or "passed" in state:
             raise UsageError("a Loader is served as a whole: give it rank=0 and world_size=1, and no skip()")
@@ -114,7 +114,7 @@ def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made
 
 
 def serve(
-    source: EpochLoader | Flow,
+    source: Loader | Flow,
     endpoint: str,
     *,
     keys: SenderKeys | None = None,
@@ -133,7 +133,7 @@ def serve(
     stays open; its place does not matter, because the receiver's state has the position.
 
     Args:
-        source: A Loader with world size 1, a FakeData, or a Flow whose passes depend only on their number.
+        source: A Loader with world size 1, or a Flow whose passes depend only on their number.
         endpoint: ``tcp://ADDRESS:PORT`` or ``ipc://PATH`` of the receiver.
         keys: Keys of this sender and of the receiver. None needs an endpoint on loopback, or ``insecure``.
         insecure: Whether to connect over a network without keys: any program on it can then read and change

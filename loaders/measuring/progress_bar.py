@@ -24,7 +24,6 @@ from shardprep.loaders.engine.trace import KEEP, Trace
 
 if TYPE_CHECKING:
     from shardprep.loaders.flow.flow import Flow
-    from shardprep.loaders.loader.epoch_loader import EpochLoader
     from shardprep.loaders.loader.loader import Loader
 
 
@@ -166,7 +165,7 @@ NARROW_WIDTH = 60  # characters; on less, counts would leave no room for the bar
 class StatusLines:
     """Lines on a terminal: progress, and the last minute's rate, limit, stages and queue. Not thread-safe."""
 
-    def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
+    def __init__(self, loader: Loader | Flow, *, total: int | None, title: str) -> None:
         self._engine: Any = getattr(loader, "engine", None)
         self._total, self._title = total, printable(title)
         self._count, self._began = 0, perf_counter()
@@ -242,7 +241,7 @@ class StatusLines:
 class StatusBar:
     """A one-line bar, which a notebook shows below the cell."""
 
-    def __init__(self, loader: EpochLoader | Flow, *, total: int | None, title: str) -> None:
+    def __init__(self, loader: Loader | Flow, *, total: int | None, title: str) -> None:
         self._before: Any = loader.stats()
         shape = UNCOUNTED_BAR if total is None else BAR
         self._bar = bar_class()(
@@ -266,7 +265,7 @@ class StatusBar:
 WAIT_S = 1.0  # a wait for a batch this long redraws the state
 
 
-def watched(loader: EpochLoader | Flow, *, title: str = "loading") -> Iterator[Any]:
+def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
     """Yield the batches of the next epoch or pass of ``loader``, a Loader or a Flow, and show its state.
 
     ``for images, labels in watched(train): ...`` shows lines on a terminal's stderr: the ``title`` and the
@@ -291,7 +290,7 @@ class LoaderBar(Owned, Iterator[Any]):
 
     def __init__(
         self,
-        loader: EpochLoader | Flow,
+        loader: Loader | Flow,
         *,
         total: int | None = None,
         title: str = "loading",

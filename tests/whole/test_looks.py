@@ -44,7 +44,6 @@ def things(lmdb_shards: Path) -> dict[str, Any]:
             "report": report,
             "fake": fake,
             "fake stats": fake.stats(),
-            "fake dataset": fake.dataset,
             "flow stats": flow.stats(),
             "flow": Flow.from_iterable(list(range(10_000))).map(str).batch(7),
             "disk profile": full_profile(),

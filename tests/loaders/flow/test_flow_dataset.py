@@ -48,9 +48,9 @@ def test_a_pass_has_the_order_of_the_loaders_epoch(lmdb_shards: Path, shuffle: A
 
 def test_what_is_shuffled_and_taken_is_fetched_all_the_same(lmdb_shards: Path) -> None:
     node = Flow.from_dataset(lmdb_shards).shuffle(40, seed=3).take(50).node
-    assert node.can_fetch
+    assert node.fetch
 
-    with node.fetch().open() as item_of:
+    with node.fetch() as item_of:
         fetched = [item_of(key) for key in node.keys(PassContext(2), range(50))]
     assert fetched == list(node.run(PassContext(2)))
     copy = pickle.loads(pickle.dumps(node))  # noqa: S301

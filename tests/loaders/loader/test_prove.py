@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from shardprep.formats.errors import DataError, OperationError, ShardprepError, UsageError
-from shardprep.loaders import FakeData, LocalShuffle, RunProof, TrainTransform, prove
+from shardprep.loaders import Loader, LocalShuffle, RunProof, TrainTransform, prove
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.loader.signature import Signature, make_signing_keys
 from shardprep.loaders.machines.keys import make_keys
@@ -166,9 +166,9 @@ def test_a_run_that_went_back_is_proven_as_it_went_on(lmdb_shards: Path, tmp_pat
         prove(lmdb_shards, [log])
 
 
-def test_nothing_is_left_of_a_line_that_does_not_fit(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_line_that_does_not_fit(lmdb_shards: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with FakeData(2, batch_size=8) as data:
+    with Loader(lmdb_shards, batch_size=8, workers=0) as data:
         list(data)
         data.log_epoch(log)
         with files_of_at_most(log.stat().st_size + 100), pytest.raises(OSError, match="too large"):
