@@ -1,4 +1,4 @@
-"""The entries of a listing: their table, their keys, their storage, and images that were not listed."""
+"""The entries of a listing: their table, keys, classes and storage, and images that were not listed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged
+from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.runtime.files import naming, open_below, open_folder, open_regular, publishing, regular
 from shardprep.formats.runtime.json_record import sha256_of
@@ -126,6 +128,101 @@ def repeated_keys(keys: npt.NDArray[np.bytes_]) -> list[bytes]:
         return []
     counts = Counter(key for key in keys.tolist() if hash(key) in repeated)
     return sorted(key for key, count in counts.items() if count > 1)
+
+
+MAX_CLASSES = 100_000
+MAX_NAME = 255  # characters of a class's name
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+# as names, 10.0 would come before 2.0
+_NO_LABEL = re.compile(r"-[0-9]+|[+-]?([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
+
+
+class Classes:
+    """The classes of all records of a source: either names or numbers, or else its folders.
+
+    Methods return a number for each label, which :meth:`numbered` maps to the final one. Names are numbered
+    alphabetically. Numbers stay the same. Their names become class names if they are sorted like the numbers;
+    otherwise class names are numbers such as ``00042``, and the names their words. Wnids of ILSVRC12 in order
+    give its 1,000 classes. Folders are classes if nothing else is, there are two or more, and every image
+    lies in one; otherwise no image has a label.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._count = 0
+        self._words: dict[int, str] = {}
+        self._folders: dict[str, int] = {}
+        self._are_folders = True
+
+    def of_number(self, label: int, words: str | None = None) -> int:
+        """Add a label that is a number, -1 for none, and its name. Raises ValueError for an invalid one."""
+        if not UNLABELLED <= label < MAX_CLASSES:
+            raise ValueError(f"has the label {label}; labels are 0 to {MAX_CLASSES - 1}")
+        if self._names:
+            raise ValueError(f"has the label {str(label)!r}, but the first one is a name; use one kind")
+        if words is not None:
+            self._name(label, words)
+        self._are_folders = False
+        self._count = max(self._count, label + 1)
+        return label
+
+    def _name(self, label: int, words: str) -> None:
+        if not 0 < len(words) <= MAX_WORDS:
+            raise ValueError(f"its class has a name of {len(words)} characters, not 1 to {MAX_WORDS}")
+        words.encode()
+        if label == UNLABELLED:
+            raise ValueError(f"its label {label} means unlabelled, but it has the class name {words!r}")
+        if (known := self._words.setdefault(label, words)) != words:
+            raise ValueError(f"its label {label} is named {words!r} here and {known!r} elsewhere")
+
+    def of_text(self, text: str | bytes) -> int:
+        """Add a label that is a name or a number, "" for none. Raises ValueError for an invalid one."""
+        text = text if isinstance(text, str) else text.decode()
+        self._are_folders = False
+        if not text:
+            return UNLABELLED
+        if len(text) > MAX_NAME:
+            raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
+        is_number = _NUMBER.fullmatch(text) is not None
+        if _NO_LABEL.fullmatch(text) or (is_number and int(text) >= MAX_CLASSES):
+            raise ValueError(
+                f"has the label {text}, but labels are names, or integers from 0 to {MAX_CLASSES - 1}"
+            )
+        if is_number:
+            return self.of_number(int(text))
+        if self._count:
+            raise ValueError(f"has the label {text!r}, but the first one is a number; use one kind")
+        text.encode()
+        label = self._names.setdefault(text, len(self._names))
+        if label >= MAX_CLASSES:
+            raise ValueError(f"has the class {text!r}, which exceeds the limit of {MAX_CLASSES} classes")
+        return label
+
+    def of_folder(self, path: str) -> int:
+        """Add the folder of the image at ``path`` below its split's folder, if there is one."""
+        folder, inside, _ = path.partition("/")
+        if not inside:
+            self._are_folders = False
+            return UNLABELLED
+        return -2 - self._folders.setdefault(folder, len(self._folders))
+
+    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
+        """Return the label space, and an array that maps each number, negative ones too, to its label."""
+        folders = self._folders if self._are_folders and len(self._folders) > 1 else {}
+        space = self._space_of_numbers() if self._count else LabelSpace.of(self._names or folders)
+        labels = [*range(self._count), *(space.label_of[name] for name in self._names)]
+        of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
+        return space, np.array([*labels, *of_folders[::-1], UNLABELLED], np.int32)
+
+    def _space_of_numbers(self) -> LabelSpace:
+        official, words = list(official_words()), self._words
+        if words and self._count <= len(official) and all(official[n] == words[n] for n in words):
+            return LabelSpace.of(official)
+        names = [words.get(label, "") for label in range(self._count)]
+        if all(names) and all(one < other for one, other in pairwise(names)):
+            return LabelSpace.of(names)
+        numbers = [f"{label:05d}" for label in range(self._count)]
+        return LabelSpace.of(numbers, {numbers[label]: name for label, name in words.items()})
 
 
 _TRAIN = re.compile(r"(n\d{8})_\d+", re.ASCII)

@@ -23,7 +23,7 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file, user_path
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.coco import refuse_coco_file
-from shardprep.formats.sources.listing import EntryTable, add_unlisted, record_key
+from shardprep.formats.sources.listing import Classes, EntryTable, add_unlisted, record_key
 from shardprep.formats.sources.source import (
     SPLIT_COLUMN,
     SPLITS,
@@ -43,11 +43,11 @@ from shardprep.formats.sources.tables import (
     CellKind,
     ImagesAndFile,
     Lines,
-    ListedClasses,
     TableForm,
     TableRow,
     cell_kinds,
     encoded_cell,
+    label_name,
     place_below,
     row_at,
 )
@@ -178,7 +178,7 @@ class ListedImages:
         self.kinds: dict[str, CellKind] = {}
         self.fields: dict[str, Field] = {}
         self.space = LabelSpace.of(())
-        self.labels = ListedClasses(needs_label=source.is_list)
+        self.classes = Classes()
         self.keeps_rows = bool(source.source_options.columns) or not source.is_list
         follow = source.source_options.follow_symlinks
         self._walk = FolderWalk(source.root, follow, self.problems)
@@ -235,9 +235,13 @@ class ListedImages:
             return
         with self.problems.collected("label"), self._at(table.file.path, lambda: row.line):
             if table.labels is None:
-                label = self.labels.of_folder(path)
+                label = self.classes.of_folder(path)
             else:
-                label = self.labels.of_cell(row.cells[table.labels])
+                cell = row.cells[table.labels]
+                name = "" if cell is None else label_name(cell).strip()
+                if is_list and not name:
+                    raise ValueError("has no label")
+                label = self.classes.of_text("" if name == "-1" and not is_list else name)
         if self.kinds:
             with self.problems.collected("row"), self._at(table.file.path, lambda: row.line):
                 for header, kind in self.kinds.items():
@@ -266,7 +270,7 @@ class ListedImages:
     def finish(self) -> None:
         """Set the fields, the label space and the labelled entries."""
         self.fields = {header: kind.field for header, kind in self.kinds.items()}
-        self.space, numbers = self.labels.numbered()
+        self.space, numbers = self.classes.numbered()
         for one in self.images.values():
             one.entries = one.rows.finish()
             one.entries["label"] = numbers[one.entries["label"]]

@@ -24,7 +24,7 @@ from shardprep.formats.records.record import MAX_IMAGE_BYTES
 from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.sources.coco import has_instances
-from shardprep.formats.sources.listing import EntryTable, record_key
+from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
     IMAGE_SUFFIXES,
     SPLIT_NAMES,
@@ -38,7 +38,6 @@ from shardprep.formats.sources.source import (
     SourceOptions,
     split_folders,
 )
-from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.trees import (
     IMAGE_COLUMNS,
     FolderWalk,
@@ -217,7 +216,7 @@ class PairedFolders(Source):
     @cached_property
     def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
         """The classes, the problems, and each split's entries and counts of ignored files."""
-        problems, classes, looked_at = Problems(), ListedClasses(), set[Path]()
+        problems, classes, looked_at = Problems(), Classes(), set[Path]()
         found = {}
         for split, folders in self.of_split.items():
             walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
@@ -246,7 +245,7 @@ class PairedFolders(Source):
                     problems.add(SourceDamaged(no_split, path=each))
 
 
-def _paired(folders: PairedSplit, walk: FolderWalk, classes: ListedClasses) -> Entries:
+def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries:
     """Return the images of one split with their partners, and add problems to those of the walk."""
     left = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
     top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]

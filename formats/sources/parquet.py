@@ -24,7 +24,7 @@ from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.workers import Child, ChildDied
-from shardprep.formats.sources.listing import official_key
+from shardprep.formats.sources.listing import Classes, official_key
 from shardprep.formats.sources.record_files import (
     ADVICE,
     FilesReader,
@@ -346,8 +346,8 @@ class RowContents(RecordContents):
     READER = RowReader
     is_readable = True
 
-    def __init__(self, top: Path, layout: RowLayout) -> None:
-        super().__init__(top, layout)
+    def __init__(self, top: Path, layout: RowLayout, classes: Classes) -> None:
+        super().__init__(top, layout, classes)
         self._bytes = self._encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
@@ -396,13 +396,13 @@ class RowContents(RecordContents):
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
                 if isinstance(label, str | bytes):
-                    label = self.classes.add_text(label)
+                    label = self.classes.of_text(label)
                 elif label is None:
                     label = UNLABELLED
                 elif layout.classes and label >= len(layout.classes):
                     raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
                 else:
-                    label = self.classes.add(label)
+                    label = self.classes.of_number(label)
                 self.append(key, label, length=length, offset=row)
 
 
@@ -416,13 +416,13 @@ class ParquetRows(RecordSource):
     LAYOUT = "parquet"
     CONTENTS = RowContents
 
-    def contents(self, split: str) -> RowContents:
+    def contents(self, split: str, classes: Classes) -> RowContents:
         problems = Problems()
         layout = self._layout(split, problems)
-        contents = RowContents(self.files.top, layout)
+        contents = RowContents(self.files.top, layout, classes)
         with problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
             for label, class_name in enumerate(layout.classes):
-                contents.classes.add(label, class_name)
+                contents.classes.of_number(label, class_name)
         contents.problems.merge(problems)
         contents.is_readable = not problems
         return contents

@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
+from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.images.header import is_image_file
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
+from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
-from shardprep.formats.sources.listing import GrowingTable, official_key, repeated_keys
+from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
     SPLITS,
@@ -38,13 +37,11 @@ from shardprep.formats.sources.source import (
     entry_dtype,
     split_in,
 )
-from shardprep.formats.sources.tables import ListedClasses
 from shardprep.formats.sources.tar import archive_of
 from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
 
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces to keep
 MAX_VARINT = 10  # bytes
-MAX_LABEL = 99_999
 HEAD_BYTES = 64  # of an image, to recognise its kind
 
 
@@ -110,77 +107,6 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
         if byte < 0x80 and number < 1 << 64:
             return number, start + place + 1
     raise ValueError("a number is truncated, or has more than 64 bits")
-
-
-class RecordClasses:
-    """The labels seen so far: either text, or numbers, which stay the same and may have names.
-
-    The names of numbers become class names if they are sorted like the labels; otherwise class names are
-    numbers such as ``00042``, and the names their words. Wnids of ILSVRC12 in order give its 1,000 classes.
-    Labels that are text are the class names, as in a list of images.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.names: dict[int, str] = {}
-        self.texts = ListedClasses()
-
-    def add(self, label: int, name: str | None = None) -> int:
-        """Add a record's label, -1 for none, and its name. Raises ValueError for an invalid one."""
-        if not UNLABELLED <= label <= MAX_LABEL:
-            raise ValueError(f"it has the label {label}; labels are 0 to {MAX_LABEL}")
-        if len(self.texts):
-            raise ValueError(f"it has the label {label}, but the first one is text")
-        if name is not None:
-            self._add_name(label, name)
-        self.count = max(self.count, label + 1)
-        return label
-
-    def add_text(self, text: str | bytes) -> int:
-        """Add a label, "" for none, and return a number for :meth:`places`. Raises ValueError."""
-        text = text if isinstance(text, str) else text.decode()
-        if self.count:
-            raise ValueError(f"it has the label {text[:80]!r}, but the first one is a number")
-        return self.texts.label_of(text) if text else UNLABELLED
-
-    def _add_name(self, label: int, name: str) -> None:
-        if not 0 < len(name) <= MAX_WORDS:
-            raise ValueError(f"its class has a name of {len(name)} characters, not 1 to {MAX_WORDS}")
-        name.encode()
-        if label == UNLABELLED:
-            raise ValueError(f"its label {label} means unlabelled, but it has the class name {name!r}")
-        known = self.names.setdefault(label, name)
-        if known != name:
-            raise ValueError(f"its label {label} is named {name!r} here and {known!r} elsewhere")
-
-    def merge(self, other: RecordClasses) -> None:
-        """Add the labels of another split. Raises ValueError if they contradict these."""
-        if (self.count and len(other.texts)) or (other.count and len(self.texts)):
-            raise ValueError("labels are text here and numbers elsewhere")
-        for text in other.texts:
-            self.texts.label_of(text)
-        self.count = max(self.count, other.count)
-        for label, name in other.names.items():
-            self._add_name(label, name)
-
-    def places(self, split: RecordClasses) -> npt.NDArray[np.int32]:
-        """Return an array that maps the numbers from a split's :meth:`add_text`, and -1, to labels."""
-        _, labels = self.texts.numbered()
-        return labels[[*map(self.texts.label_of, split.texts), UNLABELLED]]
-
-    def space(self) -> LabelSpace:
-        if len(self.texts):
-            return self.texts.numbered()[0]
-        official = list(official_words())
-        is_within = self.names and self.count <= len(official)
-        if is_within and all(official[label] == name for label, name in self.names.items()):
-            return LabelSpace.of(official)
-        names = [self.names.get(label, "") for label in range(self.count)]
-        if all(names) and all(one < other for one, other in pairwise(names)):
-            return LabelSpace.of(names)
-        numbers = {label: f"{label:05d}" for label in range(self.count)}
-        words = {numbers[label]: name for label, name in self.names.items()}
-        return LabelSpace.of(numbers.values(), words)
 
 
 def column_name(name: str) -> str:
@@ -405,8 +331,8 @@ class RecordSource(Source):
     source_options: SourceOptions
     layout: Any = None
 
-    def contents(self, split: str) -> RecordContents:
-        return self.CONTENTS(self.files.top, self.layout)
+    def contents(self, split: str, classes: Classes) -> RecordContents:
+        return self.CONTENTS(self.files.top, self.layout, classes)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -425,24 +351,20 @@ class RecordSource(Source):
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         found = self.scanned[split]
-        entries, shortfall = found.entries, self.files.missing(split)
-        if len(found.classes.texts) and len(entries):  # numbers of texts, which differ between splits
-            entries = entries.copy()
-            entries["label"] = self.classes.places(found.classes)[entries["label"]]
         problems, is_first = Problems(), split == self.splits[0]
         for each in (self.files.problems, found.problems) if is_first else (found.problems,):
             problems.merge(each)
         return Listing(
             split,
             self.LAYOUT,
-            entries,
-            self.classes.space(),
+            found.entries,
+            found.classes.numbered()[0],
             found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
-            shortfall=shortfall,
+            shortfall=self.files.missing(split),
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},
-            notes=label_note(found.schema, entries, self.source_options),
+            notes=label_note(found.schema, found.entries, self.source_options),
             options=self.source_options.kept("follow_symlinks", *self.TAKES),
             schema=found.schema,
             has_images=found.has_images,
@@ -450,22 +372,16 @@ class RecordSource(Source):
 
     @cached_property
     def scanned(self) -> dict[str, RecordContents]:
-        return {split: self.contents(split).scan(self.files.of_split[split]) for split in self.splits}
-
-    @cached_property
-    def classes(self) -> RecordClasses:
-        """The classes of all splits. Raises LabelConflict if they disagree."""
-        classes = RecordClasses()
-        for split, found in self.scanned.items():
-            try:
-                classes.merge(found.classes)
-            except ValueError as error:
-                raise LabelConflict(f"in {split}, {error}; correct the names", path=self.files.top) from error
-        return classes
+        classes, found = Classes(), {}
+        for split, names in self.files.of_split.items():
+            found[split] = self.contents(split, classes).scan(names)
+        for each in found.values():
+            each.entries["label"] = classes.numbered()[1][each.entries["label"]]
+        return found
 
 
 class RecordContents(ABC):
-    """The records read so far from files below ``top``, their classes, and the problems with them.
+    """The records of a split, read so far from files below ``top``; all splits share the ``classes``.
 
     Keys are the records' names. If names are missing or repeated, all keys are made of file and number if
     ``may_number``, else these are problems, as are records over the limits.
@@ -478,9 +394,9 @@ class RecordContents(ABC):
     has_images = True
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
 
-    def __init__(self, top: Path, layout: Any) -> None:
-        self.top, self.layout = top, layout
-        self.problems, self.classes = Problems(), RecordClasses()
+    def __init__(self, top: Path, layout: Any, classes: Classes) -> None:
+        self.top, self.layout, self.classes = top, layout, classes
+        self.problems = Problems()
         self._place = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 
@@ -578,7 +494,7 @@ def usual_image(names: Iterable[str], value_of: Callable[[str], object]) -> str:
 def usual_label(names: Iterable[str], value_of: Callable[[str], object]) -> str:
     """Return the first usual name whose value in the first record is a class number or -1, "" for none."""
     values = ((name, value_of(name)) for name in usual(names, LABELS))
-    numbers = range(UNLABELLED, MAX_LABEL + 1)
+    numbers = range(UNLABELLED, MAX_CLASSES)
     return next((name for name, value in values if type(value) is int and value in numbers), "")
 
 

@@ -18,87 +18,14 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import INT64, ArrayCodec, BadValue, no_constant
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import OF_CLASSES, RESERVED, ColumnChoice, Field
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file
+from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.source import OpeningReader
 from shardprep.formats.sources.trees import TreeReader
 
-MAX_CLASSES = 100_000
-MAX_NAME = 255  # characters of a class's name
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-# as names, 10.0 would come before 2.0
-_NO_LABEL = re.compile(r"-[0-9]+|[+-]?([0-9]+\.[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 Row = TypeVar("Row")
-
-
-class ListedClasses:
-    """The classes of all images of a source, numbered in the order they are found.
-
-    A column of labels gives the classes; an empty cell means no label, or is an error if every image
-    ``needs_label``. Without one, the folders are the classes if there are two or more and every image lies in
-    one; otherwise no image has a label.
-    """
-
-    def __init__(self, *, needs_label: bool = False) -> None:
-        self._needs_label = needs_label
-        self._of_name: dict[str, int] = {}
-        self._are_numbers: bool | None = None
-        self._folders: dict[str, int] = {}
-        self._are_folders = True
-
-    def __len__(self) -> int:
-        return len(self._of_name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of_name)
-
-    def label_of(self, text: str) -> int:
-        """Return the number of the class with this name. Raises ValueError for an invalid name."""
-        is_number = _NUMBER.fullmatch(text) is not None
-        if not 0 < len(text) <= MAX_NAME:
-            raise ValueError(f"has a label of {len(text)} characters, not 1 to {MAX_NAME}")
-        if _NO_LABEL.fullmatch(text) or (is_number and int(text) >= MAX_CLASSES):
-            raise ValueError(
-                f"has the label {text}, but labels are names, or integers from 0 to {MAX_CLASSES - 1}"
-            )
-        if self._are_numbers not in (None, is_number):
-            expected = "a number" if self._are_numbers else "a name"
-            raise ValueError(f"has the label {text!r}, but the first one is {expected}; use one kind")
-        text.encode()
-        self._are_numbers = is_number
-        label = self._of_name.setdefault(str(int(text)) if is_number else text, len(self._of_name))
-        if label >= MAX_CLASSES:
-            raise ValueError(f"has the class {text!r}, which exceeds the limit of {MAX_CLASSES} classes")
-        return label
-
-    def of_cell(self, cell: Any) -> int:
-        """Return the number of the class in a label cell. Raises ValueError for an invalid one."""
-        self._are_folders = False
-        if cell is None and self._needs_label:
-            raise ValueError("has no label")
-        name = "" if cell is None else label_name(cell).strip()
-        return UNLABELLED if name in ("", "-1") and not self._needs_label else self.label_of(name)
-
-    def of_folder(self, path: str) -> int:
-        """Return the class number of the image at ``path`` below its split's folder: -2 and down, or -1."""
-        folder, inside, _ = path.partition("/")
-        if not inside:
-            self._are_folders = False
-            return UNLABELLED
-        return -2 - self._folders.setdefault(folder, len(self._folders))
-
-    def numbered(self) -> tuple[LabelSpace, npt.NDArray[np.int32]]:
-        """Return the label space, and an array that maps each number, negative ones too, to its label."""
-        folders = self._folders if self._are_folders and len(self._folders) > 1 else ()
-        space, numbers = LabelSpace.of(self._of_name or folders), list[int]()
-        if self._are_numbers:
-            numbers = [int(text) for text in self._of_name]
-            space = LabelSpace.of(f"{number:05d}" for number in range(1 + max(numbers)))
-        of_names = numbers or [space.label_of[name] for name in self._of_name]
-        of_folders = [space.label_of[name] if folders else UNLABELLED for name in self._folders]
-        return space, np.array([*of_names, *of_folders[::-1], UNLABELLED], np.int32)
 
 
 @dataclass

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED
+from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.record import ItemForm
 from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
-from shardprep.formats.sources.listing import EntryTable
+from shardprep.formats.sources.listing import MAX_CLASSES, Classes, EntryTable
 from shardprep.formats.sources.pickled import (
     MOST_PARTS,
     Array,
@@ -37,7 +37,6 @@ from shardprep.formats.sources.pickled import (
 )
 from shardprep.formats.sources.record_files import (
     ByteWindow,
-    RecordClasses,
     chosen,
     label_note,
     naming_source,
@@ -50,7 +49,6 @@ from shardprep.formats.sources.tar import TarReader, archive_of
 _ADVICE = "write the LMDB again"
 KEYS = b"__keys__"
 DIGITS = 8
-MAX_LABELS = 100_000
 _KEY = re.compile(rb"[0-9]{8}|[1-9][0-9]{8,17}")  # 8 digits, or more from 10**8 on
 _DIGITS = re.compile(rb"[0-9]{8,19}")  # of a key, and one more to refuse longer runs
 _MOST_BYTES_OF_KEYS = 256 << 20  # 17 million keys
@@ -112,7 +110,7 @@ class TensorpackLmdb(Source):
             split,
             self.LAYOUT,
             entries,
-            contents.classes.space(),
+            contents.labels,
             contents.reader(archive.identity),
             archives=(archive_of(self.path),),
             expected=expected,
@@ -133,9 +131,10 @@ class _Contents:
     names: ItemNames
     form: ItemForm | None = None
     schema = Schema()
+    labels: LabelSpace
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        self.classes = RecordClasses()
+        self.classes = Classes()
         self._path, self._options = path, options
         self._table = EntryTable(path)
         self._are_pickles: bool | None = None
@@ -165,7 +164,7 @@ class _Contents:
                 if self._as_text not in (None, image.latin1):
                     raise ValueError("some images are stored as bytes and some as text")
                 self._as_text = image.latin1
-            self._table.append(number, self.classes.add(label), length=image.length, offset=image.start)
+            self._table.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
 
     def _begin(self, first: ByteWindow) -> None:
         """Set names and form if the first datapoint is not [image, label]. Raises ValueError, UsageError."""
@@ -192,10 +191,14 @@ class _Contents:
             self._first.append({name: _alike(parts[name]) for name in form.columns})
         label = parts["label"] if "label" in form.own else UNLABELLED
         if isinstance(label, str | bytes) and self.names.may_be_text:
-            return self.classes.add_text(label)
-        if isinstance(label, bool) or not isinstance(label, int | np.integer) or not -1 <= label < MAX_LABELS:
-            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_LABELS - 1} here")
-        return self.classes.add(int(label))
+            return self.classes.of_text(label)
+        if (
+            isinstance(label, bool)
+            or not isinstance(label, int | np.integer)
+            or not -1 <= label < MAX_CLASSES
+        ):
+            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_CLASSES - 1} here")
+        return self.classes.of_number(int(label))
 
     def entries(self) -> Entries:
         """Return all entries with zero-padded keys, which sort like numbers, and set the schema."""
@@ -206,8 +209,8 @@ class _Contents:
                 no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
                 raise self._damaged(no_columns) from error
         entries = self._table.finish()
-        if len(self.classes.texts) and len(entries):
-            entries["label"] = self.classes.places(self.classes)[entries["label"]]
+        self.labels, label_of = self.classes.numbered()
+        entries["label"] = label_of[entries["label"]]
         digits = entries["key"].dtype.itemsize
         if digits > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
@@ -261,8 +264,8 @@ def read_datapoint(value: ByteWindow) -> tuple[ByteRange, int]:
             label = int.from_bytes(bytes_of(value, data), order, signed=dtype[1] == "i")
         case _ if type(label) is not int:
             raise ValueError(f"its label is {kind_of(label)}, not an integer")
-    if not 0 <= label < MAX_LABELS:
-        raise ValueError(f"its label is {label}; labels are 0 to {MAX_LABELS - 1} here")
+    if not 0 <= label < MAX_CLASSES:
+        raise ValueError(f"its label is {label}; labels are 0 to {MAX_CLASSES - 1} here")
     return place, label
 
 

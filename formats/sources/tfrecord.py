@@ -21,7 +21,7 @@ from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.shards.read import Rows
-from shardprep.formats.sources.listing import GrowingTable, read_small_file, text_lines
+from shardprep.formats.sources.listing import Classes, GrowingTable, read_small_file, text_lines
 from shardprep.formats.sources.record_files import (
     ADVICE,
     HEAD_BYTES,
@@ -437,8 +437,8 @@ class _Column:
 class ExampleContents(RecordContents):
     READER = ExampleReader
 
-    def __init__(self, top: Path, layout: ExampleLayout) -> None:
-        super().__init__(top, layout)
+    def __init__(self, top: Path, layout: ExampleLayout, classes: Classes) -> None:
+        super().__init__(top, layout, classes)
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
@@ -476,13 +476,13 @@ class ExampleContents(RecordContents):
             if not layout.may_be_text:
                 advice = f"--label-column {layout.label} takes them for the names of classes"
                 raise ValueError(f"the feature {layout.label!r} has bytes, not integers: {advice}")
-            return self.classes.add_text(_text_in(feature))
+            return self.classes.of_text(_text_in(feature))
         labels = feature.bounded(MAX_LABEL_BYTES).integers()
         if len(labels) != 1:
             raise ValueError(f"it has {len(labels)} labels, not one")
         label = int(labels[0])
         if not layout.class_name:
-            return self.classes.add(label)
+            return self.classes.of_number(label)
         name = _text_in(found[layout.class_name])
         if label in (0, UNLABELLED) and not name:
             return UNLABELLED  # the official scripts' background
@@ -490,7 +490,7 @@ class ExampleContents(RecordContents):
             raise ValueError(
                 f"its {layout.label} is {label}, but labels beside {layout.class_name} begin with 1"
             )
-        return self.classes.add(label - layout.first_label, name)
+        return self.classes.of_number(label - layout.first_label, name)
 
     def _single_columns(self, found: Features) -> list[_Column]:
         """Return the columns with exactly one value in the record. Raises ValueError for invalid records."""
@@ -543,13 +543,13 @@ class TfRecord(RecordSource):
     def description(self) -> str:
         return super().description + (", labels from 1 stored from 0" if self.layout.first_label else "")
 
-    def contents(self, split: str) -> RecordContents:
-        contents = super().contents(split)
+    def contents(self, split: str, classes: Classes) -> RecordContents:
+        contents = super().contents(split, classes)
         path = self.files.top / f"{self.layout.label.replace('/', '-')}.labels.txt"
         if path.is_file():  # as TensorFlow Datasets writes it beside the files
             with contents.problems.collected(), foreign_file(path, "correct the list"):
                 for label, name in enumerate(text_lines(read_small_file(path), path)):
-                    contents.classes.add(label, name)
+                    contents.classes.of_number(label, name)
         return contents
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:

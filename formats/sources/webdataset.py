@@ -15,6 +15,7 @@ from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
+from shardprep.formats.sources.listing import Classes
 from shardprep.formats.sources.record_files import (
     HEAD_BYTES,
     FilesReader,
@@ -216,8 +217,8 @@ class ShardContents(RecordContents):
     READER = SampleReader
     may_number = False
 
-    def __init__(self, top: Path, layout: SampleLayout) -> None:
-        super().__init__(top, layout)
+    def __init__(self, top: Path, layout: SampleLayout, classes: Classes) -> None:
+        super().__init__(top, layout, classes)
         self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
         self._parts: set[str] = set()
         self._floats: set[str] = set()
@@ -244,12 +245,12 @@ class ShardContents(RecordContents):
             return UNLABELLED
         match = _NUMBER.fullmatch(text)
         if match is None and self.layout.may_be_text:
-            return self.classes.add_text(text.strip())
+            return self.classes.of_text(text.strip())
         if match is None:
             advice = f"--label-column {part} takes it for the name of a class"
             raise ValueError(f"its .{part} has {text[:80]!r}, not the number of its class: {advice}")
         name = text_in(sample, CLASS_NAME, archive) if part == LABEL else None
-        return self.classes.add(int(match[1]), name)
+        return self.classes.of_number(int(match[1]), name)
 
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether there are images; samples that lack a part are problems."""

@@ -56,7 +56,7 @@ HOSTILE: list[tuple[str, str | bytes, str]] = [
     ("list.csv", b"path,label\ndog.jpg,2.0\n", r"line 2: has the label 2\.0, but .* integers from 0"),
     ("metadata.csv", "file_name,label\n0.png,0\n1.png,-2\n", r"line 3: has the label -2, but [^;]* 99999; correct the table$"),
     ("list.csv", b"path,label\ndog.jpg," + b"x" * 256, r"line 2: has a label of 256 char"),
-    ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has a label of 0 characters"),
+    ("list.csv", b"path,label\ndog.jpg,\n", r"line 2: has no label"),
     ("list.csv", b"a,b\ndog.jpg,dog\n", r"line 1: has no column 'path' .*--path-column"),
     ("list.jsonl", b'{"path": "x", "label": ' + b"9" * 5000 + b"}", r"line 1: "),
     ("list.jsonl", b"{", r"line 1: "),

@@ -113,7 +113,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
         {"image": images(0, 1), "label": [0, 2]},
         "row 1: has the label 2, but there are 2 classes",
     ),
-    "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: it has the label -2"),
+    "a negative label": ({"image": images(0, 1), "label": [-2, 0]}, "row 0: has the label -2"),
 }
 
 

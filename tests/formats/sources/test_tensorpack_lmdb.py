@@ -28,10 +28,11 @@ from shardprep.formats import (
     verify,
 )
 from shardprep.formats.sources import tensorpack as datapoint
+from shardprep.formats.sources.listing import MAX_CLASSES
 from shardprep.formats.sources.pickled import ByteRange, bytes_of
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.record_files import ByteWindow
-from shardprep.formats.sources.tensorpack import MAX_LABELS, read_datapoint, read_item
+from shardprep.formats.sources.tensorpack import read_datapoint, read_item
 from shardprep.loaders import Flow
 from support.datasets import converted
 from support.image_files import JPEG, encoded, pixels
@@ -157,7 +158,7 @@ NO_DATAPOINTS: dict[str, tuple[Any, str]] = {
     "one hot": ([JPEG, np.eye(3, dtype="i8")[1]], "its label is an array of dtype <i8 and shape (3,)"),
     "none": ([JPEG, None], "its label is None"),
     "negative": ([JPEG, -1], "its label is -1"),
-    "large": ([JPEG, MAX_LABELS], f"its label is {MAX_LABELS}"),
+    "large": ([JPEG, MAX_CLASSES], f"its label is {MAX_CLASSES}"),
     "alone": ([JPEG], "it is a list of 1, not [image, label]"),
     "boxes beside": ([JPEG, 1, [1.0, 2.0]], "it is a list of 3, not [image, label]"),
     "a dict": ({"image": JPEG, "label": 1}, "a dict"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardprep.formats import SourceDamaged, UsageError, convert
-from shardprep.formats.errors import DataError, LabelConflict
+from shardprep.formats.errors import DataError
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
 from support.datasets import converted
@@ -109,7 +109,7 @@ def test_splits_that_do_not_agree_in_their_names_are_refused(shards: Path, tmp_p
 
     with pytest.raises(UsageError, match=r"train-000000\.tar is named after a split and more\.tar is not"):
         recognise(shards)
-    with pytest.raises(LabelConflict, match="in val, its label 0 is named 'bee' here and 'ant' elsewhere"):
+    with pytest.raises(DataError, match="1: its label 0 is named 'bee' here and 'ant' elsewhere"):
         recognise(tmp_path, split="val").listing("val")
 
 
