@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from io import BytesIO
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -44,12 +44,7 @@ ODDITIES = {
 }
 """The oddities of the real set, by split and image number, which is also the photograph's number."""
 
-BOX_DEFECTS = (
-    *("none", "displayed size differs from the image's", "xmin and xmax swapped", "reaches out of the image"),
-    *("wholly out of the image", "fractions of pixels", "filename is %s", "two objects"),
-)
-"""The defects of the annotations, which take turns."""
-ANNOTATIONS = 2 * len(BOX_DEFECTS)  # per archive, if there are enough images
+ANNOTATIONS = 16  # per archive, if there are enough images
 
 STREAM_OF = {"train": 1, "val": 2, "test": 3}  # each use of random numbers has its own stream
 CLASSES, NUMBERS, TAR_ORDER, BOXES = range(4, 8)
@@ -128,11 +123,10 @@ class SamplePlan:
         numbered = enumerate(mixed.tolist(), start=1)
         return [self._image(f"ILSVRC2012_{split}_{number:08d}", n, split) for number, n in numbered]
 
-    def annotated(self, split: str) -> list[tuple[SampleImage, str]]:
-        """Return the images of a split that get an annotation, spread evenly, each with its defect."""
+    def annotated(self, split: str) -> list[SampleImage]:
+        """Return the images of a split that get an annotation, spread evenly."""
         images = self.images(split)
-        step = max(1, len(images) // ANNOTATIONS)
-        return list(zip(images[::step][:ANNOTATIONS], cycle(BOX_DEFECTS), strict=False))
+        return images[:: max(1, len(images) // ANNOTATIONS)][:ANNOTATIONS]
 
     def _image(self, key: str, n: int, split: str) -> SampleImage:
         rank, label = divmod(n, self.classes)
@@ -149,7 +143,7 @@ def unsorted_permutation(rng: np.random.Generator, count: int) -> npt.NDArray[np
 
 
 class Album:
-    """The ``names`` of the package's photographs and their pixels, BGR uint8 [H, W, 3], sorted by name.
+    """The pixels of the package's photographs, BGR uint8 [H, W, 3], sorted by name.
 
     ``cmyk`` is a JPEG of photograph 1. ``on_draw`` is called before each image is drawn.
     """
@@ -160,10 +154,9 @@ class Album:
         folder = resources.files("shardprep.formats.data.photographs")
         files = {p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".jpg")}
         self.cmyk, self.on_draw = files.pop("cmyk.jpg"), on_draw
-        self.names = sorted(files)
         self.photographs = [
-            np.asarray(cv2.imdecode(np.frombuffer(files[name], np.uint8), cv2.IMREAD_COLOR), np.uint8)
-            for name in self.names
+            np.asarray(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR), np.uint8)
+            for _, data in sorted(files.items())
         ]
 
     def draw(self, image: SampleImage) -> bytes:
@@ -289,12 +282,17 @@ def flat_members(plan: SamplePlan, album: Album, split: str) -> Members:
         yield f"{prefix}{images[i].name}.JPEG", album.draw(images[i])
 
 
-OBJECT = """\
+ANNOTATION = """\
+<annotation>
+	<folder>{}</folder>
+	<filename>{}</filename>
+	<size>
+		<width>{}</width>
+		<height>{}</height>
+		<depth>3</depth>
+	</size>
 	<object>
 		<name>{}</name>
-		<pose>Unspecified</pose>
-		<truncated>0</truncated>
-		<difficult>0</difficult>
 		<bndbox>
 			<xmin>{}</xmin>
 			<ymin>{}</ymin>
@@ -302,57 +300,24 @@ OBJECT = """\
 			<ymax>{}</ymax>
 		</bndbox>
 	</object>
-"""
-
-ANNOTATION = """\
-<annotation>
-	<folder>{}</folder>
-	<filename>{}</filename>
-	<source>
-		<database>ILSVRC_2012</database>
-	</source>
-	<size>
-		<width>{}</width>
-		<height>{}</height>
-		<depth>3</depth>
-	</size>
-	<segmented>0</segmented>
-{}</annotation>
+</annotation>
 """
 
 
 def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
-    """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, for each annotated image."""
-    for image, defect in plan.annotated(split):
+    """Yield ``<wnid>/<wnid>_<number>.xml``, or ``val/<name>.xml``, with one box for each annotated image."""
+    for image in plan.annotated(split):
         wnid = plan.wnids[image.label]
         folder = wnid if split == "train" else "val"
         header = read_image_header(album.draw(image))
-        width, height = header.width, header.height
-        if defect == "displayed size differs from the image's":
-            width, height = width * 3 // 2, height * 3 // 2
-        boxes = _rectangles(defect, width, height, np.random.default_rng((*image.seed, BOXES)))
-        objects = "".join(OBJECT.format(wnid, *box) for box in boxes)
-        said = "%s" if defect == "filename is %s" else image.name
-        yield f"{folder}/{image.name}.xml", ANNOTATION.format(folder, said, width, height, objects).encode()
-
-
-def _rectangles(
-    defect: str, width: int, height: int, rng: np.random.Generator
-) -> Iterator[tuple[float, float, float, float]]:
-    """Yield x_min, y_min, x_max and y_max in pixels of the displayed size, with the defect."""
-    left, top = int(rng.integers(width // 3)), int(rng.integers(height // 3))
-    right, bottom = width - 1 - int(rng.integers(width // 3)), height - 1 - int(rng.integers(height // 3))
-    offset = 0.25 if defect == "fractions of pixels" else 0
-    match defect:
-        case "xmin and xmax swapped":
-            left, right = right, left
-        case "wholly out of the image":
-            left, right = width + 5, width + 40
-        case "reaches out of the image":
-            right = width + 40
-    yield left + offset, top + offset, right + offset, bottom + offset
-    if defect == "two objects":
-        yield 0, 0, width // 2, height // 2
+        rng = np.random.default_rng((*image.seed, BOXES))
+        sides = [
+            (int(rng.integers(n // 3)), n - 1 - int(rng.integers(n // 3)))
+            for n in (header.width, header.height)
+        ]
+        corners = (corner for pair in zip(*sides, strict=True) for corner in pair)
+        xml = ANNOTATION.format(folder, image.name, header.width, header.height, wnid, *corners)
+        yield f"{folder}/{image.name}.xml", xml.encode()
 
 
 # Data types and array types of a MATLAB file, from tables 1-1 and 1-3 of its description
@@ -364,7 +329,6 @@ FIELDS = (
 )
 NAME_BYTES = 32  # of a field's name with its terminating zero
 FOLDER = "ILSVRC2012_devkit_t12"
-FIRST_WNID_OF_THINGS = "n02666196"  # abacus: the 398 classes before it, by wnid, are animals
 MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
 README = """\
 This is a miniature of the ILSVRC2012 development kit, made by `prep sample`: its archives are packed as the
@@ -388,30 +352,17 @@ class Synset:
     train_images: int = 0
 
 
-def devkit_members(plan: SamplePlan, photographs: Sequence[str]) -> Members:
-    """Yield the files of the devkit; a class's gloss names the photographs that its images are crops of."""
+def devkit_members(plan: SamplePlan) -> Members:
+    """Yield the files of the devkit: the classes, ILSVRC2012_ID 1 first, and the ground truth of val."""
+    words, number = official_words(), plan.train_per_class
+    rows = [
+        Synset(wnid, words[wnid], "crops of free photographs", train_images=number) for wnid in plan.wnids
+    ]
+    rows.append(Synset("n00001740", "entity", "all there is", tuple(range(1, len(rows) + 1)), height=1))
     truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
     yield f"{FOLDER}/readme.txt", README.encode()
-    yield f"{FOLDER}/data/meta.mat", meta_mat(synsets(plan, photographs))
+    yield f"{FOLDER}/data/meta.mat", meta_mat(rows)
     yield f"{FOLDER}/data/ILSVRC2012_validation_ground_truth.txt", truth.encode()
-
-
-def synsets(plan: SamplePlan, photographs: Sequence[str]) -> list[Synset]:
-    """Return the rows of meta.mat, ILSVRC2012_ID 1 first: the classes, then animal, thing and entity."""
-    leaves = []
-    for label, wnid in enumerate(plan.wnids):
-        gloss = "here, crops of " + ", ".join(photographs[p] for p in plan.photographs(label))
-        leaves.append(Synset(wnid, official_words()[wnid], gloss, train_images=plan.train_per_class))
-    ids = range(1, len(leaves) + 1)
-    animals = tuple(i for i in ids if plan.wnids[i - 1] < FIRST_WNID_OF_THINGS)
-    things = tuple(i for i in ids if i not in animals)
-    groups = [
-        Synset("n00015388", "animal", "all the animals here", animals, height=1),
-        Synset("n00001930", "physical entity", "all the rest", things, height=1),
-    ]
-    groups = [group for group in groups if group.children]  # a group without children would be a class
-    children = tuple(range(len(leaves) + 1, len(leaves) + len(groups) + 1))
-    return [*leaves, *groups, Synset("n00001740", "entity", "all there is", children, height=2)]
 
 
 def meta_mat(rows: Sequence[Synset]) -> bytes:
@@ -453,22 +404,12 @@ class SampleFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleOddity:
-    """An oddity of one image or annotation: its kind, its key and its archive."""
-
-    kind: str
-    key: str
-    file: str
-
-
-@dataclass(frozen=True, slots=True)
 class SampleSummary:
     """A sample: ``wnids`` in devkit order (ILSVRC2012_ID 1 first), and the number of ``images`` per split."""
 
     files: tuple[SampleFile, ...]
     wnids: tuple[str, ...]
     images: dict[str, int]
-    oddities: tuple[SampleOddity, ...]
 
 
 def make_sample(
@@ -505,9 +446,9 @@ def make_sample(
     folder = user_path(output)
     plan = SamplePlan(classes, train_per_class, val, test, seed)
     images = {"train": classes * train_per_class, "val": val, "test": test}
-    annotated = {split: plan.annotated(split) for split in ("train", "val")}  # drawn twice, for their sizes
+    annotated = sum(len(plan.annotated(split)) for split in ("train", "val"))  # drawn twice, for their sizes
     progress = progress or NoProgress()
-    work = progress.task("sample", records=sum(images.values()) + sum(map(len, annotated.values())), size=0)
+    work = progress.task("sample", records=sum(images.values()) + annotated, size=0)
     drawn = count()
     with single_threaded_opencv(), work:
         album = Album(lambda: progress.at(next(drawn), 0))
@@ -515,7 +456,7 @@ def make_sample(
             "ILSVRC2012_img_train.tar": train_members(plan, album),
             "ILSVRC2012_img_val.tar": flat_members(plan, album, "val"),
             "ILSVRC2012_img_test.tar": flat_members(plan, album, "test"),
-            "ILSVRC2012_devkit_t12.tar.gz": devkit_members(plan, album.names),
+            "ILSVRC2012_devkit_t12.tar.gz": devkit_members(plan),
             "ILSVRC2012_bbox_train_v2.tar.gz": box_members(plan, album, "train"),
             "ILSVRC2012_bbox_val_v3.tgz": box_members(plan, album, "val"),
         }
@@ -530,14 +471,5 @@ def make_sample(
                         write_tar(packed, members)
                 else:
                     write_tar(file, members)
-    train, flat, _, _, *boxes = archives
-    oddities = [
-        SampleOddity(image.oddity, image.key, name)
-        for split, name in (("train", train), ("val", flat))
-        for image in plan.images(split)
-        if image.oddity
-    ]
-    for name, some in zip(boxes, annotated.values(), strict=True):
-        oddities += [SampleOddity(defect, image.key, name) for image, defect in some if defect != "none"]
     files = tuple(SampleFile(name, (folder / name).stat().st_size) for name in archives)
-    return SampleSummary(files, plan.wnids, images, tuple(oddities))
+    return SampleSummary(files, plan.wnids, images)
