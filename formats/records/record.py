@@ -109,16 +109,15 @@ def record_crc(key: bytes, label: int, image: bytes | npt.NDArray[np.uint8]) -> 
 
     The key's length and the label come first, as ``<Hi``, so that a swapped record is detected, too.
     """
-    return google_crc32c.extend(head_crc(key, label), image)  # type: ignore[no-any-return]
-
-
-def head_crc(key: bytes, label: int) -> int:
-    """Return the CRC-32C of what :func:`record_crc` takes before the image."""
-    return google_crc32c.value(struct.pack("<Hi", len(key), label) + key)  # type: ignore[no-any-return]
+    head = struct.pack("<Hi", len(key), label) + key
+    return google_crc32c.extend(google_crc32c.value(head), image)  # type: ignore[no-any-return]
 
 
 def end_in_crc(heads: Iterable[int], rows: Iterable[bytes]) -> bool:
-    """Whether each row ends in the CRC-32C, as "<u4", of its :func:`head_crc` and its other bytes."""
+    """Whether each row ends in the CRC-32C, as "<u4", of its other bytes after those of its ``head``.
+
+    A head is the :func:`record_crc` of a record without an image.
+    """
     return set(map(google_crc32c.extend, heads, rows)) <= {CRC_RESIDUE}
 
 
@@ -208,8 +207,13 @@ class ColumnRecord(Record):
     _is_crop_ready: bool = False
 
     @classmethod
-    def of(cls, record: Record, columns: Mapping[str, Any]) -> ColumnRecord:
-        return _with_columns(tuple(record), columns, record.crop_ready)
+    def of(
+        cls, fields: Iterable[Any], columns: Mapping[str, Any], is_crop_ready: bool = False
+    ) -> ColumnRecord:
+        """Return a record with the ``fields`` of a :class:`Record`, in their order, and ``columns``."""
+        made = cls(*fields)
+        made._columns, made._is_crop_ready = columns, is_crop_ready
+        return made
 
     @property
     def crop_ready(self) -> bool:
@@ -223,16 +227,10 @@ class ColumnRecord(Record):
         return self._columns[name] if isinstance(name, str) else super().__getitem__(name)
 
     def _replace(self, **values: Any) -> Self:
-        return _with_columns(tuple(super()._replace(**values)), self._columns, self._is_crop_ready)  # type: ignore[return-value]
+        return self.of(super()._replace(**values), self._columns, self._is_crop_ready)  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _with_columns, (tuple(self), self._columns, self._is_crop_ready)
-
-
-def _with_columns(parts: tuple[Any, ...], columns: Mapping[str, Any], is_crop_ready: bool) -> ColumnRecord:
-    made = ColumnRecord(*parts)
-    made._columns, made._is_crop_ready = columns, is_crop_ready
-    return made
+        return ColumnRecord.of, (tuple(self), self._columns, self._is_crop_ready)
 
 
 FORMS = ("dict", "tuple", "list", "value", "record")
@@ -319,8 +317,8 @@ class ItemForm:
             case "value":
                 return values[0]
             case "record":
-                record = Record(key, label, image)
                 columns = dict(zip(self.columns, values, strict=True))
+                record = Record(key, label, image)
                 return ColumnRecord.of(record, columns) if columns else record
         parts = {"key": key, "label": label, "image": image} | dict(zip(self.columns, values, strict=True))
         return {name: parts[name] for name in self.names}

@@ -26,9 +26,9 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import (
     ColumnRecord,
     ColumnValues,
+    CropReadyRecord,
     Record,
     end_in_crc,
-    head_crc,
     record_crc,
 )
 from shardprep.formats.records.schema import Field, Schema
@@ -321,6 +321,7 @@ class OpenRecords(Owned):
     def __init__(self, parts: Sequence[PartFiles], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
         self.names = parts[0].names
+        self._has_columns = any(part.names for part in parts)
         self._files = files
         self._first_records = [0, *accumulate(part.records for part in parts)]
         self._first_shards = [0, *accumulate(len(part.shards) for part in parts)]
@@ -385,11 +386,14 @@ class OpenRecords(Owned):
         shards = part.columns[column - 1].shards if column else part.shards
         return part, shards[place - self._first_shards[at]]
 
-    def of(self, record: Record, place: RecordPlace) -> ColumnRecord:
-        """Return the record at ``place`` with its columns, which are read on access."""
+    def record(self, place: RecordPlace, label: int, image: bytes, *, is_crop_ready: bool = False) -> Record:
+        """Return the record at ``place`` with this label and image, and its columns, read on access."""
+        fields = place.key.decode(), label, image
+        if not self._has_columns:
+            return CropReadyRecord(*fields) if is_crop_ready else Record(*fields)
         part = self._part_of(place.number)
         values = ColumnValues(self._parts[part].names, partial(self._named, part, place))
-        return ColumnRecord.of(record, values)
+        return ColumnRecord.of(fields, values, is_crop_ready)
 
     def _named(self, part: int, place: RecordPlace, name: str) -> Any:
         boxes = self._parts[part].boxes
@@ -432,7 +436,7 @@ class OpenRecords(Owned):
         Return False, with anything in the arrays, unless all are intact; :meth:`value` says which is not.
         """
         places = [(part := self._part_of(number), number - self._first_records[part]) for number in numbers]
-        heads = [head_crc(key, UNLABELLED) for key in keys]
+        heads = [record_crc(key, UNLABELLED, b"") for key in keys]
         try:
             for name, values in columns.items():
                 column = self._columns[name]

@@ -23,7 +23,7 @@ from shardprep.formats.errors import SourceDamaged, UsageError, printable
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.records.labels import LabelSpace
-from shardprep.formats.records.record import CropReadyRecord, Record, check_transform
+from shardprep.formats.records.record import Record, check_transform
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.lazy import cached_property
@@ -113,9 +113,7 @@ class RecordSet(Closable, ABC):
         self.index = index
         self.label_space = labels
         self._label_map = self.space.mapping(labels).tolist()
-        read = [part.files(labels) for part in parts]
-        self._opened = OpenRecords(read, files)
-        self._has_columns = any(part.names for part in read)
+        self._opened = OpenRecords([part.files(labels) for part in parts], files)
 
     @property
     @abstractmethod
@@ -200,16 +198,14 @@ class RecordSet(Closable, ABC):
         return len(self.index)
 
     def __getitem__(self, number: int) -> Record:
-        number = operator.index(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"record {number} of {len(self)}")
+        number, count = operator.index(number), len(self.index)
+        if not -count <= number < count:
+            raise IndexError(f"record {number} of {count}")
         key, label, shard, ordinal, length, crc32c, _, _, flags, _, _, offset = self.index[number].item()
         image = self._opened.image(shard, ordinal, (key, label, crc32c, offset, length))
-        kind = CropReadyRecord if flags & _CROP_READY else Record
-        found = kind(key.decode(), self._label_map[label], image)
-        if not self._has_columns:
-            return found
-        return self._opened.of(found, RecordPlace(number % len(self), shard, ordinal, key))
+        place = RecordPlace(number % count, shard, ordinal, key)
+        is_crop_ready = bool(flags & _CROP_READY)
+        return self._opened.record(place, self._label_map[label], image, is_crop_ready=is_crop_ready)
 
     def __iter__(self) -> Iterator[Record]:
         return (self[number] for number in range(len(self)))

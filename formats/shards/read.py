@@ -140,28 +140,33 @@ class ShardFile(Owned):
     @property
     def is_deleted(self) -> bool:
         """Whether the file was deleted, and takes space only because it is open."""
-        return os.fstat(self._open_number()).st_nlink == 0
+        return os.fstat(self.number).st_nlink == 0
 
     def read_at(self, length: int, offset: int) -> bytes:
         """Return ``length`` bytes from ``offset``, fewer only at the end of the file."""
+        number = self.number
+        if number < 0:
+            raise self._closed()
         try:
-            return read_at(self._open_number(), length, offset)
+            data = os.pread(number, length, offset)
+            return data if len(data) == length or not data else read_at(number, length, offset)
         except OSError as error:
             error.filename = os.fspath(self.path)
             raise
 
     def read_into(self, memory: memoryview, offset: int) -> int:
         """Fill ``memory`` from ``offset``; return the number of bytes read, fewer only at the end."""
+        number = self.number
+        if number < 0:
+            raise self._closed()
         try:
-            return read_into(self._open_number(), memory, offset)
+            return read_into(number, memory, offset)
         except OSError as error:
             error.filename = os.fspath(self.path)
             raise
 
-    def _open_number(self) -> int:
-        if self.number < 0:
-            raise ValueError(f"{self.path} is closed")
-        return self.number
+    def _closed(self) -> ValueError:
+        return ValueError(f"{self.path} is closed")
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.records.labels import SPACES
-from shardprep.formats.records.record import ItemForm, Record
+from shardprep.formats.records.record import ItemForm
 from shardprep.formats.runtime.owned import CollectedEnd, Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
@@ -57,14 +57,14 @@ class RecordFetch:
 
     def _record(self, records: OpenRecords, key: ItemKey) -> tuple[Any, ...]:
         number, shard, ordinal, address = key
-        name, label = address[0].decode(), self.labels[address[1]]
+        label = self.labels[address[1]]
         image: Any = (
             records.image(shard, ordinal, address) if self.names is None or IMAGE in self.names else b""
         )
         if self.names is not None:
-            record = records.of(Record(name, label, image), RecordPlace(number, shard, ordinal, address[0]))
+            record = records.record(RecordPlace(number, shard, ordinal, address[0]), label, image)
             image = {each: image if each == IMAGE else record.columns[each] for each in self.names}
-        return (name, image, label) if self.with_keys else (image, label)
+        return (address[0].decode(), image, label) if self.with_keys else (image, label)
 
     def _saved(self, records: OpenRecords, form: ItemForm, key: ItemKey) -> Any:
         number, shard, ordinal, address = key

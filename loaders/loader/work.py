@@ -13,7 +13,7 @@ import numpy as np
 
 from shardprep.formats.errors import BadImage, BadTarget, CorruptRecord, ShardDamaged, UsageError
 from shardprep.formats.images.info import ImageFlag
-from shardprep.formats.records.record import CropReadyRecord, Record
+from shardprep.formats.records.record import Record
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.columns import ColumnEntry, OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import IndexRows, RecordSet
@@ -233,15 +233,15 @@ class _ShardWorkspace:
 
     def _read(self, item: Item) -> Record:
         """Return the record with its columns, and with its image if wanted."""
-        name, label = item.key.decode(), self._work.label_map[item.label]
+        image, is_crop_ready = b"", False
         if self._work.with_image:
-            image = self._records.image(item.shard, item.ordinal, item.address)
-            record = (CropReadyRecord if item.crop_ready else Record)(name, label, image)
-        else:
-            record = Record(name, label, b"")
-        if not self._records.names:
-            return record
-        return self._records.of(record, RecordPlace(item.number, item.shard, item.ordinal, item.key))
+            image, is_crop_ready = (
+                self._records.image(item.shard, item.ordinal, item.address),
+                item.crop_ready,
+            )
+        place = RecordPlace(item.number, item.shard, item.ordinal, item.key)
+        label = self._work.label_map[item.label]
+        return self._records.record(place, label, image, is_crop_ready=is_crop_ready)
 
     def _transformed(
         self, transform: Transform, record: Record, item: Item, arrays: Arrays, row: int
