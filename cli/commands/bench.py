@@ -36,12 +36,11 @@ from shardprep.formats.storage.open import datasets_in
 if TYPE_CHECKING:
     from shardprep.loaders.loader.stats import StageLoad
     from shardprep.loaders.measuring.bench import LoaderBench, LoaderSpeed, Probes, Sweep
-    from shardprep.loaders.measuring.disk import DiskProfile, Measurement
+    from shardprep.loaders.measuring.disk import DiskProfile, Measurement, Reads
     from shardprep.loaders.order.epoch import Shuffle
     from shardprep.loaders.order.quality import ShuffleQuality
 
 
-SHOWN = ("loader's pattern", "random, 1 at once", "random, 16 at once", "small files")  # rows with a bar
 SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
 BAR = 40  # characters
 
@@ -56,17 +55,10 @@ def _existing(text: str) -> Path:
     return path
 
 
-def _picture(text: str) -> Path:
-    path = user_path(text)
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"{text} does not end in .png")
-    return path
-
-
 @command(
     "Measure how fast a disk can feed training.",
     "bench-disk shards/train",
-    "bench-disk shards/train --seconds 60 --save disk.json --plot disk.png",
+    "bench-disk shards/train --seconds 60 --save disk.json",
 )
 @click.argument("path", type=Parsed("path", _existing, "file"))
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
@@ -76,35 +68,24 @@ def _picture(text: str) -> Path:
     help="Size of a record.  [default: the dataset's mean, or 110000]",
 )
 @output_options
-@click.option(
-    "--plot", type=Parsed("picture", _picture), metavar="FILE.png", help="Also save the chart as a picture."
-)
 @file_option("--save", "PROFILE.json", "Also save the profile, to compare a loader with.")
-def bench_disk(
-    path: Path, progress: CommandProgress, plot: Path | None, save: Path | None, **chosen: Any
-) -> Output:
+def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chosen: Any) -> Output:
     """Measure how fast the disk of PATH is read: a dataset's shards, a file, or a folder's disk.
 
     Cold (the page cache emptied of these files, and checked) and warm; forward and at random places; many
     small files; writing. Needs no special rights and leaves nothing behind.
     """
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
-    from shardprep.loaders.measuring.disk_chart import save_picture
 
-    check_writable(plot)
     check_replaced(save)
     with progress.status(SHARE) as show:
         profile = measure_disk(path, progress=show, **chosen)
     if save:
         profile.save(save)
-    if plot:
-        save_picture(profile, plot)
     return Output(profile.to_json(), _profile_lines(profile))
 
 
 def _profile_lines(profile: DiskProfile) -> Iterator[str]:
-    from shardprep.loaders.measuring.disk_chart import bars, read_rows, terminal_lines  # start-up time
-
     what = "a file made for it" if profile.kind == "folder" else count_of(profile.files, "file")
     yield f"{profile.path}: {what}, {size(profile.bytes)}, on {profile.filesystem or 'an unknown system'}"
     methods = {
@@ -122,7 +103,9 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
             **{f"note {number}": text for number, text in enumerate(profile.remarks, 1)},
         }
     )
-    rows = read_rows(profile)
+    rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
+    rows += [(f"sequential, {reads.block_name}", reads) for reads in profile.sequential]
+    rows += [(f"random, {reads.queue_depth} at once", reads) for reads in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]
     yield ""
@@ -130,9 +113,6 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
     for name, reads in rows:
         yield f"  {name:22}{_cell(reads.cold):>30}{_cell(reads.warm):>30}"
     yield f"  {'write and fsync':22}{_cell(profile.writing):>30}"
-    yield ""
-    shown = [bar for bar in bars(profile) if bar.label in SHOWN]
-    yield from (f"  {line}" for line in terminal_lines(shown, mark=_mark()))
     yield ""
     yield sentence(profile)
 
@@ -142,10 +122,6 @@ def _cell(found: Measurement | None) -> str:
         return "-"
     low, median, high = (f"{rate / 1e6:,.0f}" for rate in (found.low, found.median, found.high))
     return f"{median} ({low}-{high}) x{found.repetitions}"
-
-
-def _mark() -> str:
-    return "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
 
 
 def sentence(profile: DiskProfile) -> str:
@@ -374,7 +350,10 @@ def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:
     option = sweep.option.replace("_", "-")
-    most, mark = sweep.fastest.speed.images_per_second, _mark()
+    most, mark = (
+        sweep.fastest.speed.images_per_second,
+        "█" if "utf" in (sys.stdout.encoding or "").lower() else "#",
+    )
     yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"
     for value, speed in ((run.value, run.speed) for run in sweep.runs):
         limit = speed.verdict.limit if speed.verdict else "too short"

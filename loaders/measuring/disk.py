@@ -5,45 +5,44 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
+import secrets
+import shutil
+import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.files import NETWORK_FILESYSTEMS, naming_file, save_bytes, user_path
+from shardprep.formats.errors import DataError, NoSpace, UnknownVersion, UsageError
+from shardprep.formats.runtime.files import (
+    NETWORK_FILESYSTEMS,
+    filesystem_type,
+    naming,
+    naming_file,
+    save_bytes,
+    user_path,
+)
 from shardprep.formats.runtime.json_record import built_fields
+from shardprep.formats.shards.columns import MAX_OPEN
+from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
 from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
 from shardprep.loaders.measuring.disk_files import (
-    CACHE_LINE,
     COLD,
     DIRECT,
-    FADVISE,
-    PAGE,
     ColdWay,
     OpenFiles,
     Pattern,
     cold_way,
     drop,
-    evict,
-    noise,
-    open_target,
     read,
-    resident_part,
-    resident_share,
-    room,
-    temporary_folder,
-    write_all,
+    resident,
 )
-from shardprep.loaders.measuring.reader_process import buffer
 
 __all__ = [
     "BlockReads",
@@ -239,11 +238,15 @@ def _over(rate: float | None, other: float | None) -> float | None:
 
 
 SECONDS = 20.0
-SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
+RECORD_BYTES = 110_000  # the mean size of an ImageNet JPEG
+LARGEST_RECORD = 16 << 20
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 DEPTHS = (1, 2, 4, 8, 16)
 AHEAD = 4  # pieces, as in a loader's read-ahead
-LARGEST_RECORD = 16 << 20
+MAX_FILES = 128  # far below any limit on open files
+ROUNDS = 3  # the intended minimum for a median
+MAX_ROUNDS = 25
+READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
 
 Progress = Callable[[str, float], None]
 
@@ -263,8 +266,7 @@ def measure_disk(
     with fsync is timed. The steps are repeated in turn until ``seconds`` are over, each at least once. Places
     and order differ from run to run.
 
-    Nothing is left behind, except that SIGKILL, or a signal that Python does not handle, may leave a folder
-    ``.prep-bench-disk-*``. Thread-safe.
+    Nothing is left behind, even if this process is killed. Thread-safe.
 
     Args:
         path: A file, a dataset (its shards are read, in stored order), or another folder (an unnamed file is
@@ -285,259 +287,256 @@ def measure_disk(
         raise UsageError(f"cannot measure for {seconds:g} seconds")
     if record_bytes is not None and not 1 <= record_bytes <= LARGEST_RECORD:
         raise UsageError(f"records of {record_bytes} bytes: give 1 to {LARGEST_RECORD}")
-    began, report = time.monotonic(), progress or (lambda title, share: None)
-    report("opening", 0.0)
+    path, began = user_path(path), time.monotonic()
+    end, why_not = began + seconds, "no folder beside it is writable"
+
+    def tell(title: str) -> None:
+        if progress:
+            progress(title, min(1.0, (time.monotonic() - began) / max(seconds, 1e-9)))
+
+    tell("opening")
     with ExitStack() as stack:
-        scratch = seconds * SCRATCH_SHARE
-        target = open_target(user_path(path), stack, seconds=scratch, record_bytes=record_bytes)
-        files, sizes, record = target.files, target.files.sizes, target.record_bytes
-        way = cold_way(files, target.filesystem)
-        stream = ColdAndWarm(files, way, Pattern(CHUNK_BYTES, ahead=AHEAD), "the loader's pattern")
-        blocks = [ColdAndWarm(files, way, Pattern(size), f"sequential, {size >> 10} KiB") for size in BLOCKS]
+        kind, files, mean, remarks = _opened(path, stack, seconds * SCRATCH_SHARE)
+        record, filesystem = record_bytes or mean, filesystem_type(path)
+        place = path if kind == "folder" else _place(path.resolve())
+        way = cold_way(files, filesystem)
+        stream = Reading("the loader's pattern", files, way, Pattern(CHUNK_BYTES, ahead=AHEAD))
+        blocks = [Reading(f"sequential, {size >> 10} KiB", files, way, Pattern(size)) for size in BLOCKS]
         depths = [
-            ColdAndWarm(files, way, Pattern.of_records(record, depth=depth), f"random, {depth} at once")
+            Reading(f"random, {depth} at once", files, way, Pattern.of_records(record, depth=depth))
             for depth in DEPTHS
         ]
-        small_files = SmallFiles(target.place or target.path, record, way, stack)
-        writing = WriteMeasurement(target.place or target.path)
-        if target.place is None:
-            small_files.missing = writing.missing = "no folder beside it is writable"
-        run([stream, *blocks, *depths, small_files, writing], began, seconds, report)
-        reads, remarks = Reads(*stream.rates), target.remarks
-        if (kind := target.filesystem) in NETWORK_FILESYSTEMS or kind.startswith("fuse"):
-            text = f"on {kind}, cold means not in this machine's memory; the server's memory is unknown"
+        writing = Writing(place, why_not)
+        steps: list[Reading | Writing] = [stream, *blocks, *depths, writing]
+        small: list[Reading] = []
+        each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * (2 * len(steps) + 3))
+        if place:
+            tell("small files")
+            try:
+                folder = stack.enter_context(_folder(place))
+                many, one = _small_files(folder, record, stack, each)
+                opening, whole = Pattern.of_records(record, folder=str(folder)), Pattern(MIB)
+                small = [Reading("small files", many, way, opening), Reading("one file", one, way, whole)]
+            except OSError as error:
+                why_not = _reason(error)
+        steps[-1:-1] = small
+        took = dict.fromkeys(steps, -math.inf)
+        for _ in range(MAX_ROUNDS):
+            for step in steps:
+                now = time.monotonic()
+                if took[step] <= end - now:
+                    tell(step.title)
+                    step.round(each)
+                    took[step] = time.monotonic() - now
+        reads = Reads(*stream.rates)
+        stayed = "the files stayed in memory: another program is reading them"
+        if filesystem in NETWORK_FILESYSTEMS or filesystem.startswith("fuse"):
+            text = f"on {filesystem}, cold means not in this machine's memory; the server's memory is unknown"
             remarks = (*remarks, text)
         return DiskProfile(
-            path=str(target.path),
-            kind=target.kind,
-            filesystem=target.filesystem,
-            files=len(sizes),
-            bytes=sum(sizes),
+            path=str(path),
+            kind=kind,
+            filesystem=filesystem,
+            files=len(files.sizes),
+            bytes=sum(files.sizes),
             record_bytes=record,
             seconds=time.monotonic() - began,
             cold_method=way.method if reads.cold else None,
             stream=reads,
             sequential=tuple(BlockReads(*step.rates, step.pattern.block) for step in blocks),
             random=tuple(DepthReads(*step.rates, step.pattern.depth, step.pattern.block) for step in depths),
-            small_files=small_files.reads,
-            writing=writing.rate,
+            small_files=SmallFileReads(len(many.sizes), record, *(Reads(*step.rates) for step in small))
+            if small
+            else None,
+            writing=Measurement.of(
+                writing.rates, "write of 1 MiB blocks to a new file, then fsync, both timed"
+            ),
             missing=Missing(
-                None
-                if reads.cold
-                else way.reason or "the files stayed in memory: another program is reading them",
-                small_files.missing,
-                writing.missing,
+                None if reads.cold else way.reason or stayed, None if small else why_not, writing.missing
             ),
             remarks=remarks,
         )
 
 
-ROUNDS = 3  # the intended minimum for a median
-MAX_ROUNDS = 25
-READING_SHARE = 0.7  # of the time; the rest is for dropping and checking pages
+def _opened(path: Path, stack: ExitStack, seconds: float) -> tuple[str, OpenFiles, int, tuple[str, ...]]:
+    """Open a file, the shards of a dataset, or a scratch file in a folder, which is written for ``seconds``.
 
-
-def run(steps: Sequence[Step], began: float, seconds: float, progress: Progress) -> None:
-    """Run every step once, then again while its last duration fits into the remaining time."""
-    end = began + seconds
-    each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * sum(step.weight for step in steps))
-    took = dict.fromkeys(steps, -math.inf)
-    for _ in range(MAX_ROUNDS):
-        for step in steps:
-            now = time.monotonic()
-            if step.missing or took[step] > end - now:
-                continue
-            progress(step.title, min(1.0, (now - began) / max(seconds, 1e-9)))
-            try:
-                step.round(each)
-            except OSError as error:
-                if not step.writes:
-                    raise
-                step.missing = f"could not be measured: {error.strerror or error}"
-            took[step] = time.monotonic() - now
-
-
-class Step(ABC):
-    """A step of the measurement, which is repeated every round, and the rates of its passes so far.
-
-    ``title`` is its name in the progress bar; a round takes ``weight`` times the given seconds. ``missing``
-    is why a step that ``writes`` has no rates; None while it may have some.
+    Returns the kind, the files, the mean size of a record, and remarks.
     """
+    kind, mean, paths = "file", RECORD_BYTES, [path]
+    remarks: tuple[str, ...] = ()
+    if path.is_dir() and not (path / MANIFEST_NAME).exists():
+        return "folder", OpenFiles([_scratch_file(path, stack, seconds)]), mean, ()
+    if path.is_dir():
+        kind, manifest = "dataset", read_manifest(path)
+        mean = max(1, round(manifest.image_bytes / manifest.records))
+        names = manifest.image_files
+        count = min(len(names), MAX_FILES)
+        paths = [path / names[number * len(names) // count] for number in range(count)]
+        remarks = (f"{count} of {len(names)} shards were read",) if count < len(names) else ()
+    elif path.exists() and not path.is_file():
+        raise UsageError("is neither a file nor a folder", path=path)
+    files = OpenFiles.of(paths, stack)
+    if 0 in files.sizes:
+        todo = "prep repair rebuilds it" if kind == "dataset" else "name a file that has content"
+        raise UsageError(f"is empty; {todo}", path=paths[files.sizes.index(0)])
+    return kind, files, mean, remarks
 
-    title: str
-    weight: int
-    writes = False
-    missing: str | None = None
 
-    def __init__(self, how: str, way: ColdWay) -> None:
-        self._how = how
-        self._way = way
-        self._cold: list[float] = []
-        self._warm: list[float] = []
-
-    @abstractmethod
-    def round(self, seconds: float) -> None:
-        """Measure once, for about ``seconds``. Raises OSError."""
-
-    @property
-    def rates(self) -> tuple[Measurement | None, Measurement | None]:
-        direct, dropped = ", O_DIRECT", ", pages dropped by posix_fadvise, checked by mincore"
-        cold = self._how + (direct if self._way.method == DIRECT else dropped)
-        return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self._how}, from memory")
+def _place(path: Path) -> Path | None:
+    """Return a writable folder on the same disk, the path's parent or the path itself; None without one."""
+    for folder in (path.parent, path):
+        same = folder.is_dir() and folder.stat().st_dev == path.stat().st_dev
+        if same and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return None
 
 
 WARM = 0.99  # the least share of pages in memory that counts as warm
 WARM_BYTES = 64 << 20  # fewer bytes are read repeatedly, because they are too short to time
 
 
-class ColdAndWarm(Step):
-    """The step for one pattern of reads, cold and warm. Not thread-safe."""
+class Reading:
+    """The repeated measurement of one pattern of reads, cold and warm. Not thread-safe."""
 
-    weight = 2
-
-    def __init__(self, files: OpenFiles, way: ColdWay, pattern: Pattern, title: str = "") -> None:
-        super().__init__(str(pattern), way)
-        self.title = title
-        self.pattern = pattern
-        self._files = files
+    def __init__(self, title: str, files: OpenFiles, way: ColdWay, pattern: Pattern) -> None:
+        self.title, self.pattern = title, pattern
+        self._files, self._way = files, way
+        self._cold: list[float] = []
+        self._warm: list[float] = []
 
     def round(self, seconds: float) -> None:
         """Measure a cold pass of at most ``seconds``, and a warm one of at most half of that."""
         files, block, is_direct = self._files, self.pattern.block, self._way.method == DIRECT
         pieces = self.pattern.pieces(files)
         is_cold = self._way.method and (is_direct or drop(files.descriptors, pieces, block) <= COLD)
-        descriptors = files.direct if is_direct else files.descriptors
-        rate, done = read(descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
+        rate, done = read(files.descriptors, pieces, self.pattern, seconds=seconds, direct=is_direct)
         if is_cold:
             self._cold.append(rate)
         if is_direct:
             _, done = read(files.descriptors, pieces, self.pattern, seconds=seconds)
         is_warm = True  # assumed for files that cannot be mapped: they were just read
         with suppress(OSError):
-            is_warm = resident_part(files.descriptors, done, block) >= WARM
+            is_warm = resident(files.descriptors, done, block) >= WARM
         if is_warm:
             again = np.tile(done, (max(1, WARM_BYTES // (len(done) * block)), 1))
             self._warm.append(read(files.descriptors, again, self.pattern, seconds=seconds / 2)[0])
         if not self.pattern.random:
             files.passed = (files.passed + len(done) * block / sum(files.sizes)) % 1.0
 
-
-MAX_COUNT = 500
-MIN_COUNT = 16
-MAX_BYTES = 64 << 20
-SHARD_BLOCK = 1 << 20
-
-
-class SmallFiles(Step):
-    """The step for small files, which the first round makes and the ``stack`` removes.
-
-    Each round reads the files and the shard, cold and warm, for at most its seconds each. Not thread-safe.
-    """
-
-    title = "small files"
-    weight = 4
-    writes = True
-
-    def __init__(self, place: Path, record_bytes: int, way: ColdWay, stack: ExitStack) -> None:
-        super().__init__("open, preadv and close of each in random order", way)
-        self._place = place
-        self._size = record_bytes
-        self._stack = stack
-        self._paths: list[Path] = []
-        self._shard: ColdAndWarm | None = None
-        offset = 0 if way.method == DIRECT else CACHE_LINE
-        self._buffer = buffer(-(-record_bytes // PAGE) * PAGE, offset)
-
-    def round(self, seconds: float) -> None:
-        if self._shard is None:
-            self._shard = self._made(seconds)
-        is_direct = self._way.method == DIRECT
-        for path in self._paths if self._way.method == FADVISE else ():
-            evict(path)
-        if is_direct or (self._way.method and max(map(resident_share, self._paths)) <= COLD):
-            self._cold.append(self._read_all(seconds, direct=is_direct))
-        self._read_all(seconds, direct=False)
-        self._warm.append(self._read_all(seconds, direct=False))
-        self._shard.round(seconds)
-
-    def _made(self, seconds: float) -> ColdAndWarm:
-        """Make the files, each flushed so that its pages can be dropped and the deadline holds."""
-        with ExitStack() as made:  # removes them at once if the disk is full
-            folder = made.enter_context(temporary_folder(self._place))
-            data, deadline = noise(self._size), time.monotonic() + seconds
-            count = max(1, min(MAX_COUNT, room(self._place, MAX_BYTES) // self._size // 2))
-            for number in range(count):
-                if number >= MIN_COUNT and time.monotonic() > deadline:
-                    break
-                self._paths.append(folder / f"{number:03d}.jpg")
-                _write(self._paths[-1], data, 1)
-            _write(folder / "shard", data, len(self._paths))
-            self._stack.push(made.pop_all())
-        files = OpenFiles.of([folder / "shard"], self._stack)
-        if self._way.method == DIRECT:
-            files.open_direct()
-        return ColdAndWarm(files, self._way, Pattern(SHARD_BLOCK))
-
-    def _read_all(self, seconds: float, *, direct: bool) -> float:
-        """Read the files, as many as there is time for; return the bytes per second."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-        order = random.sample(self._paths, len(self._paths))
-        size, began = 0, time.perf_counter()
-        for path in order:
-            descriptor = os.open(path, flags)
-            try:
-                size += os.preadv(descriptor, [self._buffer], 0)
-            finally:
-                os.close(descriptor)
-            if (taken := time.perf_counter() - began) >= seconds:
-                break
-        return size / taken
-
     @property
-    def reads(self) -> SmallFileReads | None:
-        if self.missing or self._shard is None:
-            return None
-        return SmallFileReads(len(self._paths), self._size, Reads(*self.rates), Reads(*self._shard.rates))
+    def rates(self) -> tuple[Measurement | None, Measurement | None]:
+        direct, dropped = "O_DIRECT", "pages dropped by posix_fadvise, checked by mincore"
+        cold = f"{self.pattern}, {direct if self._way.method == DIRECT else dropped}"
+        return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self.pattern}, from memory")
 
 
-def _write(path: Path, data: memoryview, times: int) -> None:
-    with path.open("xb", buffering=0) as file:
-        for _ in range(times):
-            write_all(file.fileno(), data)
-        os.fsync(file.fileno())
+MIB = 1 << 20
+SCRATCH_SHARE = 0.15  # of the time, for writing the scratch file in a folder
+LEAST_SCRATCH, MOST_SCRATCH = 4 * MIB, 1 << 30
+LEAST_SMALL, MOST_SMALL = 16, MAX_OPEN  # files
+MOST_SMALL_BYTES = 64 * MIB
+FIRST_WRITTEN, MOST_WRITTEN = 4 * MIB, 256 * MIB
+FREE_DIVISOR = 4  # the rest of the free space is for other programs
 
 
-BLOCK = 1 << 20
-FIRST_BYTES = 4 << 20
-MAX_WRITTEN_BYTES = 256 << 20
-
-
-class WriteMeasurement(Step):
-    """The step for writing, flushing included.
+class Writing:
+    """The repeated measurement of writing to a new file, fsync included; or why it is ``missing``.
 
     The last round's rate determines the amount: the page cache would accept bytes that take the disk minutes.
     """
 
     title = "write and fsync"
-    weight = 1
-    writes = True
 
-    def __init__(self, place: Path) -> None:
-        super().__init__("write of 1 MiB blocks to a new file, then fsync, both timed", ColdWay(None))
+    def __init__(self, place: Path | None, missing: str) -> None:
+        self.missing = None if place else missing
+        self.rates: list[float] = []
         self._place = place
-        self._data = noise(BLOCK)
-        self._rates: list[float] = []
 
     def round(self, seconds: float) -> None:
-        wanted = int(self._rates[-1] * seconds) if self._rates else FIRST_BYTES
-        blocks = max(1, room(self._place, min(wanted, MAX_WRITTEN_BYTES)) // BLOCK)
-        with tempfile.TemporaryFile(dir=self._place, buffering=0) as file:
-            began = time.perf_counter()
-            for _ in range(blocks):
-                write_all(file.fileno(), self._data)
-            os.fsync(file.fileno())
-            self._rates.append(blocks * BLOCK / (time.perf_counter() - began))
+        if self._place is None:
+            return
+        wanted = int(self.rates[-1] * seconds) if self.rates else FIRST_WRITTEN
+        blocks = max(1, _room(self._place, min(wanted, MOST_WRITTEN)) // MIB)
+        try:
+            with ExitStack() as stack:
+                file, data = _nameless(self._place, stack), _noise(MIB)
+                began = time.perf_counter()
+                _write(file, data, blocks)
+                self.rates.append(blocks * MIB / (time.perf_counter() - began))
+        except OSError as error:
+            self.missing, self.rates, self._place = _reason(error), [], None
 
-    @property
-    def rate(self) -> Measurement | None:
-        return None if self.missing else Measurement.of(self._rates, self._how)
+
+@contextmanager
+def _folder(beside: Path) -> Iterator[Path]:
+    """Make a folder, which a process of its own removes at the end, even if this one is killed."""
+    folder = beside / f".prep-bench-disk-{secrets.token_hex(4)}"
+    remove = ["sh", "-c", 'read -r line; exec rm -rf -- "$0"', str(folder.absolute())]
+    with subprocess.Popen(remove, stdin=subprocess.PIPE, process_group=0) as remover:
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            remover.communicate(b"\n")
+
+
+def _small_files(folder: Path, size: int, stack: ExitStack, seconds: float) -> tuple[OpenFiles, OpenFiles]:
+    """Write files of this size, for ``seconds`` if there are enough by then, and one with the same bytes.
+
+    Each is flushed, so that its pages can be dropped and the time holds.
+    """
+    data, end, paths = _noise(size), time.monotonic() + seconds, []
+    for number in range(max(1, min(MOST_SMALL, _room(folder, MOST_SMALL_BYTES) // size // 2))):
+        if number >= LEAST_SMALL and time.monotonic() > end:
+            break
+        paths.append(folder / str(number))
+        with paths[-1].open("xb", buffering=0) as file:
+            _write(file.fileno(), data)
+    with (folder / "one").open("xb", buffering=0) as file:
+        _write(file.fileno(), data, len(paths))
+    return OpenFiles.of(paths, stack), OpenFiles.of([folder / "one"], stack)
+
+
+def _scratch_file(folder: Path, stack: ExitStack, seconds: float) -> int:
+    """Write 4 MiB to 1 GiB for ``seconds``, flushed piece by piece; return the descriptor."""
+    size = _room(folder, MOST_SCRATCH)
+    if size < LEAST_SCRATCH:
+        raise NoSpace(f"has no room for a file of {LEAST_SCRATCH >> 20} MiB; make room", path=folder)
+    file, data, end = _nameless(folder, stack), _noise(LEAST_SCRATCH), time.monotonic() + seconds
+    with naming(folder):
+        _write(file, data)
+        while time.monotonic() < end and (left := size - os.fstat(file).st_size) >= LEAST_SCRATCH:
+            _write(file, data, min(4, left // LEAST_SCRATCH))
+    return file
+
+
+def _nameless(folder: Path, stack: ExitStack) -> int:
+    """Make a file that has no name, and vanishes with its descriptor, which the stack closes."""
+    try:
+        return stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0)).fileno()
+    except OSError as error:
+        error.filename = str(folder)  # not a temporary name
+        raise
+
+
+def _noise(size: int) -> memoryview:
+    """Return random bytes, which no file system can compress."""
+    return memoryview(np.random.default_rng().bytes(size))
+
+
+def _room(folder: Path, wanted: int) -> int:
+    """Return ``wanted`` bytes, or a quarter of the folder's free space if that is less."""
+    return min(wanted, shutil.disk_usage(folder).free // FREE_DIVISOR)
+
+
+def _write(descriptor: int, data: memoryview, times: int = 1) -> None:
+    for _ in range(times):
+        left = data
+        while left:
+            left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    return f"could not be measured: {error.strerror or error}"

@@ -1,7 +1,8 @@
 """A script, run by disk_files.py, that reads pieces of files in several processes at once.
 
-It reads an order from stdin and writes an answer to stdout. Unlike its caller it can fork quickly and safely:
-it imports almost nothing, and has one thread and little memory.
+Stdin has a descriptor and an offset for each piece, as int64. Each process writes a line: its number, pieces,
+bytes, errno, and the times of its begin and end. Unlike its caller the script can fork quickly and safely: it
+imports almost nothing, and has one thread and little memory.
 """
 
 from __future__ import annotations
@@ -9,88 +10,65 @@ from __future__ import annotations
 import array
 import mmap
 import os
-import struct
 import sys
 import time
 from itertools import islice
 
-ORDER = struct.Struct("<qqqqd")  # processes, bytes of a piece, offset in a page, pieces ahead, seconds
-REPORT = struct.Struct("<qqqqd")  # number, pieces, bytes, errno, time of the end
-ANSWER = struct.Struct("<d")  # time of the start; the reports of all processes follow
 
+def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahead: int, flags: int) -> None:
+    """Fork ``depth`` processes that each read every ``depth``-th piece for ``seconds``; start them together.
 
-def main() -> None:
-    """Fork the readers, start them together, and write their reports. Exits with 1 if one ends early."""
-    depth, block, offset, ahead, seconds = ORDER.unpack(sys.stdin.buffer.read(ORDER.size))
-    pieces = array.array("q", sys.stdin.buffer.read())
-    (ready, ready_writer), (start, start_writer), (reports, report_writer) = os.pipe(), os.pipe(), os.pipe()
+    A piece has ``block`` bytes, and is read to ``in_page`` bytes after the start of a page; ``ahead`` pieces
+    are requested before they are read. If there are ``flags``, files are opened again with them: those of a
+    ``folder``, whose names there are numbers instead of descriptors, for each piece.
+    """
+    numbers = array.array("q", sys.stdin.buffer.read())
+    names = {file: f"{folder or '/dev/fd'}/{file}" for file in set(numbers[::2])}
+    files: dict[int, int | str] = dict(names)
+    if not folder:
+        files = {file: os.open(name, flags) if flags else file for file, name in names.items()}
+    pieces = [(files[file], offset) for file, offset in zip(numbers[::2], numbers[1::2], strict=True)]
+    (ready, is_ready), (start, starts) = os.pipe(), os.pipe()
     for number in range(depth):
         if not os.fork():
-            os.close(start_writer)
-            own = list(zip(pieces[2 * number :: 2 * depth], pieces[2 * number + 1 :: 2 * depth]))  # noqa: B905
-            _read(number, own, buffer(block, offset), ahead, seconds, (ready_writer, start, report_writer))
-    for descriptor in (ready_writer, start, report_writer):
-        os.close(descriptor)
-    _all_of(ready, depth)
-    began = time.perf_counter()
-    os.write(start_writer, bytes(depth))
-    answer = ANSWER.pack(began) + _all_of(reports, depth * REPORT.size)
+            os.close(starts)
+            memory = mmap.mmap(-1, block + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.write(bytes(len(memory)))  # else page faults would slow the first reads
+            into = memoryview(memory)[in_page : in_page + block]
+            own, parent = pieces[number::depth], os.getppid()
+            os.close(is_ready)
+            os.read(start, 1)
+            found = _read(own, into, ahead, flags, seconds, parent)
+            os.write(1, (" ".join(map(repr, (number, *found))) + "\n").encode())
+            os._exit(0)
+    os.close(is_ready)
+    os.read(ready, 1)  # until all have closed it
+    os.close(starts)
     for _ in range(depth):
         os.wait()  # in a container without an init nobody else would
-    sys.stdout.buffer.write(answer)
 
 
 def _read(
-    number: int,
-    pieces: list[tuple[int, int]],
-    into: memoryview,
-    ahead: int,
-    seconds: float,
-    pipes: tuple[int, int, int],
-) -> None:
-    """Read a reader's pieces until they end, the time is over, or the parent is gone; then exit.
-
-    It closes each pipe after the last write, so that its reader sees the end once all processes are done.
-    """
-    ready_writer, start, report_writer = pipes
-    parent, error, size, count = os.getppid(), 0, 0, 0
-    os.close(sys.stdout.fileno())
-    os.write(ready_writer, b"r")
-    os.close(ready_writer)
-    if not os.read(start, 1):
-        os._exit(1)
-    deadline = time.perf_counter() + seconds
-    requests = iter(pieces)
+    pieces: list[tuple[int | str, int]], into: memoryview, ahead: int, flags: int, seconds: float, parent: int
+) -> tuple[int, int, int, float, float]:
+    """Read the pieces until they end, the time is over, or the parent is gone."""
+    count = size = error = 0
+    requests, began = iter(pieces), time.perf_counter()
     try:
         for file, offset in pieces:
             for wanted in islice(requests, 1 if count else 1 + ahead) if ahead else ():
-                os.posix_fadvise(*wanted, len(into), os.POSIX_FADV_WILLNEED)
-            size += os.preadv(file, [into], offset)
+                os.posix_fadvise(*wanted, len(into), os.POSIX_FADV_WILLNEED)  # type: ignore[arg-type]
+            descriptor = os.open(file, flags) if isinstance(file, str) else file
+            size += os.preadv(descriptor, [into], offset)
+            if descriptor is not file:
+                os.close(descriptor)
             count += 1
-            if time.perf_counter() >= deadline or os.getppid() != parent:
+            if time.perf_counter() >= began + seconds or os.getppid() != parent:
                 break
     except OSError as failed:
         error = failed.errno or 5
-    os.write(report_writer, REPORT.pack(number, count, size, error, time.perf_counter()))
-    os._exit(0)
-
-
-def _all_of(descriptor: int, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = os.read(descriptor, size - len(found))
-        if not part:
-            sys.exit(1)
-        found += part
-    return found
-
-
-def buffer(size: int, offset: int) -> memoryview:
-    """Return a buffer that begins ``offset`` bytes into a page."""
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.write(bytes(len(memory)))  # else page faults would slow the first reads
-    return memoryview(memory)[offset : offset + size]
+    return count, size, error, began, time.perf_counter()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], float(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -16,15 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
 from shardprep.cli.commands.bench import sentence
-from shardprep.formats import DataError, OperationError, UnknownVersion, UsageError, WorkerDied
+from shardprep.formats import DataError, UnknownVersion, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
-from shardprep.loaders.measuring.disk import ColdAndWarm, DiskProfile, Missing, Reads
-from shardprep.loaders.measuring.disk_chart import bars, picture, save_picture, terminal_lines
+from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads
 from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
@@ -33,7 +31,6 @@ from shardprep.loaders.measuring.disk_files import (
     Pattern,
     cold_way,
     read,
-    temporary_folder,
 )
 from support.datasets import is_root, prep, prep_here
 from support.disk_profiles import documented_paths, full_profile, paths_of, rate
@@ -68,7 +65,7 @@ def files(tmp_path: Path, stack: ExitStack) -> OpenFiles:
 def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> None:
     if cold_way(files, filesystem_type(tmp_path)).method != FADVISE:
         pytest.skip("the page cache of this file system cannot be emptied")
-    reading = ColdAndWarm(files, ColdWay(FADVISE), Pattern(65536))
+    reading = Reading("", files, ColdWay(FADVISE), Pattern(65536))
     with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
         assert sum(memory[:: mmap.PAGESIZE]) > 0
         reading.round(1)
@@ -85,10 +82,12 @@ def test_mapped_pages_are_not_called_cold(files: OpenFiles, tmp_path: Path) -> N
 
 
 def test_o_direct_takes_the_place_of_dropping(files: OpenFiles) -> None:
-    if not files.open_direct():
-        pytest.skip("no O_DIRECT here")
+    with mmap.mmap(files.descriptors[0], 0, prot=mmap.PROT_READ) as memory:
+        assert sum(memory[:: mmap.PAGESIZE]) > 0
+        if cold_way(files, "").method != DIRECT:
+            pytest.skip("no O_DIRECT here")
     for pattern in (Pattern(65536), Pattern.of_records(5000, depth=3)):
-        reading = ColdAndWarm(files, ColdWay(DIRECT), pattern)
+        reading = Reading("", files, ColdWay(DIRECT), pattern)
         reading.round(1)
         cold, warm = reading.rates
         assert cold is not None
@@ -164,8 +163,6 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path, name: str, code: in
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["--plot", "disk.jpg"], 2),
-        (["--plot", "/nowhere/disk.png"], 3),
         (["--save", "/nowhere/disk.json"], 3),
         (["--seconds", "-1"], 2),
         (["--record-bytes", "0"], 2),
@@ -245,9 +242,9 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 3), (signal.SIGKILL, 1)])
 @pytest.mark.parametrize("during", ["reading", "small files"])
-def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int) -> None:
+def test_a_signal_leaves_nothing(tmp_path: Path, during: str, number: int, times: int) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"],
         stdout=subprocess.PIPE,
@@ -261,26 +258,15 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, during: str, times: int)
                 if small_files if during == "small files" else len(session_of(process.pid)) > 1:
                     break
             for _ in range(times):
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(process.pid, number)
             out, errors = process.communicate(timeout=60)
         finally:
             process.kill()
 
-    assert (process.returncode, out) == (130, "")
-    if errors or times == 1:  # a second signal ends it at once
+    assert (process.returncode, out) == (130 if number == signal.SIGINT else -number, "")
+    if number == signal.SIGINT and (errors or times == 1):  # a second signal ends it at once
         assert "interrupted" in one_line(errors)
-    assert not list(tmp_path.iterdir())
-    until(lambda: not session_of(process.pid))
-
-
-def test_a_temporary_folder_is_removed_before_signals_take_effect(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), temporary_folder(tmp_path):
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(OperationError), temporary_folder(tmp_path):
-        raise OperationError("something else")
-
-    assert not list(tmp_path.iterdir())
+    until(lambda: not session_of(process.pid) and not list(tmp_path.iterdir()))
 
 
 def nothing_cold(profile: DiskProfile) -> DiskProfile:
@@ -350,20 +336,3 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 
     assert [path.name for path in tmp_path.iterdir()] == ["disk.json"]
     assert (tmp_path / "disk.json").read_bytes() == old
-
-
-def test_the_bars_are_drawn_in_proportion(tmp_path: Path) -> None:
-    profile = full_profile()
-    rows = bars(profile)
-
-    lines = terminal_lines(rows, width=40, mark="#")
-    save_picture(profile, tmp_path / "disk.png")
-    image = cv2.imread(str(tmp_path / "disk.png"))
-
-    assert len(lines) == len(rows) == 12
-    assert lines[0].count("#") == 40
-    assert lines[3].count("#") == 10  # 50 of 200 MB/s
-    assert (image == picture(profile)).all()
-    assert len(terminal_lines(bars(nothing_cold(profile)))) == 11
-    with pytest.raises(UsageError, match=r"ends in \.png"):
-        save_picture(profile, tmp_path / "disk.jpg")
