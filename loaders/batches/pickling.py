@@ -7,18 +7,17 @@ a process and its own children.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import struct
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -123,58 +122,47 @@ def dumps(value: object) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def dumps_beside(value: object) -> tuple[bytes, Buffers]:
-    """Return a pickle, and the memory of its arrays beside it.
+class Dumped(NamedTuple):
+    """A pickle, the memory of its arrays beside it, and whether unpickling it imports the main module."""
 
-    With cloudpickle, definitions of the main module are pickled by value, because other processes may not
-    have that module. Raises like :func:`dumps`.
+    data: bytes
+    beside: Buffers
+    of_main: bool
+
+
+def dumps_elsewhere(value: object, *, apart: bool = False) -> Dumped:
+    """Pickle a value for another process; ``apart`` keeps the memory of arrays out of the pickle.
+
+    With cloudpickle, lambdas, closures and definitions of the main module are pickled by value, because other
+    processes may not have that module. Raises like :func:`dumps`.
     """
-    beside: Buffers = []
+
+    def dumped(dumps: Callable[..., bytes]) -> Dumped:
+        beside: Buffers = []
+        keep = beside.append if apart else None
+        data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
+        return Dumped(bytes(data), beside, dumps is pickle.dumps and b"__main__" in data)
+
     try:
-        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=beside.append)
+        by_name = dumped(pickle.dumps)
     except Exception:
-        if not can_dump_by_value():
+        if (dumps_by_value := by_value()) is None:
             raise
-    else:
-        if b"__main__" not in data or not can_dump_by_value():
-            return data, beside
-    beside = []
-    return dumps_by_value(value, beside), beside
+        return dumped(dumps_by_value)
+    if by_name.of_main and (dumps_by_value := by_value()):
+        with suppress(Exception):  # of something that only its own module can make
+            return dumped(dumps_by_value)
+    return by_name
 
 
-def can_dump_by_value() -> bool:
-    """Whether cloudpickle is installed."""
+def by_value() -> Callable[..., bytes] | None:
+    """Return cloudpickle's ``dumps``, None if it is not installed."""
     try:
-        # Imported here because it is optional, and takes start-up time.
-        import cloudpickle  # type: ignore[import-untyped]  # noqa: F401
+        import cloudpickle  # type: ignore[import-untyped]  # here: it is optional, and takes start-up time
     except ImportError:
-        return False
-    return True
-
-
-def dumps_by_value(value: object, beside: Buffers | None = None) -> bytes:
-    """Return a pickle that contains the code of lambdas, closures and the main module. Needs cloudpickle."""
-    import cloudpickle  # here because it is optional, and takes start-up time
-
-    keep = None if beside is None else beside.append
-    return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep))
-
-
-def dumps_noting_main(value: object) -> tuple[bytes, bool]:
-    """Return a pickle, and whether it refers to definitions of the main module."""
-    file = io.BytesIO()
-    pickler = _MainNotingPickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.dump(value)
-    return file.getvalue(), pickler.noted
-
-
-class _MainNotingPickler(pickle.Pickler):
-    noted = False
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            self.noted = True
-        return NotImplemented
+        return None
+    dumps: Callable[..., bytes] = cloudpickle.dumps
+    return dumps
 
 
 def loads(data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
@@ -201,7 +189,7 @@ class PickledValue:
 
         Raises whatever the value's class raises if it cannot be pickled.
         """
-        stream, beside = dumps_beside(value)
+        stream, beside, _ = dumps_elsewhere(value, apart=True)
         if not beside:
             return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
         raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]

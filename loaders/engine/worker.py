@@ -19,9 +19,8 @@ from shardprep.formats.runtime.processes import Channel, Part, main_module
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
     anonymous_file,
-    can_dump_by_value,
-    dumps_by_value,
-    dumps_noting_main,
+    by_value,
+    dumps_elsewhere,
     loads,
 )
 from shardprep.loaders.batches.slots import INPUTS, SlotRing
@@ -70,27 +69,21 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
     """
-    reason: Exception | None = None
+    reason: object = UNIMPORTABLE
     try:
-        by_name, of_main = dumps_noting_main(work)
+        data, _, of_main = dumps_elsewhere(work)
+        if not of_main or Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
+            return data, of_main
     except UsageError:
         raise
     except Exception as error:
-        by_name, of_main, reason = b"", False, error
-    if by_name and not of_main:
-        return by_name, False
-    advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
-    if can_dump_by_value():
-        try:
-            return dumps_by_value(work), False
-        except Exception as error:
-            reason, advice = error, "use only what can be pickled"
-    if by_name and Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
-        return by_name, True
+        reason = error
+    advice = "use only what can be pickled"
+    if by_value() is None:
+        advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
     raise UsageError(
-        f"the work cannot be sent to the workers ({reason or UNIMPORTABLE}): {advice}, or work without "
-        "processes (workers=0)"
-    ) from reason
+        f"the work cannot be sent to the workers ({reason}): {advice}, or work without processes (workers=0)"
+    ) from (reason if isinstance(reason, Exception) else None)
 
 
 def main(

@@ -17,13 +17,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import takes
-from shardprep.loaders.batches.pickling import (
-    INSTALL_CLOUDPICKLE,
-    can_dump_by_value,
-    dumps_by_value,
-    dumps_noting_main,
-    loads,
-)
+from shardprep.loaders.batches.pickling import INSTALL_CLOUDPICKLE, by_value, dumps_elsewhere, loads
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
 
@@ -239,22 +233,13 @@ class Function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
-            _, of_main = dumps_noting_main(self.call)
-        except Exception as error:  # a lambda or closure; cloudpickle reports other reasons
-            if not can_dump_by_value():
-                raise UsageError(
-                    f"{self.name} cannot be sent to another process ({error}): {INSTALL_CLOUDPICKLE}, define it "
-                    "at the top level of a module, or use threads"
-                ) from error
-        else:
-            if not (of_main and can_dump_by_value()):
-                return Function, (self.call,)
-        try:
-            return _unpacked, (dumps_by_value(self.call),)
+            data = dumps_elsewhere(self.call).data
         except Exception as error:
-            raise UsageError(
-                f"{self.name} cannot be sent to another process ({error}): everything it refers to must be picklable"
-            ) from error
+            advice = "everything it refers to must be picklable"
+            if by_value() is None:
+                advice = f"{INSTALL_CLOUDPICKLE}, define it at the top level of a module, or use threads"
+            raise UsageError(f"{self.name} cannot be sent to another process ({error}): {advice}") from error
+        return _unpacked, (data,)
 
 
 def _unpacked(packed: bytes) -> Function:
