@@ -28,6 +28,7 @@ from shardprep.loaders.batches.pickling import (
     available,
     round_up,
 )
+from shardprep.loaders.transforms.contract import ArraySpec
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -58,6 +59,10 @@ class SlotField:
     @property
     def row_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def fields_of(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
+    return tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in specs)
 
 
 @dataclass(frozen=True)

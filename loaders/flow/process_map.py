@@ -7,18 +7,18 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import count, islice
+from operator import is_not
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import keep_freed_memory, use_one_thread
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickled
-from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotField, SlotLayout
+from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout, fields_of
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
 from shardprep.loaders.engine.engine import Engine, EngineStats
@@ -305,41 +305,45 @@ class ProcessMap(Mapped):
                 yield from self._values(batch)
                 del batch
 
+    @property
+    def form(self) -> RowForm | None:
+        """The form of the declared results."""
+        if self.outputs is None:
+            return None
+        return RowForm("array" if self.is_single else "tuple", fields_of(self.outputs))
+
     def _values(self, batch: EngineBatch) -> Iterator[Any]:
+        form = self.form
         for row in range(len(batch.items)):
             if row in batch.payloads:
                 yield restored(batch.payloads.pop(row), partial(self._described, batch.items[row]))
-            elif row not in batch.skipped:
-                yield self._in_form([array[row, ...] for array in batch.arrays.values()])
-
-    def _in_form(self, arrays: list[Any]) -> Any:
-        return arrays[0] if self.is_single else tuple(arrays)
+            elif form and row not in batch.skipped:
+                yield form.made_of({name: array[row, ...] for name, array in batch.arrays.items()})
 
     def batches(self, now: PassContext, size: int, *, least: int) -> Iterator[Any]:
         """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
         known = now.kept.kept(now.place(self))
         with ending(self._received(now, None, size, size, known)) as received:
-            enough = filter(partial(self._is_enough, least), received)
-            yield from map(partial(self._batch, known, partial(ErrorNote, now), size), enough)
-
-    def _is_enough(self, least: int, batch: EngineBatch) -> bool:
-        """Whether the batch has ``least`` items. Raises an item's exception, even if there are fewer."""
-        for row, payload in batch.payloads.items():
-            restored(payload, partial(self._described, batch.items[row]))
-        return len(batch.items) >= least
+            made = map(partial(self._batch, known, partial(ErrorNote, now), size, least), received)
+            yield from filter(partial(is_not, None), made)
 
     def _batch(
-        self, known: Kept, note: Callable[[int, str], ErrorNote], size: int, batch: EngineBatch
+        self, known: Kept, note: Callable[[int, str], ErrorNote], size: int, least: int, batch: EngineBatch
     ) -> Any:
-        """Return the batch that the workers wrote, or stack the results, whose form is known from then on."""
-        if self.outputs is not None:
-            return self._in_form(list(batch.arrays.values()))
-        if batch.form and not batch.payloads:
-            return batch.form.made_of(batch.arrays)
-        rows = [
-            restored(batch.result(row), partial(self._described, item))
-            for row, item in enumerate(batch.items)
-        ]
+        """Return the batch that the workers wrote, or stack the results, whose form is known from then on.
+
+        Raises an item's exception. Returns None for fewer than ``least`` rows.
+        """
+        sent = {
+            row: restored(payload, partial(self._described, batch.items[row]))
+            for row, payload in batch.payloads.items()
+        }
+        if len(batch.items) < least:
+            return None
+        form = self.form or batch.form
+        if form and not sent:
+            return form.made_of(batch.arrays)
+        rows = [sent[row] if row in sent else batch.result(row) for row in range(len(batch.items))]
         known.value = RowForm.of(rows[0])
         with note(int(batch.items[0]["number"]) // size, f"batch({size})"):
             return stack(rows)
@@ -412,9 +416,8 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
 
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
     """Return the layout of a slot for the declared outputs, or for results of any size."""
-    fields = tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in outputs or ())
-    spare = 0 if fields else RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
-    return SlotLayout(rows, fields, spare=spare, inputs=INPUT_BYTES, sparse=True)
+    spare = 0 if outputs else RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
+    return SlotLayout(rows, fields_of(outputs or ()), spare=spare, inputs=INPUT_BYTES, sparse=True)
 
 
 PASS_SLOTS = 4
@@ -422,38 +425,31 @@ PASS_SLOTS = 4
 
 @dataclass(frozen=True)
 class PassFetch:
-    """Makes items of ``node``, at ``branch`` in its flow, from (pass, run, number)."""
+    """Makes items of ``node``, at ``branch`` in its flow, from (pass, run, number); ENDED after the last."""
 
     node: Node
     branch: tuple[int, ...]
 
     @contextmanager
     def open(self) -> Iterator[Callable[[tuple[int, int, int]], Any]]:
-        with closing(PassResources()) as kept, closing(_RunningPass(self, kept)) as running:
-            yield running.item
+        due, items = (-1, -1, -1), iter(())
 
+        def item(key: tuple[int, int, int]) -> Any:
+            """Return an item. An exception ends the generator, so nothing runs twice."""
+            nonlocal due, items
+            pass_number, run, number = key
+            if key != due:  # another pass, or this worker replaces a dead one
+                end(items)
+                items = self.node.run(PassContext(pass_number, kept, self.branch))
+                next(islice(items, number, number), None)
+            due = pass_number, run, number + 1
+            return next(items, ENDED)
 
-class _RunningPass(Owned):
-    """The items of one pass, starting at the key ``_due``."""
-
-    def __init__(self, fetch: PassFetch, kept: PassResources) -> None:
-        self._fetch = fetch
-        self._kept = kept
-        self._items: Iterator[Any] = iter(())
-        self._due = (-1, -1, -1)
-
-    def item(self, key: tuple[int, int, int]) -> Any:
-        """Return the item, or ENDED. An exception ends the generator, so nothing runs twice."""
-        pass_number, run, number = key
-        if key != self._due:  # another pass, or this worker replaces a dead one
-            self.close()
-            self._items = self._fetch.node.run(PassContext(pass_number, self._kept, self._fetch.branch))
-            next(islice(self._items, number, number), None)
-        self._due = pass_number, run, number + 1
-        return next(self._items, ENDED)
-
-    def close(self) -> None:
-        end(self._items)
+        with closing(PassResources()) as kept:
+            try:
+                yield item
+            finally:
+                end(items)
 
 
 _runs = count()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import resource
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,13 @@ from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.sizes import checked_int
+from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.tables import box_columns
 from shardprep.formats.storage.store import Location, path_or_place
-from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders.batches.slots import SlotLayout, fields_of
 from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.loader.work import items_of
@@ -267,8 +266,8 @@ def plan_of(
         dataset=subset.identity,
         shard_counts=subset.shard_counts,
         shuffle=shuffle.in_records(subset.mean_image) if shuffle else None,
-        seed=_integer("seed", seed),
-        batch_size=_integer("batch_size", batch_size),
+        seed=seed_of(seed),
+        batch_size=checked_int(batch_size, "batch_size", least=1),
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
@@ -277,12 +276,6 @@ def plan_of(
     if plan.shuffle:
         _warn_of_bad_mixing(subset, plan, plan.shuffle)
     return plan
-
-
-def _integer(name: str, value: object) -> int:
-    if not isinstance(value, SupportsIndex):
-        raise UsageError(f"{name} must be an integer, not {value!r}")
-    return operator.index(value)
 
 
 def _warn_of_bad_mixing(subset: Subset, plan: EpochPlan, shuffle: Shuffle) -> None:
@@ -318,18 +311,14 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
-        return SlotLayout(rows, _fields(transform.rows), spare=spare if transform.sent else 0)
+        return SlotLayout(rows, fields_of(transform.rows), spare=spare if transform.sent else 0)
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
-        return SlotLayout(rows, _fields(outputs))
+        return SlotLayout(rows, fields_of(outputs))
     limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
     is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
     room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0
     return SlotLayout(rows, (), spare=spare, inputs=room, sparse=room > 0)
-
-
-def _fields(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
-    return tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in specs)
 
 
 def worker_count(workers: object) -> int:
