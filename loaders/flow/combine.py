@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending
-from shardprep.loaders.flow.node import UNKNOWN, Length, Node, within
+from shardprep.loaders.flow.node import UNKNOWN, Length, Node, SharedNumbers, within
 from shardprep.loaders.flow.passes import PassContext
 
 BLOCK = 1024
@@ -73,27 +71,6 @@ class Concat(Combined):
         for n, node in enumerate(self.nodes):
             with ending(node.run(now.of(self, n))) as items:
                 yield from items
-
-
-class SharedNumbers:
-    """The same numbers for several sources, each drawing them in any thread and at its own rate."""
-
-    def __init__(self, numbers: Iterable[int], sources: int) -> None:
-        self._numbers = iter(numbers)
-        self._lock = threading.Lock()
-        self._waiting: list[deque[int]] = [deque() for _ in range(sources)]
-
-    def of(self, source: int) -> Iterator[int]:
-        own = self._waiting[source]
-        while True:
-            with self._lock:
-                for number in islice(self._numbers, 0 if own else 1):
-                    for waiting in self._waiting:
-                        waiting.append(number)
-                if not own:
-                    return
-                number = own.popleft()
-            yield number
 
 
 @dataclass(frozen=True)

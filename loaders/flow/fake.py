@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.runtime.lazy import cached_property
+from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.loaders.batches.pickling import ALIGNMENT, aligned
-from shardprep.loaders.flow.node import Fetch, Fetched, Length, exact, fetch_by, within
+from shardprep.loaders.flow.node import Fetch, Fetched, Length, checked_seconds, exact, fetch_by, within
 from shardprep.loaders.flow.passes import PassContext
 
 PER_PHOTOGRAPH = 2
@@ -77,13 +77,11 @@ class MadeUp:
     classes: int = 1000
 
     def __post_init__(self) -> None:
-        least_ones = min(self.batch_size, self.classes, *self.size)
-        if least_ones < 1 or not 0 <= self.seconds < math.inf or not 0 <= self.seed < 1 << 64:
-            raise UsageError(
-                f"batch_size={self.batch_size}, size={self.size}, seconds={self.seconds}, seed={self.seed}, "
-                f"classes={self.classes}: there must be at least 1 record in a batch, 1 pixel on each side, "
-                "0 seconds, a seed of 0 (and below 2**64) and 1 class"
-            )
+        sides = [("each side of size", side) for side in self.size]
+        for name, value in [("batch_size", self.batch_size), ("classes", self.classes), *sides]:
+            checked_int(value, name, least=1)
+        checked_seconds(self.seconds, "the time per record")
+        seed_of(self.seed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), astuple(self)

@@ -266,8 +266,7 @@ class Flow(FrameworkHint, Closable):
         ones; each takes ``seconds`` to make. ``seed`` selects the images and labels. Raises UsageError.
         """
         items = checked_int(items, "the number of items", least=0)
-        seconds = checked_seconds(seconds, "the time per item")
-        return Flow(FromFakeData(MadeUp(1, size, encoded, seconds, seed_of(seed)), items))
+        return Flow(FromFakeData(MadeUp(1, size, encoded, seconds, seed), items))
 
     # Steps on each item
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from numbers import Real
 from types import UnionType
 from typing import Any, ClassVar, cast
@@ -130,13 +131,13 @@ class Node(ABC):
     def length(self) -> Length:
         """The number of items of each pass."""
 
-    @abstractmethod
     def run(self, now: PassContext) -> Iterator[Any]:
         """Run one pass. Its items depend only on ``now.number``.
 
         Closing or dropping the iterator releases its resources. A step draws from its n-th source by
         ``self.sources[n].run(now.of(self, n))``.
         """
+        return self.pick(now, range(self.length.items))
 
     @cached_property
     def label(self) -> str:
@@ -262,9 +263,6 @@ class Fetched(Node):
         with ending(self.keys(now, numbers)) as keys, self.fetch() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self.pick(now, range(self.length.items))
-
 
 class Renumbered(Step):
     """A step that rearranges its source's items."""
@@ -312,22 +310,25 @@ def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
         yield number
 
 
-class PendingNumbers:
-    """Numbers drawn by a source, in any thread; each is kept until its item has been yielded."""
+class SharedNumbers:
+    """The same numbers for several readers, each drawing them in any thread and at its own rate."""
 
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self._numbers = numbers
-        self._ahead: deque[int] = deque()
+    def __init__(self, numbers: Iterable[int], readers: int) -> None:
+        self._numbers = iter(numbers)
+        self._lock = threading.Lock()
+        self._waiting: list[deque[int]] = [deque() for _ in range(readers)]
 
-    def __iter__(self) -> Iterator[int]:
-        for number in self._numbers:
-            self._ahead.append(number)
-            yield number
-
-    @property
-    def again(self) -> Iterator[int]:
-        """The drawn numbers that were not yet yielded here."""
-        return iter(self._ahead.popleft, None)
+    def of(self, reader: int) -> Iterator[int]:
+        own = self._waiting[reader]
+        while True:
+            if not own:
+                with self._lock:
+                    for number in islice(self._numbers, 0 if own else 1):
+                        for waiting in self._waiting:
+                            waiting.append(number)
+                if not own:
+                    return
+            yield own.popleft()
 
 
 def numbered(
@@ -339,5 +340,5 @@ def numbered(
     """
     if numbers is None:
         return step.drawn(now), count()
-    asked = PendingNumbers(numbers)
-    return step.source.pick(now.of(step), asked), asked.again
+    shared = SharedNumbers(numbers, 2)
+    return step.source.pick(now.of(step), shared.of(0)), shared.of(1)

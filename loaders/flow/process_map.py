@@ -34,7 +34,7 @@ from shardprep.loaders.engine.messages import (
     unpack,
 )
 from shardprep.loaders.flow.map import Mapped
-from shardprep.loaders.flow.node import Fetch, Node, PendingNumbers, Step, numbered
+from shardprep.loaders.flow.node import Fetch, Node, SharedNumbers, Step, numbered
 from shardprep.loaders.flow.passes import ErrorNote, Function, Kept, PassContext, PassResources, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
@@ -359,8 +359,8 @@ class ProcessMap(Mapped):
         """Yield the results of groups of items. If the source can fetch, keys are sent instead of items."""
         fetch = self.source.fetch
         if fetch:
-            asked = PendingNumbers(range(self.source.length.items) if numbers is None else numbers)
-            items, places = self.source.keys(now.of(self), asked), asked.again
+            shared = SharedNumbers(range(self.source.length.items) if numbers is None else numbers, 2)
+            items, places = self.source.keys(now.of(self), shared.of(0)), shared.of(1)
         else:
             items, places = numbered(self, now, numbers)
         groups = ItemGroups(

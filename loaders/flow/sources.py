@@ -54,9 +54,6 @@ class FromSequence(Node):
     def never_change(self) -> bool:
         return bool(getattr(self.items, "batches_never_change", False))
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self.pick(now, range(len(self.items)))
-
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
         item_of = now.here.timed(self.label, SequenceItems(self.items).item)
         yield from map(item_of, within(numbers, self.length))

@@ -22,8 +22,8 @@ from shardprep.loaders.flow.node import (
     InPlace,
     Length,
     Node,
-    PendingNumbers,
     Renumbered,
+    SharedNumbers,
     Step,
     numbered,
     within,
@@ -73,10 +73,10 @@ class Batch(Step):
         return self.source.can_pick
 
     def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        asked = PendingNumbers(within(numbers, self.length))
-        items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, asked)))
-        begun = PendingNumbers(asked.again)
-        return self._made_of(now, items, (len(self._items_of(number)) for number in begun), begun.again)
+        shared = SharedNumbers(within(numbers, self.length), 3)
+        items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, shared.of(0))))
+        sizes = (len(self._items_of(number)) for number in shared.of(1))
+        return self._made_of(now, items, sizes, shared.of(2))
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.flow.node import PendingNumbers
+from shardprep.loaders.flow.node import SharedNumbers
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
@@ -108,9 +108,9 @@ def served(source: Loader | Flow, identity: str | None) -> ServedSource:
 
 
 def _picked(flow: Flow, pass_number: int, steps: Iterable[int]) -> Iterator[Made]:
-    asked = PendingNumbers(steps)
-    with closing(flow.pick(pass_number, asked)) as items:  # type: ignore[type-var]
-        yield from map(made_of, items, asked.again)
+    shared = SharedNumbers(steps, 2)
+    with closing(flow.pick(pass_number, shared.of(0))) as items:  # type: ignore[type-var]
+        yield from map(made_of, items, shared.of(1))
 
 
 def serve(
