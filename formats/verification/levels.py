@@ -23,8 +23,6 @@ from shardprep.formats.records.record import content_root
 from shardprep.formats.runtime.executors import (
     AT_ONCE,
     ExecutorCall,
-    ExecutorFailed,
-    OtherMachine,
     other_machine,
     refuse_other_versions,
 )
@@ -251,18 +249,18 @@ class _Verification:
         if level == "quick":
             return
         names = {entry.name for entry in sound}
-        index, tables = self._read_tables(names)
+        tables = self._read_tables(names)
         if level == "full":
             self._hash(sound)
             if manifest.archive and is_there:
                 self._hash_regions(manifest.archive.regions)
             return
-        checks = self._record_checks(index, tables)
+        checks = self._record_checks(tables)
         if not is_there:
             for shard in manifest.shards:
                 del checks[shard.name]
         self._hash([entry for entry in sound if entry.name not in checks])
-        self._check_promises(index, names)
+        self._check_promises(tables.get(INDEX_NAME), names)
         self._check_records([checks[entry.name] for entry in sound if entry.name in checks])
 
     def _archive_issue(self) -> str:
@@ -282,25 +280,24 @@ class _Verification:
     def _found(self, name: str, problem: str) -> None:
         self.report.findings.append(Finding(name, problem))
 
-    def _read_tables(self, sound: set[str]) -> tuple[Rows | None, dict[str, Rows | None]]:
-        """Check the tables named in ``sound``; return the intact ones: the index, and columns by name."""
-        index: Rows | None = None
+    def _read_tables(self, sound: set[str]) -> dict[str, Rows | None]:
+        """Check the tables named in ``sound``; return the intact ones by name, with their rows."""
+        checks: dict[str, Callable[[Path, Manifest], Rows | None]] = {
+            INDEX_NAME: checked_index,
+            BOXES_NAME: checked_boxes,
+        }
+        for column in self.manifest.column_entries:
+            checks[column.table.name] = partial(checked_column, entry=column)
         tables: dict[str, Rows | None] = {}
-        columns = {column.table.name: column for column in self.manifest.column_entries}
-        wanted = sound & {INDEX_NAME, BOXES_NAME, *columns}
-        for entry in (file for file in self.manifest.files if file.name in wanted):
+        for entry in (file for file in self.manifest.files if file.name in sound & checks.keys()):
             with reading(entry.name, self.report), self.files.at_hand(entry):
-                if entry.name == INDEX_NAME:
-                    index = checked_index(self.files.folder, self.manifest)
-                elif entry.name == BOXES_NAME:
-                    checked_boxes(self.files.folder, self.manifest)
-                else:
-                    tables[entry.name] = checked_column(self.files.folder, self.manifest, columns[entry.name])
-        return index, tables
+                tables[entry.name] = checks[entry.name](self.files.folder, self.manifest)
+        return tables
 
-    def _record_checks(self, index: Rows | None, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
+    def _record_checks(self, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
         """Return the check of each file with records by its name, using the intact tables."""
         manifest, folder, decode = self.manifest, self.report.dataset, self.report.level == "decode"
+        index = tables.get(INDEX_NAME)
         keys = None if index is None else np.ascontiguousarray(index["key"])
         regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
         ends = list(accumulate(shard.records for shard in manifest.shards))
@@ -388,34 +385,30 @@ class _Verification:
         """
         count = usable_cpus() if self.workers is None else max(1, self.workers)
         records, size = sum(file.records for file in files), sum(file.size for file in files)
-        made: dict[int, CheckResult | Exception] = {}
+        made: dict[int, CheckResult] = {}
         places, done_records, done_bytes = iter(range(len(files))), 0, 0
+        safe = [partial(_found_in, file.name, call) for file, call in zip(files, calls, strict=True)]
         sent = []
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
             sizes = {file.name: file.size for file in self.manifest.files}
             sent = [
                 ExecutorCall(partial(seen.called, file.name, sizes[file.name], call), seen.path, file.name)
-                for file, call in zip(files, calls, strict=True)
+                for file, call in zip(files, safe, strict=True)
             ]
 
         def submit(place: int) -> Future[Any]:
             if sent:
                 return sent[place].submitted(executor)
             with starting_thread():
-                return threads.submit(calls[place])
+                return threads.submit(safe[place])
 
         with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:
             try:
                 at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
                 with closing(completed(lambda: next(places, None), submit, at_once)) as finished:
                     for place, future in filter(None, finished):
-                        try:
-                            made[place] = sent[place].value_of(future) if sent else future.result()
-                        except (ExecutorFailed, OtherMachine):
-                            raise
-                        except Exception as error:
-                            made[place] = error
+                        made[place] = sent[place].value_of(future) if sent else future.result()
                         done_records += files[place].records
                         done_bytes += files[place].size
                         self.progress.at(done_records, done_bytes)
@@ -423,18 +416,20 @@ class _Verification:
                 self.children.kill()
                 self.files.stop()
                 raise
-        digests: dict[str, bytes] = {}
-        for place, entry in enumerate(files):
-            found = made[place]
-            with reading(entry.name, self.report):
-                if isinstance(found, ShardDamaged):
-                    self._found(entry.name, f"its container is unreadable: {found.message}")
-                elif isinstance(found, Exception):
-                    raise found
-                else:
-                    digests[entry.name] = found.digests
-                    found.add_to(self.report)
-        return digests
+        for place in range(len(files)):
+            made[place].add_to(self.report)
+        return {file.name: made[place].digests for place, file in enumerate(files)}
+
+
+def _found_in(name: str, call: Callable[[], CheckResult]) -> CheckResult:
+    """Make the call for a file; its errors are findings, too."""
+    found = CheckResult()
+    with reading(name, found):
+        try:
+            return call()
+        except ShardDamaged as error:
+            found.findings.append(Finding(name, f"its container is unreadable: {error.message}"))
+    return found
 
 
 def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
