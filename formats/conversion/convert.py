@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
@@ -31,8 +31,20 @@ from shardprep.formats.verification.checks import quarantined
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Converted:
+@dataclass(frozen=True, kw_only=True)
+class ConvertedSplit:
+    """The outcome of a conversion of one split, whether into a folder or into object storage."""
+
+    manifest: Manifest
+    already_complete: bool
+    skipped: SkippedImages
+    ignored: Mapping[str, int]
+    notes: tuple[str, ...]
+    has_labels: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted(ConvertedSplit):
     """One converted split.
 
     Attributes:
@@ -46,12 +58,6 @@ class Converted:
     """
 
     path: Path
-    manifest: Manifest
-    already_complete: bool
-    skipped: SkippedImages = field(default_factory=SkippedImages)
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    has_labels: bool = True
 
 
 def convert(
@@ -120,83 +126,85 @@ def convert_each(
             with problems.collected():
                 conversion.share_listing(source, split, output, progress)
         problems.raise_all()
-    prepared, restart = conversion.prepared(source, problems, progress), conversion.options.restart
+    prepared = conversion.prepared(source, problems, progress)
     problems.raise_all()
+    return convert_prepared(prepared, convert_one, restart=conversion.options.restart)
+
+
+def convert_prepared(
+    prepared: Sequence[PreparedSplit], convert_one: Callable[[PreparedSplit], T], *, restart: bool
+) -> list[T]:
+    """Convert splits one by one. An interruption notes how many shards are kept.
+
+    A ``restart`` discards the unfinished work of all splits before the first is converted, so that an
+    interrupted run can be continued without another restart.
+    """
     with noting_kept(partial(kept_of, prepared), restarted=restart):
-        if restart:
-            discard_unfinished(prepared)
+        for one in prepared if restart else ():
+            if not one.is_finished:
+                with WorkFolder(one.output) as work_folder:
+                    if not one.is_finished:  # another run may have finished it since
+                        work_folder.discard(OUTPUT_FILES)
         return [convert_one(one) for one in prepared]
 
 
-def discard_unfinished(prepared: Iterable[PreparedSplit]) -> None:
-    """Remove the unfinished work of all splits, before the first is converted.
-
-    An interrupted run can then be continued without another restart.
-    """
-    for one in prepared:
-        if not one.is_finished:
-            with WorkFolder(one.output) as work_folder:
-                if not one.is_finished:  # another run may have finished it since
-                    work_folder.discard(OUTPUT_FILES)
-
-
 def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
-    output, listing = prepared.output, prepared.listing
+    output = prepared.output
     with prepared.begun() as work_folder:
         if work_folder is not None:
             built = build_shards(prepared, work_folder, runner)
-            return Converted(
-                output,
-                finish(work_folder, prepared, built),
-                already_complete=False,
-                skipped=skipped_of(prepared, built),
-                ignored=listing.ignored,
-                notes=notes_of(prepared, built),
-                has_labels=prepared.planned.has_labels,
-            )
+            manifest = finish(work_folder, prepared, built)
+            return Converted(path=output, **outcome(prepared, manifest, built))
     manifest = prepared.finished_manifest()
-    link, archive = output / ARCHIVE_NAME, listing.reader.archive
+    link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
     if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
         with WorkFolder(output) as work_folder:
             link_archive(link, archive.path, work_folder.run)
             work_folder.remove()
     verify_finished(output, runner.progress)
     skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
-    return Converted(
-        output,
-        manifest,
-        already_complete=True,
-        skipped=sum_up(skipped, listing.entries, manifest.labels),
-        ignored=listing.ignored,
-        notes=listing.notes,
-        has_labels=prepared.planned.has_labels,
-    )
+    return Converted(path=output, **outcome(prepared, manifest, None, skipped))
 
 
-def skipped_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> SkippedImages:
-    images = [image for shard in built for image in shard.skipped]
-    return sum_up(images, prepared.listing.entries, prepared.listing.labels)
+def outcome(
+    prepared: PreparedSplit,
+    manifest: Manifest,
+    built: Sequence[BuiltShard] | None,
+    skipped: Sequence[SkippedImage] = (),
+) -> dict[str, Any]:
+    """Return the attributes of a ConvertedSplit: ``built`` now, or before, with these images ``skipped``."""
+    listing = prepared.listing
+    return {
+        "manifest": manifest,
+        "already_complete": built is None,
+        "skipped": sum_up([*skipped, *skipped_in(built or ())], listing.entries, listing.labels),
+        "ignored": listing.ignored,
+        "notes": (*listing.notes, *_notes_on_columns(prepared, built or ())),
+        "has_labels": prepared.planned.has_labels,
+    }
 
 
-def notes_of(prepared: PreparedSplit, built: Iterable[BuiltShard]) -> tuple[str, ...]:
-    """Return the notes for the user: the listing's, and one per column with images of other sizes."""
-    found = []
+def skipped_in(built: Iterable[BuiltShard]) -> list[SkippedImage]:
+    return [image for shard in built for image in shard.skipped]
+
+
+def _notes_on_columns(prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Iterator[str]:
+    """Yield a note for each column with images of other sizes than their records'."""
     of_column = zip(*(shard.columns for shard in built), strict=True)
     for column, built_columns in zip(prepared.listing.schema, of_column, strict=False):
         if others := [one for one in built_columns if one.other_sizes]:
             count = count_of(sum(one.other_sizes for one in others), "image")
-            found.append(
+            yield (
                 f"{count} in the column {column.name} with a size other than the record's image (first: "
                 f"{others[0].first_other}); training refuses them as masks"
             )
-    return (*prepared.listing.notes, *found)
 
 
 def build_shards(
     prepared: PreparedSplit,
     work_folder: WorkFolder,
     runner: JobRunner,
-    builder: Callable[[ShardJob], BuiltShard] | None = None,
+    builder: Callable[[ShardJob], Any] | None = None,
 ) -> list[BuiltShard]:
     """Build a split's missing shards, and return all of them. ``builder`` replaces ``build_shard``."""
     planned, shards, listing = prepared.planned, prepared.shards, prepared.listing
@@ -205,7 +213,7 @@ def build_shards(
         if stored.read() is None:
             stored.write(listing.entries, work_folder.run)
     home = versions_for(planned.options) if runner.executor else None
-    jobs = shard_jobs(planned, shards, work_folder, home=home, builder=builder)
+    jobs = (replace(job, home=home, builder=builder) for job in shard_jobs(planned, shards, work_folder))
     finished = shards_done(prepared)
     if finished:
         runner.progress.note(f"{len(finished)} of {len(shards)} shards are done already")
@@ -319,7 +327,7 @@ def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRu
     with prepared.begun(shared=True) as work_folder:
         if work_folder is not None:
             built = shards = build_shards(prepared, work_folder, runner)
-            skipped = skipped_of(prepared, built)
+            skipped = sum_up(skipped_in(built), prepared.listing.entries, prepared.listing.labels)
             missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
     if is_complete := shards is None:
         with suppress(OutputBusy):  # another part may be removing it

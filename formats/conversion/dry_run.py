@@ -5,27 +5,29 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
+from contextlib import closing
 from copy import copy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
+from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
-from shardprep.formats.conversion.shard import is_other_file
+from shardprep.formats.conversion.shard import ShardJob, is_other_file, shard_jobs
 from shardprep.formats.errors import BadImage, DataError
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
+from shardprep.formats.runtime.jobs import JobRunner, ShardCounter
 from shardprep.formats.runtime.progress import Progress, shown
-from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
-from shardprep.formats.sources.source import ByteReader, Entries, Problems, SourceOptions
+from shardprep.formats.runtime.work_folder import WorkFolder
+from shardprep.formats.runtime.workers import usable_cpus
+from shardprep.formats.sources.source import ByteReader, Problems, SourceOptions
 
 SAMPLE_EVERY = 8  # every 8th image is hashed, to measure how long that takes
 _DETAILS = re.compile(r"\(.*?\)|\d+")
@@ -126,7 +128,7 @@ def plan_conversion(
     progress: Progress | None = None,
     part: tuple[int, int] | None = None,
 ) -> DryRun:
-    """Find out what :func:`.convert.convert` with these arguments would do, without writing anything.
+    """Find out what :func:`.convert.convert` with these arguments would do, without writing to the output.
 
     This lists, counts, labels and plans every split, checks the outputs, and reads every image and checks its
     header, which takes about as long as reading the source. It does not decode images. A problem does not end
@@ -147,7 +149,7 @@ def plan_conversion(
         The plan of each split, with all problems.
 
     Raises:
-        WorkerDied, ChildLost: A process that reads images ended.
+        WorkerDied: A process that reads images ended twice; the error names the image.
         MemoryError: There is not enough memory.
     """
     progress, problems, skipped = shown(progress), Problems(), Problems()
@@ -162,7 +164,7 @@ def plan_conversion(
         prepared = conversion.prepared(recognised, problems, progress)
     splits, total = [], _Findings()
     for one in prepared:
-        found = _Findings() if one.is_finished else _checked(one, count, progress)
+        found = _Findings() if one.is_finished else _checked(one, JobRunner(workers, progress=progress))
         is_skipping = one.planned.options.on_bad_image == "skip"
         problems.merge(found.problems)
         (skipped if is_skipping else problems).merge(found.bad)
@@ -247,40 +249,27 @@ class _Findings:
         return (self.read + hashing) / at_once, self.size * at_once / self.read
 
 
-def _checked(one: PreparedSplit, workers: int, progress: Progress) -> _Findings:
+def _checked(one: PreparedSplit, runner: JobRunner) -> _Findings:
     shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
-    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
-    found, done_records, done_bytes = _Findings(shards=len(shards), size=size), 0, 0
-    with progress.task(f"check {one.listing.split}", records=records, size=size):
-        for shard, checked in zip(shards, _checked_shards(one, shards, workers), strict=True):
+    found = _Findings(shards=len(shards), size=sum(shard.size for shard in shards))
+    with TemporaryDirectory() as folder, WorkFolder(Path(folder)) as work_folder:
+        jobs = (
+            replace(job, output=one.output, builder=check_images)
+            for job in shard_jobs(one.planned, shards, work_folder)
+        )
+        for checked in runner.run(f"check {one.listing.split}", jobs, work_folder.run, shards):
             found.add(checked)
-            done_records, done_bytes = done_records + shard.records, done_bytes + shard.size
-            progress.at(done_records, done_bytes)
     return found
 
 
-def _checked_shards(one: PreparedSplit, shards: Iterable[PlannedShard], workers: int) -> Iterator[_Findings]:
-    entries, reader = map(one.planned.entries_of, shards), one.listing.reader
-    jobs = ((some, reader.only(some), one.listing.has_images) for some in entries)
-    if not workers:
-        yield from (check_images(*job) for job in jobs)
-        return
-    with WorkerPool(workers) as pool:
-        waiting: deque[Future[_Findings]] = deque()
-        for job in jobs:
-            waiting.append(pool.submit(check_images, *job))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def check_images(entries: Entries, reader: ByteReader, has_images: bool = True) -> _Findings:
+def check_images(job: ShardJob) -> _Findings:
     """Read one shard's images and columns, check the images' headers, and hash a sample."""
-    found = _Findings()
-    with found.problems.collected(), copy(reader) as opened:  # an open reader is bound to one process
-        opened.expect(entries)
-        for number, entry in enumerate(entries):
+    found, counter = _Findings(), ShardCounter(job.run, job.shard.number)
+    with closing(counter), found.problems.collected(), copy(job.reader) as opened:  # open in one process
+        opened.expect(job.entries)
+        for number, entry in enumerate(job.entries):
+            counter.set(number)
             with found.problems.collected():
-                found.check(opened, entry, has_images=has_images, hashes=number % SAMPLE_EVERY == 0)
+                found.check(opened, entry, has_images=job.has_images, hashes=number % SAMPLE_EVERY == 0)
+        counter.set(len(job.entries))
     return found

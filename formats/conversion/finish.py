@@ -15,12 +15,20 @@ import numpy as np
 
 from shardprep.formats.conversion.plan import Plan
 from shardprep.formats.conversion.prepare import PreparedSplit
-from shardprep.formats.conversion.shard import BuiltColumn, BuiltShard, SkippedImage, built_row, row_dtype
+from shardprep.formats.conversion.shard import (
+    BuiltColumn,
+    BuiltFile,
+    BuiltShard,
+    SkippedImage,
+    built_row,
+    entry_of,
+    row_dtype,
+)
 from shardprep.formats.errors import DataError, OperationError
 from shardprep.formats.images.info import ImageFlag, cause_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
-from shardprep.formats.records.schema import Field
+from shardprep.formats.records.schema import Field, Schema
 from shardprep.formats.runtime.files import flush_file, hash_file, naming, publish, publish_bytes
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.progress import Progress
@@ -68,11 +76,8 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
     records_root = content_root(rows["digest"].tobytes() for rows in shard_rows(work_folder, built))
     columns = None
     if len(listing.schema) or not listing.has_images:
-        entries = [
-            column_entry(work_folder, field, [shard.columns[number] for shard in built])
-            for number, field in enumerate(listing.schema)
-        ]
-        columns = DatasetColumns(tuple(entries), records_root, listing.has_images)
+        entries = tuple(column_entries(work_folder, listing.schema, built))
+        columns = DatasetColumns(entries, records_root, listing.has_images)
     archive = None
     if planned.in_place:
         regions = tuple(
@@ -97,7 +102,7 @@ def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
         container=planned.options.container,
         writer=container(planned.options.container).library(),
         tables=tables,
-        shards=tuple(FileEntry(b.name, b.size, b.sha256, b.records) for b in built),
+        shards=tuple(map(entry_of, built)),
         content_root=columns.content_root if columns else records_root,
         kinds=kinds_in(index["flags"]),
         archive=archive,
@@ -188,19 +193,15 @@ def shard_rows(work_folder: WorkFolder, built: Sequence[BuiltShard]) -> Iterator
         key_bytes = width - row_dtype(1).itemsize + 1
         return row_dtype(key_bytes) if 1 <= key_bytes <= MAX_KEY_BYTES else None
 
-    for shard in (each for each in built if each.records):  # the key width of empty shards is unknown
-        yield _rows_in(work_folder, shard.name + ".rows", shard.rows_sha256, shard.records, row_of)
+    return _rows_in(work_folder, built, row_of)
 
 
 def _rows_in(
-    work_folder: WorkFolder,
-    name: str,
-    sha256: str,
-    records: int,
-    row_of: Callable[[int], np.dtype[np.void] | None],
-) -> Rows:
-    path = work_folder.folder / name
-    return read_table(path, FileEntry(name, path.stat().st_size, sha256, records), row_of)
+    work_folder: WorkFolder, built: Iterable[BuiltFile], row_of: Callable[[int], np.dtype[np.void] | None]
+) -> Iterator[Rows]:
+    for one in (each for each in built if each.records):  # the key width of empty shards is unknown
+        path = work_folder.folder / one.rows
+        yield read_table(path, FileEntry(one.rows, path.stat().st_size, one.rows_sha256, one.records), row_of)
 
 
 def index_of(
@@ -216,26 +217,28 @@ def index_of(
     return index
 
 
-def column_entry(
+def column_entries(
     work_folder: WorkFolder,
-    field: Field,
-    built: Sequence[BuiltColumn],
+    schema: Schema,
+    built: Sequence[BuiltShard],
     *,
     offsets: bool = True,
+    only: Collection[str] | None = None,
+) -> Iterator[ColumnEntry]:
+    """Write the tables of the columns, or ``only`` of some, into the run's folder; yield their entries."""
+    for number, field in enumerate(schema):
+        if only is None or field.name in only:
+            yield _column_entry(work_folder, field, [shard.columns[number] for shard in built], offsets)
+
+
+def _column_entry(
+    work_folder: WorkFolder, field: Field, built: Sequence[BuiltColumn], offsets: bool
 ) -> ColumnEntry:
-    """Write a column's table, from its parts in order, into the run's folder; return the column's entry."""
     name, row, of_built = table_name(field.name), column_row(field, offsets=offsets), built_row(field)
     records = sum(part.records for part in built)
 
     def parts() -> Iterator[Rows]:
-        for part in (each for each in built if each.records):
-            yield _rows_in(
-                work_folder,
-                part.rows,
-                part.rows_sha256,
-                part.records,
-                lambda width: of_built if width == of_built.itemsize else None,
-            )
+        return _rows_in(work_folder, built, lambda width: of_built if width == of_built.itemsize else None)
 
     def table() -> Iterator[bytes]:
         yield table_header(row, records)
@@ -245,7 +248,7 @@ def column_entry(
     return ColumnEntry(
         field,
         _written(work_folder, name, records, table()),
-        tuple(part.shard for part in built if part.shard),
+        tuple(entry_of(part) for part in built if part.name),
         content_root(rows["digest"].tobytes() for rows in parts()),
     )
 

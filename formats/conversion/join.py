@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import os
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from itertools import accumulate, pairwise
@@ -19,12 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.finish import column_entry
-from shardprep.formats.conversion.plan import PlannedShard
+from shardprep.formats.conversion.finish import column_entries
+from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, Plan, PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import BuiltColumn, PublishingJob, build_column
+from shardprep.formats.conversion.shard import shard_jobs
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
-from shardprep.formats.images.info import NO_IMAGE, ImageInfo
 from shardprep.formats.records.codecs import BadValue, FloatCodec, IntegerCodec
 from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.records.schema import ColumnChoice, Field, Schema, column_choice
@@ -37,15 +37,15 @@ from shardprep.formats.runtime.files import (
     publish_bytes,
     user_path,
 )
-from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.jobs import JobRunner
+from shardprep.formats.runtime.json_record import parse_canonical_json, sha256_of
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
     WorkFolder,
-    finished_shards,
     noting_kept,
+    shards_kept,
 )
 from shardprep.formats.shards.columns import (
     ColumnEntry,
@@ -56,9 +56,10 @@ from shardprep.formats.shards.columns import (
 from shardprep.formats.shards.dataset import open_unreplaced, refuse_folder_of_splits, splits_of
 from shardprep.formats.shards.manifest import JOINED, MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import Extent
-from shardprep.formats.shards.tables import checked_index
+from shardprep.formats.shards.tables import checked_column, checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
+from shardprep.formats.sources.source import Listing, OpeningReader, entry_dtype
 from shardprep.formats.sources.tables import (
     MAX_ROW_BYTES,
     CellKind,
@@ -68,56 +69,63 @@ from shardprep.formats.sources.tables import (
     row_at,
 )
 
-JOINED_SUFFIX = ".joined"
 JOINED_TO = "joined to"  # the root of a dataset, in the plan of a join
-Built = tuple[BuiltColumn, ...]
+Keys = npt.NDArray[np.bytes_]
+Value = Callable[[int, int], bytes]
+"""A function that returns the encoded value at a place, of a length."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JoinJob(DecodesNothing, PublishingJob):
-    """Everything a worker needs to build columns for the shard with these ``keys``. Picklable."""
+@dataclass(frozen=True)
+class Origin:
+    """The file or dataset with the values of a column, in which ``unit`` names a place. Picklable."""
 
-    keys: Keys
-    columns: tuple[JoinedColumn, ...]
-    plan: str
+    path: Path
+    unit: str
+    opened: Callable[[], AbstractContextManager[Value]]
 
-    def build(self) -> Built:
-        """Build, check and publish the columns, unless they are finished. Safe to kill and repeat."""
-        built = self._finished()
-        if built is None:
-            built = tuple(build_column(self, each.field, self._values(each)) for each in self.columns)
-            commit = {"plan": self.plan, "columns": [asdict(column) for column in built]}
-            publish_bytes(self.beside(JOINED_SUFFIX), canonical_json(commit), self.run)
-        with closing(ShardCounter(self.run, self.shard.number)) as counter:
-            counter.set(len(self.keys))
-        return built
 
-    def key_at(self, place: int) -> str:
-        key: bytes = self.keys[min(place, len(self.keys) - 1)]
-        return key.decode()
+@dataclass(frozen=True)
+class JoinedColumn:
+    """A column to join: for each record the ``places`` and ``lengths`` of its value, in bytes or records.
 
-    def _finished(self) -> Built | None:
-        """Return the columns of a finished job if all their files are unchanged, else None."""
-        try:
-            commit = parse_canonical_json(self.beside(JOINED_SUFFIX).read_bytes())
-            built = tuple(BuiltColumn(**column) for column in commit["columns"])
-            shards = [column.shard for column in built if column.shard]
-            is_intact = all(column.has_rows(self.work_folder) for column in built)
-            is_same = commit["plan"] == self.plan and is_intact
-            return built if is_same and all(shard.is_in(self.output) for shard in shards) else None
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return None
+    ``custody`` describes the origin in the manifest.
+    """
 
-    def _values(self, column: JoinedColumn) -> Iterator[tuple[bytes, bytes, ImageInfo]]:
-        with column.values.opened() as value:
-            for number, key in enumerate(self.keys.tolist()):
-                try:
-                    data = value(number)
-                    column.field.codec.decode(data)
-                except BadValue as error:
-                    place = column.values.where(number)
-                    raise SourceDamaged(error.message, path=place, key=key.decode()) from error
-                yield key, data, NO_IMAGE
+    field: Field
+    origin: Origin
+    places: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    custody: Mapping[str, Any]
+
+
+@dataclass
+class JoinReader(OpeningReader[list[Value]]):
+    """Reader of the values to join, which are where the entry's ``places`` and ``lengths`` say."""
+
+    columns: tuple[tuple[Field, Origin], ...]
+
+    @contextmanager
+    def opening(self) -> Iterator[list[Value]]:
+        with ExitStack() as stack:
+            yield [stack.enter_context(origin.opened()) for _, origin in self.columns]
+
+    def read(self, entry: np.void) -> bytes:
+        return b""
+
+    def values(self, entry: np.void) -> tuple[bytes, ...]:
+        places = zip(entry["places"].tolist(), entry["lengths"].tolist(), strict=True)
+        values = []
+        for (field, origin), value, (place, length) in zip(self.columns, self.opened, places, strict=True):
+            try:
+                values.append(value(place, length))
+                field.codec.decode(values[-1])
+            except BadValue as error:
+                where = f"{origin.path}, {origin.unit} {place}"
+                raise SourceDamaged(error.message, path=where, key=entry["key"].decode()) from error
+        return tuple(values)
+
+    def where(self, entry: np.void) -> str:
+        return f"record {entry['offset']}"
 
 
 def requested(
@@ -228,14 +236,10 @@ def join(
         return Joined(path, manifest, (), ())
     check_room({path: _bytes_to_write(path, manifest, to_build)})
 
-    def kept() -> str:
-        done = len(finished_shards(path, JOINED_SUFFIX))
-        return f"{done} of {len(manifest.shards)} shards are done" if done else ""
-
     with WorkFolder(path) as work_folder:
         if read_manifest(path).root != manifest.root:
             raise OutputBusy("was changed by another process in the meantime; try again", path=path)
-        with noting_kept(kept):
+        with noting_kept(lambda: shards_kept(path, [shard.name for shard in manifest.shards])):
             entries = _built(work_folder, manifest, keys, to_build, JobRunner(workers, progress=progress))
             if added:
                 manifest = _with_columns(manifest, added, entries)
@@ -263,7 +267,7 @@ def _bytes_to_write(path: Path, manifest: Manifest, columns: Sequence[JoinedColu
     Values in a table are also in the work folder until the end. The files of an unfinished join count as
     there: they are kept or removed first.
     """
-    sizes = [one.values.size() * (2 if one.field.is_fixed else 1) for one in columns]
+    sizes = [int(one.lengths.sum()) * (2 if one.field.is_fixed else 1) for one in columns]
     listed = {file.name for file in manifest.files}
     left = [*unlisted_columns(path, listed), *(path / WORK_FOLDER_NAME).glob("*.rows")]
     needed = sum(sizes) + ROW_BYTES * manifest.records * len(sizes)
@@ -285,7 +289,7 @@ def _built(
     output, custody = work_folder.output, [dict(one.custody) for one in columns]
     fields = [one.field.to_json() for one in columns]
     guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
-    plan, listed = sha256_of(guard), {file.name: file for file in manifest.column_files}
+    listed = {file.name: file for file in manifest.column_files}
     try:
         work_folder.claim(guard)
     except PlanMismatch:
@@ -294,33 +298,51 @@ def _built(
         work_folder.claim(guard)
     if not columns:
         return []
-    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
-    shards = [
-        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
-        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
-    ]
-    jobs = (
-        JoinJob(
-            output=output.absolute(),
-            run=work_folder.run.absolute(),
-            shard=shard,
-            container=manifest.container,
-            keys=keys[shard.first : shard.last],
-            columns=tuple(replace(one, values=one.values.only(shard.first, shard.last)) for one in columns),
-            plan=plan,
-            expected_sha256={name: file.sha256 for name, file in listed.items()},
-        )
-        for shard in shards
-    )
-    built, entries = runner.run("join", jobs, work_folder.run, shards), []
-    for one, parts in zip(columns, zip(*built, strict=True), strict=True):
-        entry = column_entry(work_folder, one.field, parts, offsets=manifest.offsets)
-        path = output / entry.table.name
-        if listed.get(path.name, entry.table) != entry.table:
+    planned = _planned(manifest, keys, columns, sha256_of(guard))
+    expected = {name: file.sha256 for name, file in listed.items()}
+    all_jobs = shard_jobs(planned, planned.shards, work_folder)
+    jobs = (replace(job, expected_sha256=expected) for job in all_jobs)
+    built = runner.run("join", jobs, work_folder.run, planned.shards)
+    entries = list(column_entries(work_folder, planned.listing.schema, built, offsets=manifest.offsets))
+    for table in (entry.table for entry in entries):
+        path = output / table.name
+        if listed.get(path.name, table) != table:
             raise PlanMismatch("was joined with different values", path=path)
         publish(work_folder.run / path.name, path)
-        entries.append(entry)
     return entries
+
+
+def _planned(manifest: Manifest, keys: Keys, columns: Sequence[JoinedColumn], digest: str) -> Plan:
+    """Return the plan of a join: a conversion of these columns alone, to the shards of the dataset."""
+    of_values = [(name, "<i8", (len(columns),)) for name in ("places", "lengths")]
+    entries = np.zeros(len(keys), [*entry_dtype(keys.dtype.itemsize, 1).descr, *of_values])
+    entries["key"], entries["offset"] = keys, np.arange(len(keys))
+    for number, one in enumerate(columns):
+        entries["places"][:, number], entries["lengths"][:, number] = one.places, one.lengths
+    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
+    shards = tuple(
+        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
+        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
+    )
+    listing = Listing(
+        manifest.split,
+        JOINED,
+        entries,
+        manifest.labels,
+        JoinReader(tuple((one.field, one.origin) for one in columns)),
+        schema=Schema(one.field for one in columns),
+        has_images=False,
+    )
+    return Plan(
+        listing=listing,
+        options=PlanOptions(container=manifest.container),
+        order=np.arange(len(keys), dtype=np.uint32),
+        shards=shards,
+        key_bytes=keys.dtype.itemsize,
+        class_sorted=False,
+        digests={BAD_IMAGE_POLICIES[0]: digest},
+        only_columns=True,
+    )
 
 
 def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:
@@ -339,15 +361,6 @@ def _with_columns(
     columns = DatasetColumns((*manifest.column_entries, *new), manifest.records_root, manifest.has_images)
     source = manifest.source | {JOINED: [*manifest.source.get(JOINED, []), *custody]}
     return replace(manifest, columns=columns, content_root=columns.content_root, source=source)
-
-
-@dataclass(frozen=True)
-class JoinedColumn:
-    """A column to join, with its values, and their source for the manifest."""
-
-    field: Field
-    values: FileValues | DatasetValues
-    custody: Mapping[str, Any]
 
 
 HEADER_BYTES = 1 << 16
@@ -370,9 +383,19 @@ def of_array(path: Path, choice: ColumnChoice, records: int) -> JoinedColumn:
             raise SourceDamaged("does not have the size its header gives; copy it again", path=path)
         identity = file.identity
     field = _field_of(path, choice, dtype, shape[1:])
-    offsets, sizes = start + size * np.arange(records), np.broadcast_to(np.int64(size), records)
-    values = FileValues(path, identity, offsets, sizes, partial(_encoded_row, field, dtype, shape[1:]))
-    return JoinedColumn(field, values, {"name": choice.name, "sha256": hash_file(path)})
+    encoded = partial(_encoded_row, field, dtype, shape[1:])
+    origin = Origin(path, AT_BYTE, partial(_in_file, path, identity, encoded))
+    places, lengths = start + size * np.arange(records), np.full(records, size)
+    return JoinedColumn(field, origin, places, lengths, {"name": choice.name, "sha256": hash_file(path)})
+
+
+AT_BYTE = "the row at byte"
+
+
+@contextmanager
+def _in_file(path: Path, identity: Identity, encoded: Callable[[bytes], bytes]) -> Iterator[Value]:
+    with ArchiveFile(path, identity) as file:
+        yield lambda place, length: row_at(file, length, place, encoded)
 
 
 def _header(file: ArchiveFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
@@ -406,43 +429,6 @@ def _encoded_row(field: Field, dtype: np.dtype[Any], shape: tuple[int, ...], dat
     if isinstance(field.codec, IntegerCodec | FloatCodec):
         return field.codec.encode(row.item())
     return field.codec.encode(row.astype(dtype.newbyteorder("<")))
-
-
-@dataclass(frozen=True)
-class FileValues:
-    """A column's values for some records, in stored order, ``encoded`` from rows of a file. Picklable.
-
-    Each row has an offset and a length in bytes.
-    """
-
-    path: Path
-    identity: Identity
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    encoded: Callable[[bytes], bytes]
-
-    def only(self, first: int, last: int) -> FileValues:
-        """Return the values of the records [first, last)."""
-        return replace(self, offsets=self.offsets[first:last], lengths=self.lengths[first:last])
-
-    def size(self) -> int:
-        """Return the approximate size of all values in bytes."""
-        return int(self.lengths.sum())
-
-    @contextmanager
-    def opened(self) -> Iterator[Callable[[int], bytes]]:
-        """Open the values in this process; yield a function that returns a value by its number."""
-        with ArchiveFile(self.path, self.identity) as file:
-            yield lambda number: row_at(
-                file, int(self.lengths[number]), int(self.offsets[number]), self.encoded
-            )
-
-    def where(self, number: int) -> str:
-        """Describe the place of a value, for messages."""
-        return f"{self.path}, the row at byte {self.offsets[number]}"
-
-
-Keys = npt.NDArray[np.bytes_]
 
 
 def matched(keys: Keys, partners: Keys, path: Path) -> npt.NDArray[np.int64]:
@@ -483,14 +469,9 @@ def _unmatched(keys: Keys, partners: Keys, mine: Keys, others: Keys, path: Path)
 
 def _forms(keys: Keys) -> Iterator[Keys]:
     yield keys
-    stems = [_without_extension(key) for key in keys.tolist()]
-    for form in (stems, [stem.rpartition(b"/")[2] for stem in stems]):
-        yield np.array(form, np.bytes_)
-
-
-def _without_extension(key: bytes) -> bytes:
-    stem, _, extension = key.rpartition(b".")
-    return key if not stem or stem.endswith(b"/") or b"/" in extension else stem
+    stems = [posixpath.splitext(key)[0] for key in keys.tolist()]
+    yield np.array(stems, np.bytes_)
+    yield np.array([*map(posixpath.basename, stems)], np.bytes_)
 
 
 def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, split: str) -> JoinedColumn:
@@ -502,40 +483,25 @@ def of_dataset(folder: Path, column: str, choice: ColumnChoice, keys: Keys, spli
     found = manifest.schema[column] if column else Field(choice.name, "image")
     if choice.kind not in ("", found.kind):
         raise UsageError(f"holds the kind {found.kind}, not {choice.kind}; leave out the kind", path=folder)
-    places = matched(keys, checked_index(folder, manifest)["key"], folder)
+    rows = checked_index(folder, manifest)
+    places = matched(keys, rows["key"], folder)
+    table = (
+        checked_column(folder, manifest, manifest.columns[column]) if manifest.columns and column else rows
+    )
+    lengths = np.full(len(rows), found.codec.size) if table is None else table["length"].astype(np.int64)
     custody = {"name": choice.name, "root": manifest.root} | ({"column": column} if column else {})
-    values = DatasetValues(folder.resolve(), manifest.root, column, places)
-    return JoinedColumn(Field(choice.name, found.kind, found.classes), values, custody)
+    origin = Origin(folder, "record", partial(_in_dataset, folder.resolve(), manifest.root, column))
+    field = Field(choice.name, found.kind, found.classes)
+    return JoinedColumn(field, origin, places, lengths[places], custody)
 
 
-@dataclass(frozen=True)
-class DatasetValues:
-    """The values of the records ``places`` of another dataset, with the methods of :class:`FileValues`."""
-
-    folder: Path
-    root: str
-    column: str
-    places: npt.NDArray[np.int64]
-
-    def only(self, first: int, last: int) -> DatasetValues:
-        return replace(self, places=self.places[first:last])
-
-    def size(self) -> int:
-        with open_unreplaced(self.folder, self.root) as dataset:
-            lengths = dataset.columns.lengths(self.column) if self.column else dataset.index["length"]
-            return int(lengths[self.places].sum(dtype=np.int64))
-
-    @contextmanager
-    def opened(self) -> Iterator[Callable[[int], bytes]]:
-        with open_unreplaced(self.folder, self.root) as dataset:
-            if self.column:
-                columns = dataset.columns
-                yield lambda number: columns.data(self.column, dataset.place(int(self.places[number])))
-            else:
-                yield lambda number: dataset[int(self.places[number])].image
-
-    def where(self, number: int) -> str:
-        return f"{self.folder}, record {self.places[number]}"
+@contextmanager
+def _in_dataset(folder: Path, root: str, column: str) -> Iterator[Value]:
+    with open_unreplaced(folder, root) as dataset:
+        if column:
+            yield lambda place, _: dataset.columns.data(column, dataset.place(place))
+        else:
+            yield lambda place, _: dataset[place].image
 
 
 KEY_NAMES = ("key", "file_name", *PATH_COLUMNS)
@@ -565,10 +531,12 @@ def of_table(path: Path, header: str, choice: ColumnChoice, keys: Keys) -> Joine
     rows = table.finish()
     places = matched(keys, rows["key"], path)
     field = replace(kind.field, name=choice.name) if choice.kind else Field(choice.name, kind.guess)
-    encoded = partial(_encoded_cell, field, form, header)
-    values = FileValues(path, identity, rows["offset"][places], rows["length"][places], encoded)
+    origin = Origin(
+        path, AT_BYTE, partial(_in_file, path, identity, partial(_encoded_cell, field, form, header))
+    )
     custody = {"name": choice.name, "sha256": hash_file(path)}
-    return JoinedColumn(field, values, custody | ({"column": header} if header != choice.name else {}))
+    custody |= {"column": header} if header != choice.name else {}
+    return JoinedColumn(field, origin, rows["offset"][places], rows["length"][places], custody)
 
 
 def _first_in(form: TableForm, names: Sequence[str], missing: str) -> str:

@@ -146,7 +146,8 @@ class PlannedShard:
 class Plan:
     """A whole conversion, in which ``entries[order[i]]`` is the record at position *i* of the output.
 
-    ``digests`` maps each policy for bad images to the digest of the plan with that policy.
+    ``digests`` maps each policy for bad images to the digest of the plan with that policy. A join makes
+    ``only_columns``, beside shards that exist.
     """
 
     listing: Listing
@@ -156,6 +157,7 @@ class Plan:
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
+    only_columns: bool = False
 
     @property
     def digest(self) -> str:
@@ -280,26 +282,15 @@ def blocks(order: npt.NDArray[np.uint32]) -> Iterator[npt.NDArray[np.uint32]]:
     return (order[start : start + (1 << 16)] for start in range(0, len(order), 1 << 16))
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionPart:
-    """Part ``number`` of ``of`` parts, counted from 1. Raises UsageError if there is no such part."""
+def shares(plans: Iterable[Plan], part: tuple[int, int]) -> Iterator[tuple[PlannedShard, ...]]:
+    """Yield the shards of each plan that belong to the part (i, n), the i-th of n, counted from 1.
 
-    number: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.of:
-            raise UsageError(f"parts are numbered from 1 to {self.of}; there is no part {self.number}")
-
-    def shares(self, plans: Iterable[Plan]) -> Iterator[tuple[PlannedShard, ...]]:
-        """Yield this part's shards of each plan.
-
-        Shards are dealt out one by one over all plans, so parts differ by at most one shard.
-        """
-        before = 0
-        for plan in plans:
-            yield tuple(s for s in plan.shards if (before + s.number) % self.of == self.number - 1)
-            before += len(plan.shards)
+    Shards are dealt out one by one over all plans, so parts differ by at most one shard.
+    """
+    (number, of), before = part, 0
+    for plan in plans:
+        yield tuple(s for s in plan.shards if (before + s.number) % of == number - 1)
+        before += len(plan.shards)
 
 
 def versions_for(options: PlanOptions) -> dict[str, str]:

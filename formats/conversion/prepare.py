@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.plan import ConversionPart, Plan, PlannedShard, PlanOptions, blocks, plan
+from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, blocks, plan, shares
 from shardprep.formats.errors import NoSpace, PlanMismatch, SourceIncomplete, UsageError
 from shardprep.formats.records.record import ITEM_ORDERS, LAYOUT, ORDERS
 from shardprep.formats.runtime.files import (
@@ -283,9 +283,11 @@ class Conversion:
         self.plan_options = plan_options or PlanOptions()
         self.options = options or ConvertOptions()
         self.source_options = source_options or SourceOptions()
-        self.part = ConversionPart(*part) if part else None
+        self.part = part
         self.kept_shards = kept_shards
-        if self.part and isinstance(self.path, Location):
+        if part and not 1 <= part[0] <= part[1]:
+            raise UsageError(f"parts are numbered from 1 to {part[1]}; there is no part {part[0]}")
+        if part and isinstance(self.path, Location):
             raise UsageError("is a URL, which cannot be converted in parts", path=self.path.url)
         if self.plan_options.order in ITEM_ORDERS:
             raise UsageError(
@@ -376,8 +378,8 @@ class Conversion:
                 planned = plan(listing, self.plan_options)
                 prepared.append(PreparedSplit(outputs[listing.split], planned, boxes, planned.shards))
         if self.part:
-            shares = self.part.shares(one.planned for one in prepared)
-            prepared = [replace(one, shards=share) for one, share in zip(prepared, shares, strict=True)]
+            dealt = shares([one.planned for one in prepared], self.part)
+            prepared = [replace(one, shards=share) for one, share in zip(prepared, dealt, strict=True)]
         else:
             _note_untrained(prepared, progress)
         for one in prepared:

@@ -17,13 +17,13 @@ from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import discard_unfinished
+from shardprep.formats.conversion.convert import convert_prepared
 from shardprep.formats.conversion.finish import finish, shard_rows, verify_finished
-from shardprep.formats.conversion.plan import Plan, PlannedShard, PlanOptions, plan
+from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
@@ -49,7 +49,7 @@ from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner, ProgressCounters
 from shardprep.formats.runtime.processes import packed, unpacked
 from shardprep.formats.runtime.progress import BarProgress, Progress, in_notebook
-from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, refuse_busy
+from shardprep.formats.runtime.work_folder import WorkFolder, refuse_busy
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import Manifest
@@ -145,29 +145,31 @@ def write_dataset(
     if numbered is not None and not prepared.is_finished:
         check_room({folder: prepared.bytes_to_write(prepared.shards)})
 
-    def kept() -> str:
-        done = 0 if numbered is None else len(finished_shards(folder))
-        return f"{done} of {len(prepared.shards)} shards are done" if done else ""
+    write = partial(
+        _saved, items=items, total=operator.length_hint(samples, 0), workers=workers, progress=progress
+    )
+    return convert_prepared([prepared], write, restart=restart)[0]
 
-    with noting_kept(kept, restarted=restart):
-        if restart:
-            discard_unfinished([prepared])
-        with prepared.begun() as work_folder:
-            if work_folder is not None:
-                if numbered is not None:
-                    planned, runner = prepared.planned, JobRunner(workers, progress=progress)
-                    jobs = _jobs(prepared, numbered, items.coder, workers, work_folder)
-                    built = runner.run("save", jobs, work_folder.run, prepared.shards)
-                else:
-                    total = operator.length_hint(samples, 0)
-                    planned, built = _streamed(prepared, items, total, work_folder, progress)
-                return _finished(work_folder, replace(prepared, planned=planned), items.coder, built)
+
+def _saved(
+    prepared: PreparedSplit, items: OpenedItems, total: int, workers: int | None, progress: Progress
+) -> Manifest:
+    with prepared.begun() as work_folder:
+        if work_folder is not None:
+            if items.numbered is not None:
+                jobs = _jobs(prepared, items.numbered, items.coder, workers, work_folder)
+                runner, shards = JobRunner(workers, progress=progress), prepared.planned.shards
+                built = runner.run("save", jobs, work_folder.run, shards)
+            else:
+                prepared, built = _streamed(prepared, items, total, work_folder, progress)
+            return _finished(work_folder, prepared, items.coder, built)
     manifest, of_items = prepared.finished_manifest(), prepared.listing.options
     if {name: manifest.source.get(name) for name in of_items} != of_items:
         raise PlanMismatch(
-            "holds a finished dataset of other items; choose another folder, or remove this one", path=folder
+            "holds a finished dataset of other items; choose another folder, or remove this one",
+            path=prepared.output,
         )
-    verify_finished(folder, progress)
+    verify_finished(prepared.output, progress)
     return manifest
 
 
@@ -200,7 +202,7 @@ def _prepared(items: OpenedItems, output: Path, split: str, options: PlanOptions
         has_images=items.coder.has_images,
     )
     planned = plan(listing, options)
-    return PreparedSplit(output, planned, None, planned.shards)
+    return PreparedSplit(output, planned, None, planned.shards if items.numbered is not None else ())
 
 
 def _jobs(
@@ -215,12 +217,13 @@ def _jobs(
     The workers pick the items. If these cannot be sent to other processes, this process picks those of
     unfinished shards in one pass.
     """
+    jobs: Iterable[ShardJob] = shard_jobs(prepared.planned, prepared.shards, work_folder)
     elsewhere = None if workers == 0 else source.elsewhere()
     if elsewhere is not None and (data := packed(elsewhere)) is not None:
         builder = partial(build_fetched, data, coder)
-        yield from shard_jobs(prepared.planned, prepared.shards, work_folder, builder=builder)
+        yield from (replace(job, builder=builder) for job in jobs)
         return
-    jobs = list(shard_jobs(prepared.planned, prepared.shards, work_folder))
+    jobs = list(jobs)
     numbers = [[] if trusted_commit(job) else job.entries["offset"].tolist() for job in jobs]
     wanted = list(chain.from_iterable(numbers))
     items = map(coder.encode, wanted, source.pick(iter(wanted)))
@@ -230,8 +233,8 @@ def _jobs(
 
 def _streamed(
     prepared: PreparedSplit, items: OpenedItems, total: int, work_folder: WorkFolder, progress: Progress
-) -> tuple[Plan, list[BuiltShard]]:
-    """Build shards from an iterator, one by one; return the plan with the shards, and the built shards.
+) -> tuple[PreparedSplit, list[BuiltShard]]:
+    """Build shards from an iterator, one by one; return the split with its plan, and the built shards.
 
     Discards the work of an earlier run, because nothing says which item comes next.
     """
@@ -247,7 +250,8 @@ def _streamed(
             (job,) = shard_jobs(replace(planned, shards=(shard,)), [shard], work_folder)
             built.append(build_shard(held_job(job, group, range(first, done))))
             shards.append(shard)
-    return replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32)), built
+    planned = replace(planned, shards=tuple(shards), order=np.arange(done, dtype=np.uint32))
+    return replace(prepared, planned=planned), built
 
 
 def _groups(items: OpenedItems, shard_size: int, progress: Progress) -> Iterator[list[EncodedItem]]:
@@ -439,14 +443,6 @@ class NumberedItems(ABC):
         return self
 
 
-@runtime_checkable
-class OffersNumbers(Protocol):
-    """An iterable, such as a Flow, that knows whether its items have numbers."""
-
-    def by_number(self) -> NumberedItems | None:
-        """Return the items by number; None if they have none."""
-
-
 @dataclass(frozen=True)
 class SequenceItems(NumberedItems):
     """The elements of a ``sequence``, for which ``sequence[n]`` is the n-th."""
@@ -486,13 +482,6 @@ class SequenceItems(NumberedItems):
         return None
 
 
-def numbered_items(samples: Any) -> NumberedItems | None:
-    """Return the items by number; None for an iterable whose items have no numbers."""
-    if isinstance(samples, NumberedItems):
-        return samples
-    return samples.by_number() if isinstance(samples, OffersNumbers) else SequenceItems.of(samples)
-
-
 GivenSchema = Schema | Mapping[str, str] | Sequence[Field]
 
 
@@ -517,7 +506,9 @@ def opened_items(
     if isinstance(samples, Dataset):
         schema = samples.schema if schema is None else schema
         classes = samples.classes if classes is None and samples.label_space == SPACES[0] else classes
-    numbered = numbered_items(samples)
+    numbered = samples if isinstance(samples, NumberedItems) else None
+    if numbered is None:  # a flow knows whether its items have numbers
+        numbered = samples.by_number() if hasattr(samples, "by_number") else SequenceItems.of(samples)
     drawn: Iterator[Any] = iter(())
     if numbered is not None:
         drawn = numbered.pick(range(min(FIRST_ITEMS, len(numbered))))

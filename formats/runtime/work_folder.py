@@ -18,7 +18,7 @@ import secrets
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,6 @@ WORK_FOLDER_NAME = ".prep"
 PLAN_NAME = "plan.json"
 ALIVE_NAME = "alive"  # locked by each of several runs in one folder
 CACHE_LOCK_NAME = "shardprep-cache.lock"  # also marks a folder as a cache
-COMMIT_SUFFIX = ".commit"
 
 _PREFIX = "run-"
 # parts of a plan, most of them digests
@@ -303,9 +302,15 @@ def remove_leftover(output: Path) -> None:
             work_folder.remove()
 
 
-def finished_shards(output: Path, suffix: str = COMMIT_SUFFIX) -> set[str]:
+def finished_shards(output: Path) -> set[str]:
     """Return the names of shards with a commit record. The next run keeps the intact ones."""
-    return {path.stem for path in (output / WORK_FOLDER_NAME).glob(f"*{suffix}")}
+    return {path.stem for path in (output / WORK_FOLDER_NAME).glob("*.commit")}
+
+
+def shards_kept(output: Path, names: Collection[str], done: str = "done") -> str:
+    """Describe how many of these shards are finished, for :func:`noting_kept`; empty for none."""
+    found = len(finished_shards(output).intersection(names))
+    return f"{found} of {len(names)} shards are {done}" if found else ""
 
 
 @contextmanager

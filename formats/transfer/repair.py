@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.finish import build_tables, column_entry, index_of, publish_tables
+from shardprep.formats.conversion.finish import build_tables, column_entries, index_of, publish_tables
 from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
@@ -27,10 +27,10 @@ from shardprep.formats.runtime.work_folder import (
     PLAN_NAME,
     WORK_FOLDER_NAME,
     WorkFolder,
-    finished_shards,
     noting_kept,
     refuse_cached,
     remove_leftover,
+    shards_kept,
 )
 from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.manifest import Manifest, read_manifest
@@ -176,30 +176,23 @@ def _rebuild(
     if tables or columns:  # their rows come from all shards
         needed = {shard.number for shard in planned.shards}
     shards = tuple(shard for shard in planned.shards if shard.number in needed)
-    names = {shard.name for shard in shards}
-
-    def kept() -> str:
-        done = len(names & finished_shards(path))
-        return f"{done} of {len(names)} shards are rebuilt" if done else ""
-
-    with _working(path, manifest, kept) as work_folder:
-        jobs = shard_jobs(
-            planned,
-            shards,
-            work_folder,
-            expected={file.name: file.sha256 for file in manifest.files},
-            wanted=frozenset(damaged),
-            home=versions_for(planned.options) if runner.executor else None,
+    with _working(
+        path, manifest, lambda: shards_kept(path, [shard.name for shard in shards], "rebuilt")
+    ) as work_folder:
+        expected = {file.name: file.sha256 for file in manifest.files}
+        home, wanted_files = versions_for(planned.options) if runner.executor else None, frozenset(damaged)
+        jobs = (
+            replace(job, expected_sha256=expected, wanted=wanted_files, home=home)
+            for job in shard_jobs(planned, shards, work_folder)
         )
         built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
         if tables:
             index = index_of(work_folder, planned, built, offsets=offsets)
             made += build_tables(work_folder, index, built, boxes)
-        for column in columns:
-            number = listing.schema.names.index(column.field.name)
-            parts = [shard.columns[number] for shard in built]
-            made.append(column_entry(work_folder, column.field, parts, offsets=offsets).table)
+        only = [column.field.name for column in columns]
+        entries = column_entries(work_folder, listing.schema, built, offsets=offsets, only=only)
+        made += (entry.table for entry in entries)
         wanted = [*tables, *(column.table for column in columns)]
         for table in wanted:
             if table not in made:

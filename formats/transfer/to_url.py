@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from shardprep.formats.conversion.convert import build_shards, convert_each, notes_of, skipped_of
-from shardprep.formats.conversion.finish import SkippedImages, gather
+from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, outcome
+from shardprep.formats.conversion.finish import gather
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
-from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed
+from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed, committed_as
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.files import publish_bytes, user_path
+from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.jobs import JobRunner
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, sha256_of
 from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
@@ -33,8 +31,8 @@ from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, U
 TABLES_AT_ONCE = 4
 
 
-@dataclass(frozen=True)
-class ConvertedTo:
+@dataclass(frozen=True, kw_only=True)
+class ConvertedTo(ConvertedSplit):
     """One split that was converted into object storage, at ``url``.
 
     ``manifest``, ``already_complete``, ``skipped``, ``ignored``, ``notes`` and ``has_labels`` are as in
@@ -42,12 +40,6 @@ class ConvertedTo:
     """
 
     url: str
-    manifest: Manifest
-    already_complete: bool
-    skipped: SkippedImages = field(default_factory=SkippedImages)
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    has_labels: bool = True
 
 
 def convert_to_url(
@@ -131,7 +123,7 @@ def _converted(
     prepared: PreparedSplit, place: StorePlace, policy: RetryPolicy, runner: JobRunner, loop: LoopThread
 ) -> ConvertedTo:
     """Convert a split unless it is published already."""
-    url, listing, has_labels = place.remote.place.url, prepared.listing, prepared.planned.has_labels
+    url = place.remote.place.url
     if (found := loop.run(place.published())) is None:
         with WorkFolder(prepared.output) as work_folder:
             work_folder.claim(prepared.guard())
@@ -141,8 +133,7 @@ def _converted(
                 built = build_shards(prepared, work_folder, runner, builder)
                 manifest = gather(work_folder, prepared, built)
                 _finish(place, manifest, built, work_folder, runner.progress, loop)
-                skipped, notes = skipped_of(prepared, built), notes_of(prepared, built)
-                return ConvertedTo(url, manifest, False, skipped, listing.ignored, notes, has_labels)
+                return ConvertedTo(url=url, **outcome(prepared, manifest, built))
     prepared.refuse_other(found, url)
     runner.progress.note(f"{url} is complete already")
     loop.run(place.check_sizes(found))
@@ -151,7 +142,7 @@ def _converted(
         with WorkFolder(prepared.output) as work_folder:
             work_folder.discard(OUTPUT_FILES)
             work_folder.remove()
-    return ConvertedTo(url, found, True, ignored=listing.ignored, notes=listing.notes, has_labels=has_labels)
+    return ConvertedTo(url=url, **outcome(prepared, found, None))
 
 
 def _finish(
@@ -163,13 +154,9 @@ def _finish(
     loop: LoopThread,
 ) -> None:
     """Upload the tables and, last, the manifest; then remove the local files and the work folder."""
-    proven, uploads = dict[str, StoredFile](), []
-    shards = {file.name for shard in built for file in shard.files}
-    for file in manifest.files:
-        if file.name not in shards:
-            uploads.append(Upload(place.remote, file, work_folder.output / file.name))
-        elif (stored := _receipt(work_folder.folder, file)) is not None:
-            proven[file.name] = stored
+    proven = {name: StoredFile(**stored) for shard in built for name, stored in shard.stored.items()}
+    tables = [file for file in manifest.files if file.name not in proven]
+    uploads = [Upload(place.remote, file, work_folder.output / file.name) for file in tables]
     TransferRun(loop, TABLES_AT_ONCE, progress).run("publish", manifest, uploads)
     proven |= {each.entry.name: each.stored for each in uploads if each.stored}
     loop.run(place.finish(manifest.to_bytes(), proven))
@@ -180,41 +167,29 @@ def _finish(
 def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
     """Build a shard and upload its files, unless they are stored. Safe to kill and repeat.
 
-    A local file is removed once its upload is verified, and a receipt of it written. A shard whose rows and
-    receipts exist, and match the stored files, is neither built nor uploaded again.
+    A local file is removed once its upload is verified, and in the commit record. A shard whose rows exist
+    and whose record matches the stored files is neither built nor uploaded again.
     """
     remote = RemoteFolder(place, policy, writable=True)
-
-    async def is_stored(file: FileEntry) -> bool:
-        receipt = _receipt(job.work_folder, file)
-        return receipt is not None and await remote.about(file.name) == receipt
-
     with LoopThread(threads=1) as loop:
+
+        def missing(commit: BuiltShard) -> list[FileEntry]:
+            now = {name: loop.run(remote.about(name)) for name in commit.stored}
+            return [
+                f
+                for f in commit.files
+                if not (about := now.get(f.name)) or commit.stored[f.name] != asdict(about)
+            ]
+
         commit = committed(job)
-        missing = [file for file in commit.files if not loop.run(is_stored(file))] if commit else []
-        if commit is None or not all(file.is_in(job.output) for file in missing):
+        if commit is None or not all(file.is_in(job.output) for file in missing(commit)):
             commit = build_shard(job)
-            missing = [file for file in commit.files if not loop.run(is_stored(file))]
-        for file in missing:
+        for file in missing(commit):
             upload = Upload(remote, file, job.output / file.name)
             loop.run(upload.run())
             if upload.stored:
-                receipt = canonical_json({"sha256": file.sha256, "stored": asdict(upload.stored)})
-                publish_bytes(_receipt_path(job.work_folder, file), receipt, job.run)
+                stored = {**commit.stored, file.name: asdict(upload.stored)}
+                commit = committed_as(job, replace(commit, stored=stored))
     for file in commit.files:
         (job.output / file.name).unlink(missing_ok=True)
     return commit
-
-
-def _receipt(work_folder: Path, file: FileEntry) -> StoredFile | None:
-    """Return the stored file from its receipt, which has the same SHA-256; None without a valid receipt."""
-    try:
-        found = parse_canonical_json(_receipt_path(work_folder, file).read_bytes())
-        stored = StoredFile(**found["stored"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return None
-    return stored if found.get("sha256") == file.sha256 and stored.size == file.size else None
-
-
-def _receipt_path(work_folder: Path, file: FileEntry) -> Path:
-    return work_folder / f"{file.name}.stored"

@@ -23,7 +23,7 @@ from shardprep.formats import (
     UsageError,
     convert_part,
 )
-from shardprep.formats.conversion.plan import ConversionPart
+from shardprep.formats.conversion.plan import shares
 from shardprep.formats.runtime.work_folder import WorkFolder
 from support.datasets import converted, prep_here, tree
 from support.repository import ROOT
@@ -48,11 +48,11 @@ def test_each_shard_of_all_splits_is_in_one_part_and_parts_differ_by_one_shard(
 ) -> None:
     plans = [SimpleNamespace(shards=[SimpleNamespace(number=n) for n in range(size)]) for size in sizes]
 
-    shares = [[*ConversionPart(number, of).shares(plans)] for number in range(1, of + 1)]  # type: ignore[arg-type]
+    dealt = [[*shares(plans, (number, of))] for number in range(1, of + 1)]  # type: ignore[arg-type]
 
     for split, size in enumerate(sizes):
-        assert sorted(shard.number for share in shares for shard in share[split]) == [*range(size)]
-    counts = [sum(map(len, share)) for share in shares]
+        assert sorted(shard.number for share in dealt for shard in share[split]) == [*range(size)]
+    counts = [sum(map(len, share)) for share in dealt]
     assert max(counts) - min(counts) <= 1
 
 

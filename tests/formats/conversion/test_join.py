@@ -263,7 +263,7 @@ def test_a_repair_discards_no_unfinished_join(dataset: Path, masks: Path, tmp_pa
     repair(dataset, source, workers=0)
 
     assert left == {name: digest for name, digest in begun.items() if name != victim.name}
-    assert any(name.endswith(".joined") for name in left)
+    assert any(name.endswith(".commit") for name in left)
     assert tree(tmp_path / "given-up") == whole
     assert verify(dataset, level="records").findings == []
 
