@@ -54,7 +54,7 @@ class ImageMatch:
         return asdict(self)
 
 
-def _original_digest(image: bytes) -> bytes:
+def _original_digest(_row: np.void | None, image: bytes) -> bytes:
     grid = grid_of(image)
     return grid.sha256 if grid else hashlib.sha256(image).digest()
 
@@ -125,7 +125,7 @@ def _picture(path: Path, near: bool) -> _Picture:
         measures = measured(image, info.width, info.height) if near else None
     except BadImage as error:
         raise UsageError(f"is not a valid image: {error.message}", path=path) from error
-    digests = frozenset({hashlib.sha256(image).digest(), _original_digest(image)})
+    digests = frozenset({hashlib.sha256(image).digest(), _original_digest(None, image)})
     hash_ = measures.hash if measures and not measures.is_flat else None
     return _Picture(os.fspath(path), size, (info.width, info.height), digests, hash_)
 
@@ -161,7 +161,7 @@ def _codes(
             raise DataError("has another dataset's hashes; remove it to write it anew", path=file)
         return np.frombuffer(rows, CODES)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
-    codes = reading.statistics(dataset, numbers, np.ones(len(numbers), bool)).all_codes
+    codes = reading.statistics(dataset, numbers, numbers[:0]).codes
     if file is not None:
         save_bytes(file, head + b"\n" + codes.tobytes())
     return codes

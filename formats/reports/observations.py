@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,14 +252,12 @@ MOST_DECODED = 4096  # images of a sample
 MOST_COMPARED = 8192  # further images, read for their digests
 
 
-def chosen(
-    indexes: list[Rows], pixels: str, seed: int
-) -> tuple[list[tuple[Numbers, npt.NDArray[np.bool_]]], Json]:
+def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numbers, Numbers]], Json]:
     """Choose the images to read from each dataset, and count them.
 
-    For each dataset, returns record numbers in order and whether each is decoded. A sample is MOST_DECODED
-    images of each dataset, and up to MOST_COMPARED images of the same size as another, whose bytes may be
-    equal. Raises UsageError for unknown ``pixels``.
+    For each dataset, returns the numbers of the images to decode, and of others to compare, in order. A
+    sample is MOST_DECODED images of each dataset, and up to MOST_COMPARED images of the same size as another,
+    whose bytes may be equal. Raises UsageError for unknown ``pixels``.
     """
     if pixels not in PIXELS:
         raise UsageError(f"unknown pixels {pixels!r}; known are {', '.join(PIXELS)}")
@@ -268,16 +266,16 @@ def chosen(
     choices, start = [], 0
     for index in indexes:
         mine = compared[(compared >= start) & (compared < start + len(index))] - start
-        decoded = _sample(len(index), {"none": 0, "sample": MOST_DECODED, "all": len(index)}[pixels], seed)
-        records = np.union1d(decoded, mine)
-        choices.append((records, np.isin(records, decoded)))
+        most = {"none": 0, "sample": MOST_DECODED, "all": len(index)}[pixels]
+        decoded = np.sort(_sample(len(index), most, seed))
+        choices.append((decoded, np.setdiff1d(mine, decoded)))
         start += len(index)
     return choices, {
         "pixels": pixels,
         "images": start,
         "seed": seed,
-        "decoded": sum(int(is_decoded.sum()) for _, is_decoded in choices),
-        "compared": sum(len(records) for records, _ in choices),
+        "decoded": sum(len(decoded) for decoded, _ in choices),
+        "compared": sum(map(len, chain.from_iterable(choices))),
         "same_size": len(candidates),
         "same_size_compared": len(compared),
     }
@@ -297,7 +295,7 @@ def observations(
     consecutively; ``quarantine`` lists the images that the conversion left out, with key and reason.
     """
     dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
-    counts, damaged = class_counts(dataset), statistics.damaged_records
+    counts, damaged = class_counts(dataset), [record for record, _ in statistics.damaged]
     empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
     shown = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
     reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +86,7 @@ def _scale(image: bytes, side: int) -> int:
     return REDUCED_COLOR[max(enough, default=1)]
 
 
-def thumbnail(image: bytes) -> bytes:
+def thumbnail(_row: np.void, image: bytes) -> bytes:
     """Return an upright JPEG file with a longer side of at most about THUMBNAIL_SIDE. Raises BadImage."""
     pixels = decode(image, cv2.IMREAD_COLOR)
     small = _smaller(pixels, THUMBNAIL_SIDE / max(pixels.shape))
@@ -121,7 +119,6 @@ def _smaller(pixels: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
 
 
 MOST_EXTREMES = 12
-MOST_DAMAGED = 24  # images named; all are counted
 
 MEASURES: dict[str, npt.NDArray[np.float64]] = {
     "brightness": np.linspace(0, 256, 33),
@@ -141,129 +138,100 @@ EXTREMES: dict[str, tuple[str, int]] = {
 CODES = np.dtype([("record", "<i8"), ("digest", "<u8"), ("hash", "<u8"), ("is_hashed", "?")])
 """A row per image read: its digest and, if it was decoded and is not flat, its perceptual hash."""
 
+MEASURED = np.dtype([("record", "<i8"), *((name, "<f8") for name in MEASURES)])
+"""A row per decoded image."""
+
 Numbers = npt.NDArray[np.int64]
-Looked = tuple[int, Measures | None]
-"""The first 8 bytes of the BLAKE3 digest of an image's bytes, and its measures if it was decoded."""
+Damaged = list[tuple[int, str]]
+"""The numbers of records that cannot be read or decoded, with reasons."""
+Look = Callable[[np.void, bytes], Any]
+"""Looks at a record's row of the index and its image, in another process. Raises BadImage."""
 
 
-def look(row: np.void, image: bytes, is_decoded: bool) -> Looked:
-    """Digest and measure an image. Raises BadImage."""
-    digest = int.from_bytes(blake3(image).digest(8), "little")
-    return digest, measured(image, int(row["width"]), int(row["height"])) if is_decoded else None
+def digest_of(_row: np.void, image: bytes) -> tuple[int, None]:
+    """Return the first 8 bytes of the BLAKE3 digest of an image's bytes."""
+    return int.from_bytes(blake3(image).digest(8), "little"), None
 
 
-class PixelStatistics:
-    """The statistics of one dataset's images, added in the order of their record numbers.
-
-    ``images`` is the number of decoded images, and ``small_sum`` uint64 [32, 32, 3] the sum of their small
-    versions. ``counts`` are int64 histograms, ``extremes`` the first images of each list as (value, record),
-    ``damaged`` the first images that cannot be read or decoded, with reasons, and ``damaged_records`` the
-    numbers of all such images. ``codes`` are arrays of CODES.
-    """
-
-    def __init__(self, looked: Sequence[tuple[int, Looked]] = ()) -> None:
-        decoded = [(record, measures) for record, (_, measures) in looked if measures]
-        self.images = len(decoded)
-        blank = np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64)
-        self.small_sum = sum((measures.small for _, measures in decoded), blank)
-        self.counts = {}
-        for name, edges in MEASURES.items():
-            values = [getattr(measures, name) for _, measures in decoded]
-            self.counts[name] = np.histogram(np.minimum(values, edges[-1]), edges)[0]
-        self.extremes: dict[str, list[tuple[float, int]]] = {name: [] for name in EXTREMES}
-        textured = [one for one in decoded if not one[1].is_flat]  # a flat image has nothing to be sharp
-        for name, (measure, _) in EXTREMES.items():
-            some = textured if name == "blurriest" else decoded
-            self._keep(name, [(round(getattr(each, measure), 3), record) for record, each in some])
-        self.damaged: list[tuple[int, str]] = []
-        self.damaged_records: list[int] = []
-        rows = [
-            (record, code, measures.hash if measures else 0, measures is not None and not measures.is_flat)
-            for record, (code, measures) in looked
-        ]
-        self.codes = [np.array(rows, CODES)]
-
-    def merge(self, other: PixelStatistics, damaged: Sequence[tuple[int, str]]) -> None:
-        """Add the next part of the dataset, with its damaged images."""
-        self.images += other.images
-        self.small_sum += other.small_sum
-        for name, counts in other.counts.items():
-            self.counts[name] += counts
-        for name, found in other.extremes.items():
-            self._keep(name, found)
-        self.damaged_records += [record for record, _ in damaged]
-        self.damaged = [*self.damaged, *damaged][:MOST_DAMAGED]
-        self.codes += other.codes
-
-    def _keep(self, name: str, found: Iterable[tuple[float, int]]) -> None:
-        sign = EXTREMES[name][1]
-        both = sorted([*self.extremes[name], *found], key=lambda one: (sign * one[0], one[1]))
-        self.extremes[name] = both[:MOST_EXTREMES]
-
-    @property
-    def all_codes(self) -> npt.NDArray[np.void]:
-        """The rows of all images read, in order."""
-        return np.concatenate(self.codes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object: the histograms, and the mean image, [32][32][3] in RGB or None."""
-        mean = (self.small_sum / self.images).round().astype(np.uint8).tolist() if self.images else None
-        return {
-            "histograms": {
-                name: {"edges": [round(e, 3) for e in edges.tolist()], "counts": self.counts[name].tolist()}
-                for name, edges in MEASURES.items()
-            },
-            "mean_image": mean,
-        }
-
-
-T = TypeVar("T")
+def digest_and_measures(row: np.void, image: bytes) -> tuple[int, Measures]:
+    return digest_of(row, image)[0], measured(image, int(row["width"]), int(row["height"]))
 
 
 @dataclass(frozen=True, eq=False)
-class ShardLook(Generic[T]):
-    """A look at records of the shard at ``path``: ``rows`` of the index, and their ``numbers``. Picklable.
+class PixelStatistics:
+    """The statistics of one dataset's images.
 
-    ``look`` is called with a record's row, its image and its ``is_decoded``, which is whether to examine its
-    pixels. ``gather`` is called with the list of record numbers and results.
+    ``codes`` are rows of CODES, ``measures`` rows of MEASURED, ``small_sum`` uint64 [32, 32, 3] is the sum of
+    the decoded images' small versions, and ``damaged`` is in the order of the records.
     """
 
-    look: Callable[[np.void, bytes, bool], Any]
-    gather: Callable[[list[tuple[int, Any]]], T]
+    codes: Rows
+    measures: Rows
+    small_sum: npt.NDArray[np.uint64]
+    damaged: Damaged
+
+    def extremes(self, name: str) -> list[tuple[float, int]]:
+        """Return the first images of a list in EXTREMES, as (value, record)."""
+        measure, sign = EXTREMES[name]
+        rows = self.measures
+        if name == "blurriest":
+            rows = rows[rows["contrast"] >= FLAT]  # a flat image has nothing to be sharp
+        values = rows[measure].round(3)
+        first = np.lexsort((rows["record"], sign * values))[:MOST_EXTREMES]
+        return list(zip(values[first].tolist(), rows["record"][first].tolist(), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object: the histograms, and the mean image, [32][32][3] in RGB or None."""
+        images = len(self.measures)
+        mean = (self.small_sum / images).round().astype(np.uint8).tolist() if images else None
+        histograms = {}
+        for name, edges in MEASURES.items():
+            counts = np.histogram(np.minimum(self.measures[name], edges[-1]), edges)[0]
+            histograms[name] = {"edges": [round(e, 3) for e in edges.tolist()], "counts": counts.tolist()}
+        return {"histograms": histograms, "mean_image": mean}
+
+
+@dataclass(frozen=True, eq=False)
+class ShardLook:
+    """A look at records of the shard at ``path``: ``rows`` of the index, and their ``numbers``. Picklable."""
+
+    look: Look
     path: Path
     container: str
     entry: FileEntry
     rows: Rows
     numbers: Numbers
-    is_decoded: npt.NDArray[np.bool_]
 
-    def made(self) -> tuple[T, list[tuple[int, str]]]:
-        """Read the records; return the gathered result, and damaged records with reasons. Raises OSError."""
+    def made(self) -> tuple[list[tuple[int, Any]], Damaged]:
+        """Read the records; return their numbers with results, and damaged records. Raises OSError."""
         use_one_thread()
         found: list[tuple[int, Any]] = []
-        damaged: list[tuple[int, str]] = []
+        damaged: Damaged = []
         try:
             with (
                 Path(os.devnull).open("wb") as nowhere,
                 stderr_in(nowhere),
                 closing(Shard(self.path, self.container, self.entry)) as shard,
             ):
-                for row, number, is_decoded in zip(self.rows, self.numbers, self.is_decoded, strict=True):
+                for row, number in zip(self.rows, self.numbers.tolist(), strict=True):
                     address = row[["key", "label", "crc32c", "offset", "length"]].item()
                     try:
-                        image = shard.image(int(row["ordinal"]), address)
-                        found.append((int(number), self.look(row, image, bool(is_decoded))))
+                        found.append((number, self.look(row, shard.image(int(row["ordinal"]), address))))
                     except (BadImage, CorruptRecord, ShardDamaged) as error:
-                        damaged.append((int(number), error.message))
+                        damaged.append((number, error.message))
         except ShardDamaged as error:  # it cannot be opened
-            return self.all_damaged(error.message)
+            return [], self.all_damaged(error.message)
         except FileNotFoundError:
-            return self.all_damaged("the shard is missing")
-        return self.gather(found), damaged
+            return [], self.all_damaged("the shard is missing")
+        return found, damaged
 
-    def all_damaged(self, reason: str) -> tuple[T, list[tuple[int, str]]]:
-        """Return the result where no record can be examined."""
-        return self.gather([]), [(number, reason) for number in self.numbers.tolist()]
+    def all_damaged(self, reason: str) -> Damaged:
+        return [(number, reason) for number in self.numbers.tolist()]
+
+    def halves(self) -> list[ShardLook]:
+        half = -(-len(self.numbers) // 2)
+        parts = slice(half), slice(half, None)
+        return [replace(self, rows=self.rows[part], numbers=self.numbers[part]) for part in parts]
 
 
 MOST_AT_ONCE = 512  # images per call, to keep the progress moving
@@ -277,48 +245,54 @@ class ImageReading:
     workers: int
     progress: Progress
 
-    def statistics(
-        self, dataset: Dataset, records: Numbers, is_decoded: npt.NDArray[np.bool_]
-    ) -> PixelStatistics:
-        """Return the statistics of these records. Raises OSError."""
-        found = PixelStatistics()
-        for part, damaged in self._looked("examine", look, PixelStatistics, dataset, records, is_decoded):
-            found.merge(part, damaged)
-        return found
+    def statistics(self, dataset: Dataset, decoded: Numbers, compared: Numbers) -> PixelStatistics:
+        """Return the statistics of ``decoded`` images, with the digests of ``compared`` ones, too."""
+        codes, measures = [np.empty(0, CODES)], [np.empty(0, MEASURED)]
+        small_sum, damaged = np.zeros((MEAN_SIDE, MEAN_SIDE, 3), np.uint64), []
+        looks: list[tuple[str, Look, Numbers]] = [
+            ("examine", digest_and_measures, decoded),
+            ("compare", digest_of, compared),
+        ]
+        for verb, look, records in looks:
+            for found, wrong in self._looked(verb, look, dataset, records):
+                damaged += wrong
+                made = [
+                    (record, digest, one.hash if one else 0, one is not None and not one.is_flat)
+                    for record, (digest, one) in found
+                ]
+                codes.append(np.array(made, CODES))
+                seen = [(record, one) for record, (_, one) in found if one]
+                measures.append(np.array([(record, *one[: len(MEASURES)]) for record, one in seen], MEASURED))
+                small_sum = sum((one.small for _, one in seen), small_sum)
+        return PixelStatistics(np.concatenate(codes), np.concatenate(measures), small_sum, sorted(damaged))
 
-    def each(
-        self, verb: str, made: Callable[[bytes], bytes], dataset: Dataset, records: Numbers
-    ) -> dict[int, bytes]:
-        """Return a function's results for the images that can be read and decoded. Raises OSError."""
-        is_decoded = np.ones(len(records), bool)
-        parts = self._looked(verb, partial(_made, made), dict, dataset, records, is_decoded)
-        return {record: value for part, _ in parts for record, value in part.items()}
+    def each(self, verb: str, look: Look, dataset: Dataset, records: Numbers) -> dict[int, Any]:
+        """Return the results for the images that can be read and decoded. Raises OSError."""
+        return {
+            record: value
+            for found, _ in self._looked(verb, look, dataset, records)
+            for record, value in found
+        }
 
     def _looked(
-        self,
-        verb: str,
-        look: Callable[[np.void, bytes, bool], Any],
-        gather: Callable[[list[tuple[int, Any]]], T],
-        dataset: Dataset,
-        records: Numbers,
-        is_decoded: npt.NDArray[np.bool_],
-    ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
-        """Yield the gathered results and the damaged records, part by part in order.
+        self, verb: str, look: Look, dataset: Dataset, records: Numbers
+    ) -> Iterator[tuple[list[tuple[int, Any]], Damaged]]:
+        """Yield the results and the damaged records, part by part in order.
 
         Few looks are submitted at a time, since each holds its rows of the index. Raises a look's errors, and
         ChildLost.
         """
+        if not len(records):
+            return
         manifest = dataset.manifest
         ends = np.searchsorted(dataset.index["shard"][records], np.arange(len(manifest.shards) + 1)).tolist()
 
-        def looks() -> Iterator[ShardLook[T]]:
+        def looks() -> Iterator[ShardLook]:
             for shard, start, end in zip(manifest.shards, ends, ends[1:], strict=False):
                 for at in range(start, end, MOST_AT_ONCE):
-                    part = slice(at, min(at + MOST_AT_ONCE, end))
-                    rows, path = dataset.index[records[part]], dataset.path / shard.name
-                    yield ShardLook(
-                        look, gather, path, manifest.container, shard, rows, records[part], is_decoded[part]
-                    )
+                    part = records[at : min(at + MOST_AT_ONCE, end)]
+                    path = dataset.path / shard.name
+                    yield ShardLook(look, path, manifest.container, shard, dataset.index[part], part)
 
         submitted = ((look, self.pool.submit(look.made)) for look in looks())
         done_records = done_bytes = 0
@@ -328,27 +302,15 @@ class ImageReading:
             while waiting:
                 waiting.extend(islice(submitted, 1))
                 one, future = waiting.popleft()
-                yield from self._values(one, future)
+                try:
+                    yield future.result()
+                except ChildDied as error:  # halved until the image is found
+                    if len(one.numbers) == 1:
+                        yield [], one.all_damaged(crashes_decoder(error.signal))
+                    else:
+                        halves = [(half, self.pool.submit(half.made)) for half in one.halves()]
+                        waiting.extendleft(reversed(halves))
+                        continue
                 done_records += len(one.numbers)
                 done_bytes += int(one.rows["length"].sum())
                 self.progress.at(done_records, done_bytes)
-
-    def _values(
-        self, look: ShardLook[T], future: Future[tuple[T, list[tuple[int, str]]]]
-    ) -> Iterator[tuple[T, list[tuple[int, str]]]]:
-        """Yield the result; a look that crashes its process is halved until the image is found."""
-        try:
-            yield future.result()
-        except ChildDied as error:
-            if len(look.numbers) == 1:
-                yield look.all_damaged(crashes_decoder(error.signal))
-                return
-            half = -(-len(look.numbers) // 2)
-            for part in (slice(half), slice(half, None)):
-                rows, numbers, is_decoded = look.rows[part], look.numbers[part], look.is_decoded[part]
-                smaller = replace(look, rows=rows, numbers=numbers, is_decoded=is_decoded)
-                yield from self._values(smaller, self.pool.submit(smaller.made))
-
-
-def _made(made: Callable[[bytes], bytes], row: np.void, image: bytes, is_decoded: bool) -> bytes:
-    return made(image)

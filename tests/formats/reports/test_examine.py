@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from shardprep.formats import (
 from shardprep.formats.reports.duplicates import near_pairs
 from shardprep.formats.reports.gate import _check, read_limits
 from shardprep.formats.reports.observations import observation
-from shardprep.formats.reports.pixels import Measures, PixelStatistics
 from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
@@ -349,50 +347,3 @@ def test_the_banded_search_equals_brute_force_and_names_each_pair_once(
     assert len(found) == len(set(found))
     numbered = combinations(enumerate(values), 2)
     assert set(found) == {(i, j) for (i, a), (j, b) in numbered if (a ^ b).bit_count() <= distance}
-
-
-images = st.lists(
-    st.one_of(
-        st.none(),
-        st.builds(
-            lambda brightness, contrast, sharpness, seed: Measures(
-                brightness,
-                contrast,
-                sharpness,
-                seed,
-                np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8),
-            ),
-            st.sampled_from([0.0, 3.0, 255.0]),
-            st.floats(0, 127),
-            st.floats(0, 70_000),
-            st.integers(0, 1 << 40),
-        ),
-    ),
-    max_size=40,
-)
-
-
-def merged(*parts: list[tuple[int, Measures | None]]) -> PixelStatistics:
-    """The statistics of parts of numbered images, of which None are damaged."""
-    found = PixelStatistics()
-    for part in parts:
-        looked = [(number, (number, measures)) for number, measures in part if measures]
-        damaged = [(number, f"reason {number}") for number, measures in part if measures is None]
-        found.merge(PixelStatistics(looked), damaged)
-    return found
-
-
-@given(images, st.integers(0, 99))
-def test_merged_statistics_of_any_parts_are_those_of_the_whole(
-    images: list[Measures | None], seed: int
-) -> None:
-    numbered = list(enumerate(images))
-    cuts = sorted(random.Random(seed).choices(range(len(images) + 1), k=3))
-    whole = merged(numbered)
-    parts = merged(*(numbered[begin:end] for begin, end in pairwise([0, *cuts, len(images)])))
-
-    assert parts.to_json() == whole.to_json()
-    assert (parts.images, parts.damaged_records) == (whole.images, whole.damaged_records)
-    assert (parts.extremes, parts.damaged) == (whole.extremes, whole.damaged)
-    assert np.array_equal(parts.small_sum, whole.small_sum)
-    assert np.array_equal(parts.all_codes, whole.all_codes)
