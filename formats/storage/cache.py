@@ -1,4 +1,4 @@
-"""A cache of remote datasets' verified files, shared by all processes of a machine.
+"""A cache of verified files of remote datasets, shared by all processes of a machine; datasets read from it.
 
 ``FileCache`` stores the files; ``FileSource`` tells any process where a dataset's files come from.
 """
@@ -14,17 +14,27 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardprep.formats.errors import CorruptRecord, ManifestDamaged, NoSpace, ShardDamaged, UsageError
+from shardprep.formats.errors import (
+    CorruptRecord,
+    ManifestDamaged,
+    NoSpace,
+    ShardDamaged,
+    SourceDamaged,
+    UsageError,
+)
 from shardprep.formats.runtime.files import hash_descriptor, naming_full_disk, no_space, user_path
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
 from shardprep.formats.runtime.owned import Closable, LockDescriptor, Owned
-from shardprep.formats.shards.dataset import RecordSet
+from shardprep.formats.shards.dataset import Dataset, RecordSet
+from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import LOCAL, FileEntry, LocalFiles
+from shardprep.formats.shards.tables import INDEX_NAME
 from shardprep.formats.storage.cache_folder import (
     PATIENCE_S,
     ArrivingFile,
@@ -38,7 +48,7 @@ from shardprep.formats.storage.cache_folder import (
     identity_of,
 )
 from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
-from shardprep.formats.storage.transfer import HashedBytes, Transfer
+from shardprep.formats.storage.transfer import HashedBytes, Transfer, remote_dataset
 
 AT_ONCE = 8  # downloads
 ALIVE_S = 10.0
@@ -423,32 +433,12 @@ class FileSource:
 
     @contextmanager
     def open(self, shared: FileCache | None = None, *, held: bool = False) -> Iterator[LocalFiles]:
-        """Make the files available during the context.
-
-        Unless another process has ``held`` them, each thread holds the last file it opened. The cache is
-        ``shared``, or opened when needed.
-        """
+        """Make the files available during the context, in the ``shared`` cache or one that is opened."""
         if self.url is None:
             yield LOCAL
             return
-        opened: list[FileCache] = []
-        lock = threading.Lock()
-
-        def cache() -> FileCache:
-            if shared is not None:
-                return shared
-            with lock:
-                if not opened:
-                    opened.append(self.opened())
-                return opened[0]
-
-        files = HeldFiles(cache, most=0) if held else LastFiles(cache)
-        try:
+        with HeldFiles(self.opened, shared, held=held) as files:
             yield files
-        finally:
-            files.release()
-            for each in opened:
-                each.close()
 
     def opened(self) -> FileCache:
         if self.url is None or self.cache is None:
@@ -459,36 +449,48 @@ class FileSource:
 MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader takes little room
 
 
-class HeldFiles(LocalFiles, Owned):
-    """Holds the last ``most`` files that were opened, or fewer if there is no room.
+class HeldFiles(LocalFiles, Owned, Closable):
+    """Holds the last files that were opened, at most MOST_HELD, or fewer if there is no room.
 
-    ``cache`` returns the cache. With ``most`` 0, another process holds the files, and this one only replaces
-    damaged ones. Thread-safe; a forked process starts with none.
+    The cache is ``shared``, or opened when it is needed, and closed at the end. If another process has
+    ``held`` the files, this one only replaces damaged ones. Thread-safe; a forked process starts with none.
     """
 
-    def __init__(self, cache: Callable[[], FileCache], *, most: int = MOST_HELD) -> None:
-        self._cache, self._most, self._process = cache, most, os.getpid()
+    def __init__(
+        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, held: bool = False
+    ) -> None:
+        self._open, self._shared, self._are_held = opened, shared, held
+        self._cache: FileCache | None = None
+        self._lock = threading.Lock()  # for opening the cache
+        self._process = os.getpid()
         self._held: OrderedDict[str, FileHold] = OrderedDict()  # changed by single calls, without a lock
+
+    @property
+    def cache(self) -> FileCache:
+        if (found := self._shared or self._cache) is not None:  # a forked copy might never get the lock
+            return found
+        with self._lock:
+            self._cache = self._cache or self._open()
+            return self._cache
 
     def provide(self, entry: FileEntry) -> None:
         """Make a file available and hold it. Raises the errors of :meth:`FileCache.hold`."""
-        if not self._most:
+        if self._are_held:
             return
         if self._process != os.getpid():
             self._process, self._held = os.getpid(), OrderedDict()
-        held = self._held.pop(hex_of(entry), None) or self._cache().hold([entry], self._let_go_first)
+        held = self._held.pop(hex_of(entry), None) or self.cache.hold([entry], self._let_go_first)
         if other := self._held.pop(hex_of(entry), None):
             other.release()
         self._held[hex_of(entry)] = held
-        if len(self._held) > self._most:
+        if len(self._held) > MOST_HELD:
             self._let_go_first()
 
     @contextmanager
     def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
-        self.release()  # otherwise the replaced copy would be held
-        cache = self._cache()
-        held = cache.hold_intact(entry, self._let_go_first)
-        with held, saying_published(cache.place, cache.folder.path, entry):
+        self._release()  # otherwise the replaced copy would be held
+        held = self.cache.hold_intact(entry, self._let_go_first)
+        with held, saying_published(self.cache, entry):
             yield
 
     def _let_go_first(self) -> bool:
@@ -499,23 +501,20 @@ class HeldFiles(LocalFiles, Owned):
             return False
         return True
 
-    def release(self) -> None:
+    def _release(self) -> None:
         while self._let_go_first():
             pass
 
-
-class LastFiles(HeldFiles):
-    """Holds the last file that each thread opened."""
-
-    def provide(self, entry: FileEntry) -> None:
-        thread = str(threading.get_ident())
-        if last := self._held.pop(thread, None):
-            last.release()
-        self._held[thread] = self._cache().hold([entry])
+    def close(self) -> None:
+        """Release the files, and close the cache; the next use opens it again. Idempotent."""
+        cache, self._cache = self._cache, None
+        self._release()
+        if cache is not None:
+            cache.close()
 
 
 @contextmanager
-def saying_published(place: Location, folder: Path, entry: FileEntry) -> Iterator[None]:
+def saying_published(cache: FileCache, entry: FileEntry) -> Iterator[None]:
     """Explain that damage in a file with the right SHA-256 was published, rather than caused by a disk."""
     try:
         yield
@@ -523,8 +522,97 @@ def saying_published(place: Location, folder: Path, entry: FileEntry) -> Iterato
         what = error.message.partition(";")[0]
         raise type(error)(
             f"{what}, although the file matches the manifest: it was published that way, or a table is "
-            f"damaged here; run prep verify {place.url} --cache {folder} to replace it",
-            path=place.url,
+            f"damaged here; run prep verify {cache.place.url} --cache {cache.folder.path} to replace it",
+            path=cache.place.url,
             shard=entry.name,
             key=error.key,
         ) from error
+
+
+def tables_of(manifest: Manifest) -> list[FileEntry]:
+    """Return the tables of a dataset and its columns, which stay in the cache while it is open."""
+    return [*manifest.tables, *(column.table for column in manifest.column_entries)]
+
+
+class CachedDataset(Dataset):
+    """The dataset at ``place``, read through the cache in the folder ``cache``; see :func:`open_dataset`.
+
+    ``path`` is its folder in the cache, where shards come and go. With a ``root``, only that dataset is
+    opened, and without network access if this cache knows it. Picklable (as its URL, cache, limit and root).
+    :meth:`close` also stops the download thread; the next read restarts it.
+    """
+
+    def __init__(
+        self,
+        place: Location,
+        cache: str | os.PathLike[str],
+        limit: int | None,
+        *,
+        labels: str = "sorted_wnid0",
+        root: str | None = None,
+    ) -> None:
+        self._place = place
+        self.source = FileSource(place.url, user_path(cache).absolute(), limit)
+        self._root: str | None = None  # set once it is open
+        self._files = self._held = HeldFiles(self._open_cache)
+        try:
+            folder = self.cache.folder
+            manifest = self._manifest_in(folder, root)
+            self.cache.keep(self.cache.hold(tables_of(manifest)))
+            for table in manifest.tables:
+                if table.name != INDEX_NAME:  # checked when it is read on opening
+                    self.cache.keep(self.cache.hold_intact(table))
+            self._open(folder.dataset(manifest.root), labels, manifest)
+            self._root = manifest.root
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _open(self, folder: Path, labels: str, manifest: Manifest) -> None:
+        try:
+            super().__init__(folder, labels=labels)
+        except (ManifestDamaged, OSError):
+            if (index := manifest.table(INDEX_NAME)) is None:
+                raise
+            self.cache.keep(self.cache.hold_intact(index))
+            with saying_published(self.cache, index):
+                super().__init__(folder, labels=labels)
+
+    @property
+    def cache(self) -> FileCache:
+        """The cache of this dataset's files, which keeps the tables while the dataset is open."""
+        return self._held.cache
+
+    def _open_cache(self) -> FileCache:
+        with ExitStack() as failed:
+            cache = failed.enter_context(self.source.opened())
+            if self._root is not None:  # the folder may have been deleted since it was closed
+                self._manifest_in(cache.folder, self._root)
+            failed.pop_all()
+        return cache
+
+    def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
+        """Return the manifest with that root if the cache knows it, else the one at the place."""
+        if root and (known := folder.manifest(root)) is not None:
+            return known
+        found = remote_dataset(self._place)
+        if root not in (None, found.manifest.root):
+            raise SourceDamaged("was replaced by another dataset; open it again", path=self._place.url)
+        folder.publish(found.manifest, found.data)
+        return found.manifest
+
+    @property
+    def location(self) -> str:
+        return self._place.url
+
+    def _name_at(self, path: Path) -> str:
+        return self._place.name
+
+    def close(self) -> None:
+        """Close the shards, release their files, and stop downloads. No other thread may be reading."""
+        super().close()
+        self._held.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again = partial(CachedDataset, labels=self.label_space, root=self.manifest.root)
+        return again, (self._place, self.source.cache, self.source.limit)

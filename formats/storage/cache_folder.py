@@ -30,17 +30,20 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.errors import OperationError, UsageError
+from shardprep.formats.errors import ManifestDamaged, OperationError, UsageError
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     OPEN_FLAGS,
     filesystem_type,
     naming,
+    publish_bytes,
     read_at,
+    unfinished,
     write_at,
 )
 from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
 
@@ -206,6 +209,33 @@ class CacheFolder:
     def part_of(self, entry: FileEntry) -> Path:
         """Return the path of a file while it is downloaded."""
         return self.parts / f"{hex_of(entry)}.part"
+
+    def dataset(self, root: str) -> Path:
+        """Return the folder of links that look like the dataset with this root."""
+        return self.datasets / root.removeprefix("sha256:")
+
+    def manifest(self, root: str) -> Manifest | None:
+        """Return the manifest of a dataset that was opened before, or None. Raises OSError."""
+        try:
+            manifest = read_manifest(self.dataset(root))
+        except (FileNotFoundError, ManifestDamaged):
+            return None
+        return manifest if manifest.root == root else None
+
+    def publish(self, manifest: Manifest, data: bytes) -> None:
+        """Make a dataset's folder unless it exists; the manifest comes last. Raises OSError."""
+        folder = self.dataset(manifest.root)
+        with self.turn():
+            if self.manifest(manifest.root) is not None:
+                return
+            folder.mkdir(exist_ok=True)
+            for entry in manifest.files:
+                link = unfinished(folder, entry.name)
+                link.symlink_to(
+                    os.path.relpath(self.path_of(entry), folder)
+                )  # relative: a cache can be moved
+                link.replace(folder / entry.name)
+            publish_bytes(folder / MANIFEST_NAME, data, folder)
 
     def pinned(self, entry: FileEntry) -> LockDescriptor | None:
         """Return a lock that prevents a file's eviction, or None if the whole file is not there."""

@@ -76,7 +76,7 @@ def open_dataset(
     if cached is None:
         dataset = Dataset(path, labels=labels, verify=verify)
     else:
-        from shardprep.formats.storage.cached_dataset import CachedDataset  # start-up time: asyncio
+        from shardprep.formats.storage.cache import CachedDataset  # start-up time: asyncio
 
         dataset = CachedDataset(*cached, labels=labels)
     return dataset if transform is None else TransformedDataset(dataset, transform)
@@ -90,7 +90,7 @@ def datasets_in(path: str | os.PathLike[str]) -> dict[str, Path | str]:
     place = path_or_place(path)
     if isinstance(place, Path):
         return {**splits_of(place)}
-    from shardprep.formats.storage.cached_dataset import found_at  # start-up time: asyncio
+    from shardprep.formats.storage.transfer import found_at  # start-up time: asyncio
 
     return {name: place.child(name).url for name in found_at(place) if name}
 

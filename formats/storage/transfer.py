@@ -25,6 +25,7 @@ from shardprep.formats.shards.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES,
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.store import (
     LEAST_BYTES,
+    PATIENT,
     TRIES,
     WAIT_S,
     Location,
@@ -320,6 +321,21 @@ def several(found: Mapping[str, object], place: Location) -> UsageError:
     """Return the error for the splits ``found`` at a place where one dataset is needed."""
     names, first = ", ".join(found), place.child(next(iter(found))).url
     return UsageError(f"is a folder of splits ({names}); give one of them, such as {first}", path=place.url)
+
+
+def found_at(place: Location) -> dict[str, RemoteDataset]:
+    """Return the dataset at a place under the name "", or its splits, as :func:`find_datasets` does."""
+    with LoopThread(threads=1) as loop:
+        return loop.run(find_datasets(place, PATIENT))
+
+
+def remote_dataset(place: Location) -> RemoteDataset:
+    """Return the dataset at a place. Raises UsageError for a folder of splits, and the errors of fetching."""
+    found = found_at(place)
+    if "" not in found:
+        raise several(found, place)
+    found[""].refuse_archive()
+    return found[""]
 
 
 @dataclass(frozen=True)

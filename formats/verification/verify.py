@@ -17,9 +17,9 @@ from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage.cache import AT_ONCE, FileCache
-from shardprep.formats.storage.cached_dataset import folder_of, publish_folder, remote_dataset
 from shardprep.formats.storage.open import cached_place
 from shardprep.formats.storage.store import PATIENT, RemoteFolder
+from shardprep.formats.storage.transfer import remote_dataset
 from shardprep.formats.verification.checks import Report
 from shardprep.formats.verification.levels import (
     MISSING,
@@ -109,8 +109,8 @@ class CachedFiles(DatasetFiles):
 
     def manifest(self) -> Manifest:
         found = remote_dataset(self._cache.place)
-        publish_folder(self._cache.folder, found.manifest, found.data)
-        self.folder = folder_of(self._cache.folder, found.manifest.root)
+        self._cache.folder.publish(found.manifest, found.data)
+        self.folder = self._cache.folder.dataset(found.manifest.root)
         return found.manifest
 
     def look(self, entries: Sequence[FileEntry], level: str) -> None:

@@ -18,8 +18,7 @@ from shardprep.formats.runtime.sizes import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
 from shardprep.formats.shards.read import Address, FileEntry
-from shardprep.formats.storage.cache import FileCache, FileSource
-from shardprep.formats.storage.cached_dataset import CachedDataset
+from shardprep.formats.storage.cache import CachedDataset, FileCache, FileSource
 from shardprep.formats.storage.collection import open_records
 from shardprep.loaders.flow.node import Fetch, Fetched, Length, exact, within
 from shardprep.loaders.flow.passes import PassContext

@@ -33,8 +33,14 @@ from shardprep.formats.runtime.owned import CollectedEnd, Descriptor, Owned, sta
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.in_place import Block
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage.cache import CacheCounts, CacheTooSmall, FileCache, FileHold
-from shardprep.formats.storage.cached_dataset import CachedDataset, tables_of
+from shardprep.formats.storage.cache import (
+    CacheCounts,
+    CachedDataset,
+    CacheTooSmall,
+    FileCache,
+    FileHold,
+    tables_of,
+)
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.parts import Records

@@ -23,8 +23,7 @@ from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
-from shardprep.formats.storage.cache import FileSource
-from shardprep.formats.storage.cached_dataset import CachedDataset
+from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.collection import Collection, open_records
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs

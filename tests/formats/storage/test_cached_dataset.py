@@ -15,8 +15,7 @@ import pytest
 
 from shardprep.formats import Dataset, UsageError, open_dataset, verify
 from shardprep.formats.errors import ShardprepError
-from shardprep.formats.storage.cache import CacheTooSmall, FileCache
-from shardprep.formats.storage.cached_dataset import CachedDataset
+from shardprep.formats.storage.cache import CachedDataset, CacheTooSmall, FileCache
 from support.datasets import StopAfter, prep_here, tree
 from support.faulty_proxy import HIDDEN, Proxy
 from support.object_server import HIDDEN as SECRET_KEY

@@ -273,7 +273,7 @@ with CacheFolder(Path(sys.argv[1])).turn():
     time.sleep(600)
 """
 DOWNLOADING = """
-from shardprep.formats.storage.cached_dataset import CachedDataset
+from shardprep.formats.storage.cache import CachedDataset
 from shardprep.formats.storage.store import Location
 with CachedDataset(Location.parse(sys.argv[2]), sys.argv[1], None) as found:
     print(flush=True)
