@@ -63,27 +63,29 @@ class FileHold(Owned, AbstractContextManager["FileHold"]):
     """Cached files that are not evicted until :meth:`release`, or the end of this process."""
 
     def __init__(self) -> None:
-        self._pins: dict[str, LockDescriptor] = {}
-        self.sizes: dict[str, int] = {}
-        """The sizes of the files in bytes, by SHA-256."""
+        self._files: dict[str, tuple[FileEntry, LockDescriptor]] = {}
         self.has_downloaded = False
         """Whether any of the files had to be downloaded first."""
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the files in bytes, by SHA-256."""
+        return {name: entry.size for name, (entry, _) in self._files.items()}
+
     def add(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Hold a file by its lock."""
-        self._pins[hex_of(entry)] = pin
-        self.sizes[hex_of(entry)] = entry.size
+        self._files[hex_of(entry)] = entry, pin
 
     def pin_of(self, entry: FileEntry) -> LockDescriptor:
-        return self._pins[hex_of(entry)]
+        return self._files[hex_of(entry)][1]
 
     def lacks(self, entries: Iterable[FileEntry]) -> list[FileEntry]:
-        return [entry for entry in entries if hex_of(entry) not in self._pins]
+        return [entry for entry in entries if hex_of(entry) not in self._files]
 
     def release(self) -> None:
         """Release the files. Idempotent."""
-        pins, self._pins, self.sizes = self._pins, {}, {}
-        for pin in pins.values():
+        files, self._files = self._files, {}
+        for _, pin in files.values():
             pin.close()
 
     def __exit__(self, *exc: object) -> None:
@@ -206,13 +208,12 @@ class FileCache(Owned, Closable):
         while isinstance(found := self._held(wanted), NoRoom):
             if let_go():
                 continue
-            idle_s = patience.idle_s(found.state)
+            self._refuse_closed()
+            idle_s = patience.waited(found.state)
             if found.is_full and idle_s >= min(FULL_DISK_PATIENCE_S, self._patience_s):
                 raise no_space(self.folder.path)
             if self._needed(wanted) > found.limit or idle_s >= self._patience_s:
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
-            self._refuse_closed()
-            patience.wait()
         return found
 
     def keep(self, held: FileHold) -> None:
@@ -399,8 +400,7 @@ class FileCache(Owned, Closable):
         while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
             self._refuse_closed()
             left = [*times]
-            patience.refuse_stall(self.folder.part_of(left[0]), times)
-            patience.wait()
+            patience.wait(self.folder.part_of(left[0]), times)
             self._pin(held, held.lacks(coming))
 
     def _downloads_of(self, coming: Sequence[FileEntry]) -> str:

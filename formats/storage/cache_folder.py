@@ -18,14 +18,13 @@ import math
 import os
 import re
 import shutil
-import struct
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,15 +71,18 @@ class CachedFile:
     used_ns: int
 
 
-def eviction_order(files: Iterable[CachedFile], distances: Mapping[int, float]) -> list[CachedFile]:
-    """Return files in the order of eviction.
+def eviction_order(
+    files: Iterable[CachedFile], distances: Mapping[int, float], *, beyond: float = -1.0
+) -> list[CachedFile]:
+    """Return the files that are used again ``beyond`` a number of uses, in the order of eviction.
 
     ``distances`` are the numbers of uses before each file is used again, by :func:`identity_of`. Files
     without one come first, least recently used first; then the others, largest distance first.
     """
-    return sorted(
-        files, key=lambda file: (-distances.get(identity_of(file.name), math.inf), file.used_ns, file.name)
+    keys = (
+        (-distances.get(identity_of(file.name), math.inf), file.used_ns, file.name, file) for file in files
     )
+    return [file for distance, *_, file in sorted(keys) if -distance > beyond]
 
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
@@ -108,12 +110,10 @@ class Patience:
         self._state: object = None
         self._since = time.monotonic()
 
-    def wait(self) -> None:
+    def waited(self, state: object = None) -> float:
+        """Pause; return the seconds since the awaited state last changed."""
         time.sleep(self._next_s)
         self._next_s = min(LONGEST_S, 2 * self._next_s)
-
-    def idle_s(self, state: object = None) -> float:
-        """Return the seconds since the awaited state last changed."""
         now = time.monotonic()
         if state != self._state:
             self._state, self._since = state, now
@@ -126,9 +126,9 @@ class Patience:
             )
         return idle_s
 
-    def refuse_stall(self, path: Path, state: object = None) -> None:
-        """Raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
-        if self.idle_s(state) >= self.most_s:
+    def wait(self, path: Path, state: object = None) -> None:
+        """Pause; raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
+        if self.waited(state) >= self.most_s:
             raise CacheBusy(
                 f"no change for {self.most_s:g} s while waiting for {self._what()}; let it continue, or end it",
                 path=path,
@@ -139,8 +139,7 @@ def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared
     """Lock a file. Raises CacheBusy if others keep the lock for ``patience_s`` seconds."""
     patience = Patience(patience_s, lambda: f"{holder_of(path)}, which holds the lock on {path}")
     while not lock.lock(shared=shared, wait=False):
-        patience.refuse_stall(path)
-        patience.wait()
+        patience.wait(path)
 
 
 def holder_of(path: Path) -> str:
@@ -312,7 +311,7 @@ class CacheFolder:
         says which others may go: any, those used later than the one entry, or none. Raises OSError.
         """
         with self.turn(), ExitStack() as failed:
-            readers, disk = [*living_readers(self.readers)], shutil.disk_usage(self.path)
+            readers, disk = living_readers(self.readers), shutil.disk_usage(self.path)
             limit = min([limit, disk.total, *(reader.limit for reader in readers)])
             arriving, files = self.remove_leftovers(), self.cached()
             there = {file.name: file.size for file in files}
@@ -331,8 +330,11 @@ class CacheFolder:
             lacking_on_disk = wanted + SPARE_BYTES - disk.free if wanted else 0
             lacking = max(used + wanted - limit, lacking_on_disk)
             freed = 0
-            if lacking > 0:
-                freed = _evict(_evictable(files, entries, nearest(readers), evict), lacking)
+            if lacking > 0 and evict != "none":
+                distances, keep = nearest(readers), {hex_of(entry) for entry in entries}
+                others = [file for file in files if file.name not in keep]
+                first = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1.0
+                freed = _evict(eviction_order(others, distances, beyond=first), lacking)
             state = {file.name for file in files}, arriving, [reader.position for reader in readers]
             if freed < lacking:
                 least = used + wanted - freed
@@ -365,20 +367,6 @@ class NoRoom(NamedTuple):
     limit: int
     is_full: bool
     state: tuple[object, ...]
-
-
-def _evictable(
-    files: Iterable[CachedFile], entries: Sequence[FileEntry], distances: Mapping[int, float], evict: Evict
-) -> list[CachedFile]:
-    """Return the files that may be evicted for the entries, in the order of eviction."""
-    if evict == "none":
-        return []
-    bound = distances.get(identity_of(hex_of(entries[0])), math.inf) if evict == "later" else -1
-    keep = {hex_of(entry) for entry in entries}
-    others = [file for file in files if file.name not in keep]
-    return eviction_order(
-        (file for file in others if distances.get(identity_of(file.name), math.inf) > bound), distances
-    )
 
 
 def _evict(files: Sequence[CachedFile], lacking: int) -> int:
@@ -450,7 +438,7 @@ def _opened(path: Path, unless: type[OSError] = FileNotFoundError) -> Iterator[L
 
 
 MARK = 0x31_52_44_52_50_52_48_53  # "SHRPRDR1"
-HEADER = struct.Struct("<QQQ")
+HEADER = 3  # numbers before the uses
 POSITION_AT = 16
 MOST_BYTES = 1 << 28
 
@@ -475,12 +463,12 @@ class ReaderFile(Owned):
 
     def _written(self, uses: Uses) -> LockDescriptor:
         new = self._path.with_suffix(".tmp")
-        with suppress(FileNotFoundError):
-            new.unlink()
+        new.unlink(missing_ok=True)
         lock = LockDescriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
         try:
             lock.lock()
-            write_at(lock.fileno(), HEADER.pack(MARK, self._limit, 0) + uses.astype("<u8").tobytes(), 0)
+            header = np.array([MARK, self._limit, 0], np.uint64)
+            write_at(lock.fileno(), np.concatenate([header, uses]).astype("<u8").tobytes(), 0)
             new.replace(self._path)
         except BaseException:
             lock.close()
@@ -517,8 +505,9 @@ def _unless_full() -> Iterator[None]:
             raise
 
 
-def living_readers(folder: Path) -> Iterator[LivingReader]:
-    """Yield living readers, and remove the files of dead ones. The caller holds the cache's lock."""
+def living_readers(folder: Path) -> list[LivingReader]:
+    """Return the living readers, and remove the files of dead ones. The caller holds the cache's lock."""
+    found = []
     for path in sorted(folder.iterdir()):
         with _opened(path, OSError) as lock:
             if lock is None:
@@ -527,12 +516,10 @@ def living_readers(folder: Path) -> Iterator[LivingReader]:
                 path.unlink()
                 continue
             data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
-        if len(data) < HEADER.size:
-            continue
-        mark, limit, position = HEADER.unpack_from(data)
-        if mark == MARK:
-            count = (len(data) - HEADER.size) // 8
-            yield LivingReader(limit, position, np.frombuffer(data, "<u8", count, HEADER.size))
+        numbers = np.frombuffer(data, "<u8", len(data) // 8)
+        if len(numbers) >= HEADER and numbers[0] == MARK:
+            found.append(LivingReader(int(numbers[1]), int(numbers[2]), numbers[HEADER:]))
+    return found
 
 
 def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
@@ -551,12 +538,9 @@ class ArrivingFile(HashedFile):
     Raises FileExistsError if it is already being downloaded.
     """
 
-    _opened: ClassVar[type[Descriptor]] = LockDescriptor
-    _descriptor: LockDescriptor
-
     def __init__(self, folder: CacheFolder, entry: FileEntry) -> None:
         super().__init__(folder.part_of(entry), PART_FLAGS)
-        self.entry, self.lock = entry, self._descriptor
+        self.entry = entry
         self._folder, self._is_published = folder, False
         if not self.lock.lock(wait=False):
             self.close()
@@ -567,8 +551,8 @@ class ArrivingFile(HashedFile):
         with naming(self.path):
             try:
                 if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
-                    os.posix_fallocate(self._descriptor.fileno(), 0, self.entry.size)
-                os.ftruncate(self._descriptor.fileno(), self.entry.size)
+                    os.posix_fallocate(self.lock.fileno(), 0, self.entry.size)
+                os.ftruncate(self.lock.fileno(), self.entry.size)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -579,12 +563,12 @@ class ArrivingFile(HashedFile):
     def touch(self) -> None:
         """Show processes that wait for the file that this one is alive."""
         with suppress(OSError):
-            os.utime(self._descriptor.fileno())
+            os.utime(self.lock.fileno())
 
     def finish(self) -> None:
         """Publish the complete file, and share its lock with readers."""
         with naming(self.path):
-            os.fsync(self._descriptor.fileno())  # before the cache's lock: it can take long
+            os.fsync(self.lock.fileno())  # before the cache's lock: it can take long
         final = self._folder.path_of(self.entry)
         final.parent.mkdir(exist_ok=True)
         with self._folder.turn():

@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
 from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
-from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.runtime.owned import LockDescriptor, Owned
 from shardprep.formats.runtime.progress import Progress, tell_shards
 from shardprep.formats.runtime.work_folder import noting_kept
 from shardprep.formats.shards.dataset import USUAL_ORDER
@@ -67,39 +66,38 @@ class HashedFile(HashedBytes, Owned):
     """
 
     room = 0
-    _opened: ClassVar[type[Descriptor]] = Descriptor
 
     def __init__(self, path: Path, flags: int = OPEN_FLAGS) -> None:
         super().__init__()
         self.path = path
-        self._descriptor = self._opened(os.open(path, flags, 0o644))
+        self.lock = LockDescriptor(os.open(path, flags, 0o644))  # taken by subclasses
 
     def hash_next(self) -> int:
         """Hash the next slice of the file; return its size, 0 at the end."""
         with naming(self.path):
-            data = read_at(self._descriptor.fileno(), SLICE_BYTES, self.size)
+            data = read_at(self.lock.fileno(), SLICE_BYTES, self.size)
         super().append(data)
         return len(data)
 
     def append(self, data: bytes) -> None:
         with naming(self.path):
-            write_at(self._descriptor.fileno(), data, self.size)
+            write_at(self.lock.fileno(), data, self.size)
         super().append(data)
 
     def clear(self) -> None:
         with naming(self.path):
-            os.ftruncate(self._descriptor.fileno(), self.room)
+            os.ftruncate(self.lock.fileno(), self.room)
         super().clear()
 
     def publish(self, final: Path) -> None:
         """Flush the file and rename it to ``final``, replacing an existing file."""
         with naming(self.path):
-            os.fsync(self._descriptor.fileno())
+            os.fsync(self.lock.fileno())
         publish(self.path, final)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._descriptor.close()
+        self.lock.close()
 
 
 def size_of(path: Path) -> int:
