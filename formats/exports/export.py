@@ -9,18 +9,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardprep.formats.conversion.plan import DEFAULT_SHARD_SIZE, PlannedShard, spans
 from shardprep.formats.conversion.prepare import check_output, check_room
 from shardprep.formats.errors import DataError, PlanMismatch, UsageError
-from shardprep.formats.exports.croissant import Croissant
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat, ExportRecord, Places
 from shardprep.formats.exports.mds import MDS
-from shardprep.formats.exports.parquet import Parquet
+from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.record import ColumnRecord
@@ -144,11 +143,9 @@ MARKER = ".export.json"
 """The file that is published last; hidden, so that readers of images, tars and tables ignore it."""
 
 
-class _Marker(NamedTuple):
-    """The record of a finished export: its units, and the files about all of them."""
-
-    units: tuple[FileEntry, ...]
-    about_all: tuple[FileEntry, ...]
+Files = tuple[FileEntry, ...]
+_Marker = tuple[Files, Files]
+"""The record of a finished export: its units, and the files about all of them."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +203,9 @@ class _Export:
         marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
-            intact = self._intact(marker.units, runner.progress, threads)
+            intact = self._intact(marker[0], runner.progress, threads)
             is_complete = len(intact) == len(self.units) and all(
-                each.is_in(self.output) for each in marker.about_all
+                each.is_in(self.output) for each in marker[1]
             )
         if marker is not None and is_complete:
             remove_leftover(self.output)
@@ -221,7 +218,7 @@ class _Export:
             split=self.manifest.split,
             records=self.manifest.records,
             root=self.manifest.root,
-            files=(*marker.units, *marker.about_all),
+            files=sum(marker, ()),
             already_complete=is_complete,
             has_images=self.manifest.has_images,
         )
@@ -249,7 +246,7 @@ class _Export:
         }
         publish_bytes(places.output / MARKER, canonical_json(value), places.run)
         work_folder.remove()
-        return _Marker(units, about_all)
+        return units, about_all
 
     @property
     def _guard(self) -> dict[str, Any]:
@@ -266,8 +263,8 @@ class _Export:
         path = self.output / MARKER
         try:
             value = parse_canonical_json(path.read_bytes())
-            found = _Marker(
-                *(tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index"))
+            units, about_all = (
+                tuple(FileEntry(**each) for each in value[name]) for name in ("units", "index")
             )
             plan = dict(value["plan"])
         except (FileNotFoundError, NotADirectoryError):
@@ -277,7 +274,7 @@ class _Export:
         if differing := differences(plan, self._guard):
             issue = f"holds a finished export: {differing}; choose another folder, or remove this one"
             raise PlanMismatch(issue, path=self.output)
-        return found
+        return units, about_all
 
     def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
         if [unit.name for unit in units] != [unit.name for unit in self.units]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,18 +26,6 @@ from shardprep.formats.shards.read import FileEntry, Rows
 
 INDEX = "index.json"
 MOST_BYTES = (1 << 32) - 1  # offsets have 32 bits
-OF_KIND = {
-    "image": "bytes",
-    "bytes": "bytes",
-    "text": "str",
-    "json": "json",
-    "int": "int",
-    "float": "float64",
-    "label": "int",
-    "labels": "ndarray:int32",
-}
-"""The encoding of a column by its kind; an array's depends on its dtype and shape."""
-SIZES = {"int": 8, "float64": 8}
 BOXES, BOX_LABELS = "boxes", "box_labels"
 INSTEAD = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
 """Substitutes for dtypes that MDS lacks; complex numbers get a last dimension of 2."""
@@ -123,8 +111,7 @@ class MDS(ShardFormat):
 def _column_of(field: Field) -> MdsColumn:
     codec = field.codec
     if not isinstance(codec, ArrayCodec):
-        encoding = OF_KIND[field.kind]
-        return MdsColumn(field.name, encoding, SIZES.get(encoding))
+        return MdsColumn(field.name, *OF_KIND[field.kind][:2])
     element = INSTEAD.get(codec.element, codec.element)
     sizes = (*codec.shape, 2) if codec.element.startswith("complex") else codec.shape
     size = np.dtype(element).itemsize
@@ -137,19 +124,8 @@ def _column_of(field: Field) -> MdsColumn:
 
 
 def _encoded(field: Field, value: Any) -> bytes:
-    match field.kind:
-        case "bytes" | "image":
-            return bytes(value)
-        case "text":
-            return str(value).encode()
-        case "json":
-            return json.dumps(value).encode()
-        case "int" | "label":
-            return _integer(value)
-        case "float":
-            return np.float64(value).tobytes()
-        case "labels":
-            return _shaped(value)
+    if field.kind in OF_KIND:
+        return OF_KIND[field.kind][2](value)
     array = real_array(value)
     return _shaped(array) if _column_of(field).size is None else array.tobytes()
 
@@ -164,3 +140,16 @@ def _shaped(array: npt.NDArray[Any]) -> bytes:
     width = next(number for number in range(4) if most < 1 << (8 << number))
     sizes = np.array(array.shape, f"<u{1 << width}")
     return bytes([array.ndim << 2 | width]) + sizes.tobytes() + np.ascontiguousarray(array).tobytes()
+
+
+OF_KIND: dict[str, tuple[str, int | None, Callable[[Any], bytes]]] = {
+    "image": ("bytes", None, bytes),
+    "bytes": ("bytes", None, bytes),
+    "text": ("str", None, str.encode),
+    "json": ("json", None, lambda value: json.dumps(value).encode()),
+    "int": ("int", 8, _integer),
+    "float": ("float64", 8, lambda value: np.float64(value).tobytes()),
+    "label": ("int", 8, _integer),
+    "labels": ("ndarray:int32", None, _shaped),
+}
+"""The encoding, size and encoder of a column by its kind; those of arrays depend on dtype and shape."""

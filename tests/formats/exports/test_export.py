@@ -22,12 +22,11 @@ from shardprep.formats import (  # fmt: skip
     join,
     open_dataset,
 )
-from shardprep.formats.exports.croissant import Croissant
 from shardprep.formats.exports.export import FORMATS, MARKER
 from shardprep.formats.exports.folders import Folders
 from shardprep.formats.exports.format import Exportable, ExportFormat
 from shardprep.formats.exports.mds import MDS
-from shardprep.formats.exports.parquet import Parquet
+from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Schema
