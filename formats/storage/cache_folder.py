@@ -44,7 +44,7 @@ from shardprep.formats.runtime.owned import Descriptor, LockDescriptor, Owned
 from shardprep.formats.runtime.work_folder import CACHE_LOCK_NAME
 from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest, read_manifest
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage.transfer import PART_FLAGS, HashedFile
+from shardprep.formats.storage.transfer import HashedFile
 
 
 def hex_of(entry: FileEntry) -> str:
@@ -539,7 +539,7 @@ class ArrivingFile(HashedFile):
     """
 
     def __init__(self, folder: CacheFolder, entry: FileEntry) -> None:
-        super().__init__(folder.part_of(entry), PART_FLAGS)
+        super().__init__(folder.part_of(entry))
         self.entry = entry
         self._folder, self._is_published = folder, False
         if not self.lock.lock(wait=False):
@@ -559,11 +559,6 @@ class ArrivingFile(HashedFile):
                 return False
         self.room = self.entry.size
         return True
-
-    def touch(self) -> None:
-        """Show processes that wait for the file that this one is alive."""
-        with suppress(OSError):
-            os.utime(self.lock.fileno())
 
     def finish(self) -> None:
         """Publish the complete file, and share its lock with readers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -54,32 +54,22 @@ def differences(names: Sequence[str], manifests: Sequence[Manifest]) -> str:
     Classes and their ids, the schemas of columns, and whether records have images must be equal.
     """
     for name, manifest in zip(names[1:], manifests[1:], strict=True):
-        if found := _difference(manifests[0], manifest):
-            return f"{names[0]} and {name} cannot be one collection: {found}"
+        for mine, theirs in zip_longest(_traits(manifests[0]), _traits(manifest), fillvalue="no such column"):
+            if mine != theirs:
+                return f"{names[0]} and {name} cannot be one collection: one has {mine}, the other {theirs}"
     return ""
 
 
-def _difference(one: Manifest, other: Manifest) -> str:
-    pairs = zip(one.labels.classes, other.labels.classes, strict=False)
-    for label, (mine, theirs) in enumerate(pairs):
-        if mine.name != theirs.name:
-            return f"label {label} is {mine.name!r} in one and {theirs.name!r} in the other"
-        if mine.ilsvrc2012_id != theirs.ilsvrc2012_id:
-            ids = f"{mine.ilsvrc2012_id} in one and {theirs.ilsvrc2012_id} in the other"
-            return f"the class {mine.name!r} has the ILSVRC2012_ID {ids}"
-    if len(one.labels) != len(other.labels):
-        return f"one has {one.labels.counted}, the other {other.labels.counted}"
-    if one.has_images != other.has_images:
-        return "one has images, the other has none"
-    for first, second in zip_longest(one.schema, other.schema):
-        if first is None or second is None:
-            return f"the column {(first or second).name} is in only one of them"
-        if first != second:
-            return (
-                f"one has the column {first.name} ({first.kind}), the other {second.name} ({second.kind}) in its place"
-                + (", with different classes" if first.classes != second.classes else "")
-            )
-    return ""
+def _traits(manifest: Manifest) -> Iterator[str]:
+    """Yield what must be equal in all parts, in words."""
+    yield manifest.labels.counted
+    for label, each in enumerate(manifest.labels.classes):
+        yield f"the label {label} for {each.name!r} with the ILSVRC2012_ID {each.ilsvrc2012_id}"
+    yield "images" if manifest.has_images else "no images"
+    for field in manifest.schema:
+        yield f"the column {field.name} ({field.kind})"
+        for number, name in enumerate(field.classes):
+            yield f"the class {number} {name!r} of the column {field.name}"
 
 
 FORMAT_NAME = "shardprep collection"

@@ -104,7 +104,7 @@ def test_parts_that_do_not_agree_are_refused_with_the_first_difference(
 ) -> None:
     manifest = read_manifest(parts[1])
     for labels, said in (
-        (LabelSpace.of(["n0", "n1"]), "label 0 is .* in one and 'n0' in the other"),
+        (LabelSpace.of(["n0", "n1", "n2", "n3"]), "one has the label 0 for .*, the other .* 'n0' with"),
         (LabelSpace(manifest.labels.classes[:-1]), "one has 4 classes, the other 3 classes"),
     ):
         writable(parts[1] / "manifest.json").write_bytes(replace(manifest, labels=labels).to_bytes())
