@@ -36,7 +36,7 @@ STAGES = {
 
 
 class Source(Protocol):
-    """A Loader or a Flow."""
+    """A Loader, a Flow or an input of TensorFlow."""
 
     def stats(self) -> ShownStats: ...
 
@@ -48,8 +48,8 @@ class StatsCollector(Collector):
     those of a stage. Reading takes some microseconds, and a source that is closed shows its last counts.
 
     Args:
-        sources: Loaders and flows, by the names for the label ``source``; for an input of TensorFlow
-            give what it draws from, for a RemoteSource what its senders serve. One collector takes all.
+        sources: Loaders, flows and inputs of TensorFlow, by the names for the label ``source``; for a
+            RemoteSource give what its senders serve. One collector takes all.
 
     Raises:
         UsageError: A source has no stages.
@@ -68,10 +68,10 @@ class StatsCollector(Collector):
         found = {name: source.stats().to_dict() for name, source in self._sources.items()}
         for metric, text in COUNTERS.items():
             counter = CounterMetricFamily(f"shardprep_{metric}", text, labels=["source"])
-            key = metric.removesuffix("_seconds")
             for name, stats in found.items():
-                if key in stats:
-                    counter.add_metric([name], stats[key])
+                count = stats.get(metric, stats.get(metric.removesuffix("_seconds")))
+                if count is not None:
+                    counter.add_metric([name], count)
             if counter.samples:
                 yield counter
         for key, (metric, text) in STAGES.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -64,8 +64,40 @@ def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadlin
         )
 
 
+class Counts:
+    """Shared base of dataclasses of counts and seconds, which can be added and subtracted.
+
+    Texts, flags, and the fields named in ``CURRENT`` describe a state, and do not add up.
+    """
+
+    CURRENT: ClassVar[frozenset[str]] = frozenset()
+
+    def plus(self, other: Self, sign: int = 1) -> Self:
+        """Return the sum with counts of the same thing; with ``sign`` -1, the difference."""
+        own: Any = self
+        names = {f.name for f in fields(own)} - self.CURRENT
+        found = {name: _combined(getattr(self, name), getattr(other, name), sign) for name in names}
+        return cast("Self", replace(own, **found))
+
+    def since(self, before: Self) -> Self:
+        """Return the counts since ``before``, earlier stats of the same object."""
+        return self.plus(before, -1)
+
+
+def _combined(one: Any, other: Any, sign: int) -> Any:
+    if isinstance(one, Counts) and isinstance(other, Counts):
+        return one.plus(other, sign)
+    if isinstance(one, dict):
+        return one | {
+            name: _combined(one[name], value, sign) if name in one else value for name, value in other.items()
+        }
+    if isinstance(one, tuple):
+        return tuple(_combined(a, b, sign) for a, b in zip(one, other, strict=True))
+    return one + sign * other if isinstance(one, int | float) and not isinstance(one, bool) else one
+
+
 @dataclass(frozen=True)
-class EngineStats:
+class EngineStats(Counts):
     """Counts and seconds since the engine was made, or since other stats of it (:meth:`since`).
 
     Attributes:
@@ -104,21 +136,6 @@ class EngineStats:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.rows:,} rows in {self.batches:,} batches>"
-
-    def since(self, before: Self) -> Self:
-        """Return the counts since ``before``, earlier stats of the same engine."""
-        names = [f.name for f in fields(EngineStats)]
-        return replace(
-            self, **{name: _difference(getattr(self, name), getattr(before, name)) for name in names}
-        )
-
-
-def _difference(after: Any, before: Any) -> Any:
-    if isinstance(after, dict):
-        return {name: value - before[name] for name, value in after.items()}
-    if isinstance(after, tuple):
-        return tuple(b - a for a, b in zip(before, after, strict=True))
-    return after - before
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial, reduce
 from time import perf_counter
 from typing import Any, ClassVar, Self
 
@@ -25,31 +25,21 @@ from shardprep.loaders.flow.node import Node, Step, checked_seconds
 from shardprep.loaders.flow.passes import NodePlace, PassMeter
 from shardprep.loaders.flow.steps import Batch, BatchByShape, Unbatch
 from shardprep.loaders.loader.stats import (
-    MAX_WAITING_SHARE,
+    HAND_OVER,
     OR_PREFETCH,
     STEP,
     Arrivals,
     GroupTimes,
     ShownStats,
-    StageLoad,
-    Verdict,
-    limited_by,
-    loads_to_list,
-    seconds_of,
+    Supplier,
 )
 
-HAND_OVER = "hand-over"
-STEP_ADVICE = "your step is slower than the data; a faster flow would gain nothing"
-HAND_OVER_ADVICE = f"the steps between items take the time; make batches larger{OR_PREFETCH}"
-MAIN_ADVICE = (
-    f"it runs in the thread that draws items; do it in a map() with threads= or processes={OR_PREFETCH}"
-)
 POOL_ADVICE = "more threads help where the function waits or releases the interpreter's lock, else processes="
 THREAD_ADVICE = "the steps before prefetch() share one thread; give map() threads= or processes="
 PROCESS_ADVICE = "the steps before in_process() share one process; map() with processes= uses several"
 
 MAIN: NodePlace = (), -1
-COUNTS = ("passes", "items", "rows", "timed", "elapsed", "warming", "drawing")
+COUNTS = ("items", "rows", "timed", "elapsed", "warming", "drawing")
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,12 @@ class FlowStats(ShownStats):
     that this process may use.
     """
 
+    CURRENT: ClassVar = frozenset({"cpus"})
     kind: ClassVar[str] = "flow"
+    early: ClassVar[str] = "nothing is known before the second item of a pass; make batches smaller"
+    hand_over_advice: ClassVar[str] = (
+        f"the steps between items take the time; make batches larger{OR_PREFETCH}"
+    )
 
     has_rows: bool
     passes: int = 0
@@ -79,22 +74,10 @@ class FlowStats(ShownStats):
 
     @classmethod
     def of(cls, meter: PassMeter, *, has_rows: bool) -> Self:
-        counts = {name: getattr(meter, name) for name in COUNTS[1:]}
+        counts = {name: getattr(meter, name) for name in COUNTS}
         main = meter.main.read() if meter.items else GroupTimes("main", "main")
         groups = {MAIN: main} | {at: group.read() for at, group in list(meter.groups.items())}
         return cls(has_rows, passes=1, groups=groups, **counts)
-
-    def plus(self, other: Self, sign: int = 1) -> Self:
-        """Return the sum of the stats of different passes; with ``sign`` -1, the difference."""
-        groups = dict(self.groups)
-        for at, group in other.groups.items():
-            groups[at] = groups[at].plus(group, sign) if at in groups else group
-        counts = {name: getattr(self, name) + sign * getattr(other, name) for name in COUNTS}
-        return replace(self, groups=groups, **counts)
-
-    def since(self, before: Self) -> Self:
-        """Return the counts since ``before``, earlier stats of the same flow."""
-        return self.plus(before, -1)
 
     @property
     def unit(self) -> str:
@@ -102,34 +85,20 @@ class FlowStats(ShownStats):
         return "rows" if self.has_rows else "items"
 
     @property
-    def loads(self) -> tuple[StageLoad, ...]:
-        """Each stage's seconds per row or item, utilisation and waiting; the last is the consumer's own work.
+    def _main(self) -> GroupTimes:
+        main = self.groups[MAIN]
+        rest = max(0.0, self.drawing - main.starved - sum(main.stages.values()))
+        return replace(
+            main, stages=main.stages | {HAND_OVER: rest, STEP: max(0.0, self.elapsed - self.drawing)}
+        )
 
-        Empty before the second item.
-        """
-        own, beside = self._groups()
-        return (*(load for _, loads in beside for load in loads), *own)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The bottleneck; None before the second item."""
-        main, beside = self._groups()
-        if not main:
-            return None
-        *own, step = main
-        others: list[Sequence[StageLoad]] = [loads for _, loads in beside]
-        rate = self.timed / self.elapsed
-        if self.drawing <= MAX_WAITING_SHARE * self.elapsed or not (beside or own):
-            return limited_by(step, rate, STEP_ADVICE, [own, *others], self.unit)
-        if beside and self.groups[MAIN].starved >= self.drawing / 2:
-            group, loads = max(beside, key=lambda found: seconds_of(*found[1]))
-            slowest = max(loads, key=seconds_of)
-            others = [main, *(other for other in others if other is not loads)]
-            return limited_by(slowest, rate, self._advice(group, slowest.name, rate), others, self.unit)
-        busiest = max(own, key=seconds_of)
-        advice = HAND_OVER_ADVICE if busiest.name == HAND_OVER else MAIN_ADVICE
-        rest = [load for load in main if load is not busiest]
-        return limited_by(busiest, rate, advice, [rest, *others], self.unit)
+    def suppliers(self) -> list[Supplier]:
+        waited = self.groups[MAIN].starved
+        return [
+            Supplier(group.loads(self.rows, self.elapsed), waited, partial(self._advice, group))
+            for at, group in self.groups.items()
+            if at != MAIN and group.stages
+        ]
 
     def _advice(self, group: GroupTimes, slowest: str, rate: float) -> str:
         if group.place == "thread":
@@ -138,36 +107,13 @@ class FlowStats(ShownStats):
             return PROCESS_ADVICE
         return group.advice(slowest, rate, cpus=self.cpus, unit=self.unit)
 
-    def _groups(self) -> tuple[Sequence[StageLoad], list[tuple[GroupTimes, tuple[StageLoad, ...]]]]:
-        """Return the loads in the consumer's thread (its own last) and elsewhere; empty before item 2."""
-        if self.timed <= 0 or self.elapsed <= 0:
-            return (), []
-        main = self.groups[MAIN]
-        rest = max(0.0, self.drawing - main.starved - sum(main.stages.values()))
-        stages = main.stages | {HAND_OVER: rest, STEP: max(0.0, self.elapsed - self.drawing)}
-        beside = [
-            (group, group.loads(self.rows, self.elapsed))
-            for at, group in self.groups.items()
-            if at != MAIN and group.stages
-        ]
-        return replace(main, stages=stages).loads(self.timed, self.elapsed), beside
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: the counts, ``groups``, ``loads`` and ``verdict``."""
-        verdict = self.verdict
-        return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-            "groups": list(map(asdict, self.groups.values())),
-            "loads": loads_to_list(self.loads),
-            "verdict": verdict.to_dict() if verdict else None,
-        }
+        return super().to_dict() | {"groups": list(map(asdict, self.groups.values()))}
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
         return f"<FlowStats: {self.rows:,} {self.unit} in {count_of(self.passes, 'pass')}{limit}>"
-
-    def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before the second item of a pass; make batches smaller")
 
 
 class RunningPass(Iterator[Any]):

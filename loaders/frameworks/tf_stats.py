@@ -4,67 +4,32 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
+from shardprep.loaders.engine.engine import Meter
+from shardprep.loaders.engine.trace import BatchWait
 from shardprep.loaders.loader.stats import (
-    MAX_WAITING_SHARE,
     OR_PREFETCH,
     STEP,
-    STEP_ADVICE,
+    GroupTimes,
     LoaderStats,
     ShownStats,
     StageLoad,
+    Supplier,
     Verdict,
     loads_to_list,
-    rate_of,
 )
 
 STARVED_SHARE = 0.5  # of batches put into an empty queue; above it, a graph's steps count as starved
 SOURCE_ADVICE = "the source is slow; where it spends its time is unknown here"
-COUNTS = ("fed", "batches", "timed", "epochs")
-SECONDS = ("starved_seconds", "blocked_seconds", "elapsed", "waited", "fetching", "converting")
-MEANS = {"mean_level": "fed", "blocked": "fed", "starved": "batches"}  # each with the count it is a mean over
-PARTS = ("source", "loader", "upstream")  # nested stats in InputStats
+COPYING_ADVICE = "its thread is busy copying; give it arrays aligned to 64 bytes"
+SHARES = ("mean_level", "starved", "blocked")
 
 
-def stage_of(stats: InputStats) -> str:
-    return "staging" if stats.name == "StagingInput" else "TensorFlow queue"
-
-
-def _limit_of(stats: InputStats, images: float) -> tuple[str, float, str]:
-    """Return the limiting stage up to this input and its thread: name, rate, advice."""
-    in_graph = stats.source is not None and stats.source.unseen  # this thread then handles no batches
-    if stats.fetching <= stats.converting and not in_graph:
-        working = rate_of(stats.converting / _drawn(stats) / images)
-        return stage_of(stats), working, "its thread is busy copying; give it arrays aligned to 64 bytes"
-    if stats.source is not None:
-        return _limit_of(stats.source, images)
-    if stats.loader is not None and (found := stats.loader.of_workers()) is not None:
-        return found.limit, found.rate, found.advice
-    fetched = rate_of(stats.fetching / _drawn(stats) / images)
-    if stats.upstream is not None and stats.upstream.limit != STEP:
-        advice = stats.upstream.advice
-        return stats.upstream.limit, fetched, advice.removesuffix(OR_PREFETCH) if stats.capacity else advice
-    return "source", fetched, SOURCE_ADVICE
-
-
-def _drawn(stats: InputStats) -> int:
-    """Return the number of batches drawn from the source; an input without capacity has none put in."""
-    return max(1, stats.fed if stats.capacity else stats.batches)
-
-
-def _rows(stats: InputStats) -> float:
-    """Return the mean number of images per batch; 0 without a Loader."""
-    if stats.source is not None:
-        return _rows(stats.source)
-    loader = stats.loader
-    return loader.rows / loader.batches if loader is not None and loader.batches else 0.0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InputStats(ShownStats):
     """Counts and times of an input since it was made. All times are in seconds.
 
@@ -76,34 +41,78 @@ class InputStats(ShownStats):
     ``elapsed`` the time within epochs since then, and ``waited`` the part of it in which steps waited. The
     input's thread waited ``fetching`` for the source, and worked ``converting`` on batches. ``source`` has
     the stats of the input that feeds it, ``loader`` those of the Loader, and ``upstream`` the verdict of any
-    other source with stats; each may be None.
+    other source with stats; each may be None. ``levels``, ``found_empty`` and ``found_full`` are the counts
+    behind the mean and the fractions.
 
     If ``unseen``, a graph dequeues, and its waits cannot be measured: then ``starved`` is the fraction of
     batches that were put into an empty queue, and the times of steps are 0.
     """
 
+    CURRENT: ClassVar = frozenset({"capacity", "level"})
     kind: ClassVar[str] = "input"
 
-    name: str
-    capacity: int
-    level: int
-    mean_level: float
-    fed: int
-    batches: int
-    timed: int
-    epochs: int
-    starved: float
-    blocked: float
-    starved_seconds: float
-    blocked_seconds: float
-    elapsed: float
-    waited: float
-    fetching: float
-    converting: float
+    name: str = ""
+    capacity: int = 0
+    level: int = 0
+    fed: int = 0
+    levels: int = 0
+    batches: int = 0
+    timed: int = 0
+    epochs: int = 0
+    found_empty: int = 0
+    found_full: int = 0
+    starved_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    elapsed: float = 0.0
+    waited: float = 0.0
+    fetching: float = 0.0
+    converting: float = 0.0
     unseen: bool = False
     source: InputStats | None = None
     loader: LoaderStats | None = None
     upstream: Verdict | None = None
+
+    @property
+    def mean_level(self) -> float:
+        return self.levels / max(1, self.fed)
+
+    @property
+    def starved(self) -> float:
+        return self.found_empty / max(1, self.batches)
+
+    @property
+    def blocked(self) -> float:
+        return self.found_full / max(1, self.fed)
+
+    @property
+    def _rows(self) -> float:
+        """The mean number of images per batch; 0 without a Loader."""
+        if self.source is not None:
+            return self.source._rows
+        loader = self.loader
+        return loader.rows / loader.batches if loader is not None and loader.batches else 0.0
+
+    @property
+    def unit(self) -> str:
+        """The unit of rates: "images" or "batches"."""
+        return "images" if self._rows else "batches"
+
+    @property
+    def _timed_rows(self) -> float:
+        return self.timed * (self._rows or 1.0)
+
+    @property
+    def _drawn(self) -> int:
+        """The number of batches drawn from the source; an input without capacity has none put in."""
+        return max(1, self.fed if self.capacity else self.batches)
+
+    def _group(self, name: str, seconds: float) -> GroupTimes:
+        return GroupTimes(name, "thread", 1, {name: seconds}, self.fetching, self.blocked_seconds)
+
+    @property
+    def _thread(self) -> GroupTimes:
+        stage = "staging" if self.name == "StagingInput" else "TensorFlow queue"
+        return self._group(stage, self.converting)
 
     @property
     def load(self) -> StageLoad | None:
@@ -111,60 +120,48 @@ class InputStats(ShownStats):
 
         None before the first batch.
         """
-        if not self.batches or self.elapsed <= 0:
-            return None
-        seconds = self.converting / _drawn(self)
-        return StageLoad(
-            stage_of(self),
-            "thread",
-            seconds=seconds,
-            utilisation=min(1.0, self.converting / self.elapsed),
-            starved=min(1.0, self.fetching / self.elapsed),
-            blocked=min(1.0, self.blocked_seconds / self.elapsed),
-            limit=rate_of(seconds),
-        )
+        known = self.batches and self.elapsed > 0
+        return self._thread.loads(self._drawn, self.elapsed)[0] if known else None
+
+    @property
+    def _main(self) -> GroupTimes:
+        step = max(0.0, self.elapsed - self.waited)
+        return GroupTimes("main", "main", 1, {STEP: step}, self.waited)
+
+    def suppliers(self) -> list[Supplier]:
+        """Return those of the input or Loader that feeds this one, or the source; and this input's thread."""
+        waits = self.starved > STARVED_SHARE
+        waited = self.waited if not self.unseen else self.elapsed if waits else 0.0
+        before = self.source or self.loader
+        drawn = [*before.suppliers(), before.handing_over()] if before and before.is_known else []
+        found = [each._replace(waited=waited) for each in drawn]
+        rows = self._drawn * (self._rows or 1.0)
+        if not found:
+            name, advice = "source", SOURCE_ADVICE
+            if self.upstream is not None and self.upstream.limit != STEP:
+                name, advice = self.upstream.limit, self.upstream.advice
+                advice = advice.removesuffix(OR_PREFETCH) if self.capacity else advice
+            drawing = self._group(name, self.fetching).loads(rows, self.elapsed)
+            found.append(Supplier(drawing, waited, lambda slowest, rate: advice))
+        own = self._thread.loads(rows, self.elapsed)
+        return [*found, Supplier(own, waited, lambda slowest, rate: COPYING_ADVICE)]
 
     @property
     def verdict(self) -> Verdict | None:
         """The limiting stage: one of the Loader, an input or the step. None before the second batch."""
-        if not self.timed or self.elapsed <= 0:
-            return None
-        rows = _rows(self)
-        unit, images = ("images", rows) if rows else ("batches", 1.0)
-        rate = self.timed * images / self.elapsed
-        name, next_rate, advice = _limit_of(self, images)
-        waits = self.waited > MAX_WAITING_SHARE * self.elapsed
-        if not (self.starved > STARVED_SHARE if self.unseen else waits):
-            return Verdict(STEP, rate, name, max(rate, next_rate), STEP_ADVICE, unit)
-        if self.unseen:  # the step's own time is not known
-            return Verdict(name, rate, "", math.inf, advice, unit)
-        step = max(0.0, self.elapsed - self.waited)
-        alone = rate_of(step / self.timed / images)
-        return Verdict(name, rate, STEP, max(rate, alone), advice, unit)
-
-    def since(self, previous: Self) -> Self:
-        """Return the counts since ``previous``, earlier stats of this input: of one epoch, for example.
-
-        ``level`` and ``upstream`` stay current.
-        """
-        counted = (*COUNTS, *SECONDS)
-        changed: dict[str, Any] = {name: getattr(self, name) - getattr(previous, name) for name in counted}
-        for name, count in MEANS.items():
-            (mean, first), (total, last) = ((getattr(x, name), getattr(x, count)) for x in (previous, self))
-            changed[name] = (total * last - mean * first) / (last - first) if last > first else 0.0
-        for name in ("source", "loader"):
-            before, after = getattr(previous, name), getattr(self, name)
-            changed[name] = after.since(before) if before and after else after
-        return replace(self, **changed)
+        found = super().verdict
+        if found and self.unseen and found.limit != STEP:  # the step's own time is not known
+            return replace(found, next_limit="", next_rate=math.inf)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stats as JSON values, with load and verdict."""
-        verdict, load = self.verdict, self.load
+        parts = {name: getattr(self, name) for name in ("source", "loader", "upstream")}
         return {
-            **{name: value for name, value in vars(self).items() if name not in PARTS},
-            **{name: part.to_dict() if (part := getattr(self, name)) else None for name in PARTS},
-            "load": loads_to_list([load])[0] if load else None,
-            "verdict": verdict.to_dict() if verdict else None,
+            **super().to_dict(),
+            **{name: getattr(self, name) for name in SHARES},
+            **{name: part.to_dict() if part else None for name, part in parts.items()},
+            "load": loads_to_list([self.load])[0] if self.load else None,
         }
 
     def __repr__(self) -> str:
@@ -181,16 +178,14 @@ class Occupancy:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # the counts and seconds of InputStats, and sums in place of its means
-        self._totals: dict[str, Any] = dict.fromkeys((*COUNTS, *MEANS), 0) | dict.fromkeys(SECONDS, 0.0)
-        self._since: float | None = None  # when the timed part of the current epoch began
+        self._meter = Meter()  # of the steps
+        self._totals: Any = Counter()  # the other counts and seconds of InputStats
         self._unseen = False
 
     def drew(self, fetching: float, converting: float) -> None:
         """Record the seconds that the thread waited for a batch, and worked on it."""
         with self._lock:
-            self._totals["fetching"] += fetching
-            self._totals["converting"] += converting
+            self._totals.update(fetching=fetching, converting=converting)
 
     def fed(self, level: int, *, full: bool, seconds: float, unseen: bool) -> None:
         """Count a batch that was put in at ``level``, after waiting ``seconds`` if the queue was ``full``.
@@ -198,10 +193,8 @@ class Occupancy:
         Steps that are ``unseen`` cannot be measured; a level of 0 counts as a step that waited.
         """
         with self._lock:
-            self._totals["fed"] += 1
-            self._totals["mean_level"] += level
-            self._totals["blocked"] += full
-            self._totals["blocked_seconds"] += seconds if full else 0.0
+            waited = seconds if full else 0.0
+            self._totals.update(fed=1, levels=level, found_full=int(full), blocked_seconds=waited)
             if unseen:
                 self._unseen = True
                 self.taken(waited=0.0 if level == 0 else None)
@@ -209,40 +202,30 @@ class Occupancy:
     def taken(self, *, waited: float | None) -> None:
         """Count a step that got a batch; ``waited`` is its wait in seconds, None for no wait."""
         with self._lock:
-            is_timed = self._totals["batches"] > 0  # the wait for the very first batch is not typical
-            timed = (waited or 0.0) if is_timed else 0.0
-            self._totals["batches"] += 1
-            self._totals["timed"] += is_timed
-            self._totals["starved"] += waited is not None
-            self._totals["starved_seconds"] += waited or 0.0
-            self._totals["waited"] += timed
-            if self._since is None:
-                self._since = perf_counter() - timed
+            now = perf_counter()
+            self._meter.count(BatchWait(0, 0, 1, now - (waited or 0.0), now, now))
+            self._totals.update(found_empty=int(waited is not None))
 
     def epoch(self) -> None:
         with self._lock:
-            self._totals["epochs"] += 1
-            self._totals["elapsed"], self._since = self._elapsed_now(), None
-
-    def _elapsed_now(self) -> float:
-        elapsed: float = self._totals["elapsed"]
-        return elapsed if self._since is None else elapsed + perf_counter() - self._since
+            self._totals.update(epochs=1)
+            self._meter.pause()
 
     def read(self, name: str, *, capacity: int = 0, level: int = 0, source: object = None) -> InputStats:
         """Return the stats of the input ``name``, which draws from ``source``."""
         stats = getattr(source, "stats", None)
         inner = stats() if callable(stats) else None
+        verdict = getattr(inner, "verdict", None)
+        own: Any = {"source": inner} if isinstance(inner, InputStats) else {}
+        if isinstance(inner, LoaderStats):
+            own["loader"] = inner
+        elif not own and isinstance(verdict, Verdict):
+            own["upstream"] = verdict
         with self._lock:
-            found = self._totals | {"elapsed": self._elapsed_now()}
-            unseen = self._unseen
-        found |= {mean: found[mean] / max(1, found[count]) for mean, count in MEANS.items()}
-        if isinstance(inner, InputStats):
-            found["source"] = inner
-        elif isinstance(inner, LoaderStats):
-            found["loader"] = inner
-        elif isinstance(verdict := getattr(inner, "verdict", None), Verdict):
-            found["upstream"] = verdict
-        return InputStats(name, capacity, level, unseen=unseen, **found)
+            meter = self._meter
+            own |= {each: getattr(meter, each) for each in ("batches", "timed", "elapsed")}
+            own |= {"waited": meter.starved, "starved_seconds": meter.waiting, "unseen": self._unseen}
+            return InputStats(name, capacity, level, **own, **self._totals)
 
 
 def occupancy_of(stats: InputStats) -> dict[str, float]:
@@ -258,15 +241,5 @@ def scalars_of(stats: InputStats) -> dict[str, float]:
     """
     verdict = stats.verdict
     rate = {f"{verdict.unit}_per_second": verdict.rate} if verdict else {}
-    stages = {f"stage/{load.name.replace(' ', '_')}": load.utilisation for load in _loads(stats)}
+    stages = {f"stage/{load.name.replace(' ', '_')}": load.utilisation for load in stats.loads[:-1]}
     return occupancy_of(stats) | rate | stages
-
-
-def _loads(stats: InputStats) -> Iterator[StageLoad]:
-    """Yield the stages from the Loader on, except its last, which is the work of its consumer."""
-    if stats.source is not None:
-        yield from _loads(stats.source)
-    elif stats.loader is not None:
-        yield from stats.loader.loads[:-1]
-    if stats.load is not None:
-        yield stats.load

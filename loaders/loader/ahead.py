@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from shardprep.formats.storage.cache import (
     tables_of,
 )
 from shardprep.loaders.engine.dispatcher import BatchRequest, NotReady, Plan
+from shardprep.loaders.engine.engine import Counts
 from shardprep.loaders.order.epoch import EpochPlan
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
@@ -214,12 +215,14 @@ class ShardLevels:
 
 
 @dataclass(frozen=True)
-class StorageCounts(CacheCounts):
+class StorageCounts(CacheCounts, Counts):
     """Counts of a remote dataset's files since the loader was made; all 0 for a local dataset.
 
     Batches waited for missing shards for ``waited`` seconds; ``waited_first`` of these were before the first
     batches of epochs.
     """
+
+    CURRENT: ClassVar = frozenset({"shards"})
 
     waited: float = 0.0
     waited_first: float = 0.0
@@ -229,12 +232,6 @@ class StorageCounts(CacheCounts):
     def limiting(self) -> float:
         """The seconds that batches waited within epochs."""
         return self.waited - self.waited_first
-
-    def since(self, before: StorageCounts) -> StorageCounts:
-        counts = {
-            name: count - getattr(before, name) for name, count in vars(self).items() if name != "shards"
-        }
-        return replace(self, **counts)
 
 
 class LocalShards:

@@ -63,8 +63,8 @@ class RunValues:
 
 
 def _loads(values: Mapping[str, Any]) -> list[Any]:
-    """Return the stages up to the step; for an input, its source's come before its own."""
-    if "loads" in values:
+    """Return the stages up to the step."""
+    if "loads" in values:  # in an input's since 0.4
         return list(built(tuple[Any, ...], values["loads"]))
     before = values["source"] or values["loader"]
     stages = _loads(before) if before else []
@@ -74,8 +74,8 @@ def _loads(values: Mapping[str, Any]) -> list[Any]:
 
 def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
     """Return the parts of the time and their length; for an input, its loader's."""
-    while values.get("loads") is None:
-        values = values["source"] or values["loader"] or {"loads": []}
+    while within := values.get("source") or values.get("loader"):
+        values = within
     found = built(tuple[Any, ...], values.get("course", []))[:MOST_PARTS]
     parts = [[number_in(part[name]) for name in COURSE] for part in found]
     seconds = number_in(found[0]["seconds"]) if found else 0.0

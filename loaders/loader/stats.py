@@ -7,15 +7,16 @@ import os
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from shardprep.loaders.batches.passes import ending
-from shardprep.loaders.engine.engine import CoursePoint, EngineStats
+from shardprep.loaders.engine.engine import Counts, CoursePoint, EngineStats
 from shardprep.loaders.loader.ahead import StorageCounts
 
 MAX_WAITING_SHARE = 0.1  # of the time; a consumer that waits less is the limit, as such waits are noise
@@ -23,14 +24,16 @@ MAX_QUEUED_SHARE = 0.25  # of computing time; if workers wait more for a CPU, ot
 MOST_CROP_READY = 0.5  # advise crop-ready images only up to this share
 
 STEP = "training step"
+HAND_OVER = "hand-over"
 STORAGE = "storage"
 
 Place = Literal["worker", "main", "thread"]
 T = TypeVar("T")
 
 OR_PREFETCH = ", or add prefetch() if your step draws them itself"
-STEP_ADVICE = "your step is slower than the data; a faster loader would gain nothing"
-HAND_OVER_ADVICE = "the main process is busy passing batches on; make batches larger"
+MAIN_ADVICE = (
+    f"it runs in the thread that draws items; do it in a map() with threads= or processes={OR_PREFETCH}"
+)
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,16 @@ class StageLoad:
     limit: float
 
 
-SECONDS = ("starved", "blocked", "filling", "cpu", "queued")  # of GroupTimes, besides its stages
-
-
 @dataclass
-class GroupTimes:
+class GroupTimes(Counts):
     """The seconds of the stages that share the threads or processes of one step.
 
     ``stages`` has totals over all ``width`` threads or processes. They waited for items for ``starved``
     seconds, and for the consumer for ``blocked``. For processes only: ``filling``, the seconds with work, and
     its parts on a ``cpu`` and ``queued`` for one. One thread counts; any may :meth:`read`.
     """
+
+    CURRENT: ClassVar = frozenset({"width"})
 
     name: str
     place: Place
@@ -115,16 +117,7 @@ class GroupTimes:
     def read(self) -> Self:
         return replace(self, stages=dict(self.stages))
 
-    def plus(self, other: Self, sign: int = 1) -> Self:
-        """Add other times of the same group, or subtract them with a ``sign`` of -1."""
-        stages = {
-            name: self.stages.get(name, 0.0) + sign * other.stages.get(name, 0.0)
-            for name in self.stages | other.stages
-        }
-        seconds = {name: getattr(self, name) + sign * getattr(other, name) for name in SECONDS}
-        return replace(self, stages=stages, **seconds)
-
-    def loads(self, rows: int, elapsed: float) -> tuple[StageLoad, ...]:
+    def loads(self, rows: float, elapsed: float) -> tuple[StageLoad, ...]:
         """Return the stages' loads over ``elapsed`` seconds in which ``rows`` passed them."""
         waits = {name: min(1.0, getattr(self, name) / elapsed) for name in ("starved", "blocked")}
         return tuple(
@@ -243,28 +236,100 @@ def seconds_of(*loads: StageLoad) -> float:
     return sum(1 / load.limit for load in loads if math.isfinite(load.limit))
 
 
-def limited_by(
-    limit: StageLoad, rate: float, advice: str, others: Iterable[Sequence[StageLoad]], unit: str = "images"
-) -> Verdict:
-    """Return the verdict on a pipeline; the slowest of the other groups would limit next."""
-    slowest = max(filter(None, others), key=lambda loads: seconds_of(*loads), default=())
-    after = max(slowest, key=seconds_of).name if slowest else STEP
-    return Verdict(limit.name, rate, after, max(rate_of(seconds_of(*slowest)), rate), advice, unit)
+class Supplier(NamedTuple):
+    """The stages of one group outside of the consumer's thread, which waited for it.
+
+    ``advice`` returns what helps if the stage of this name limits, at this rate.
+    """
+
+    loads: tuple[StageLoad, ...]
+    waited: float
+    advice: Callable[[str, float], str]
 
 
-class ShownStats(ABC):
-    """Stats of a loader or another training input, whose name is ``kind``, with their JSON values."""
+class ShownStats(Counts, ABC):
+    """Shared base of the stats of loaders, flows and inputs, named ``kind``: their stages and their limit."""
 
     kind: ClassVar[str]
+    early: ClassVar[str] = "nothing is known before the second batch"
+    hand_over_advice: ClassVar[str] = "the main process is busy passing batches on; make batches larger"
+
+    timed: int
+    elapsed: float
+
+    @property
+    def unit(self) -> str:
+        """The unit of rates."""
+        return "images"
+
+    @property
+    def _timed_rows(self) -> float:
+        return self.timed
 
     @property
     @abstractmethod
-    def verdict(self) -> Verdict | None:
-        """The stage that limits; None as long as nothing is known."""
+    def _main(self) -> GroupTimes:
+        """The times of the consumer's thread; the last stage is its own work."""
 
     @abstractmethod
+    def suppliers(self) -> list[Supplier]:
+        """Return what the consumer's thread draws from, in the order of the data."""
+
+    def handing_over(self) -> Supplier:
+        """Return the consumer's thread without its own work, as another consumer's supplier."""
+        own = self._main.loads(self._timed_rows, self.elapsed)[:-1]
+        return Supplier(own, 0.0, lambda slowest, rate: self.hand_over_advice)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was counted for loads and a verdict."""
+        return self.timed > 0 and self.elapsed > 0
+
+    @property
+    def loads(self) -> tuple[StageLoad, ...]:
+        """Each stage's service time, utilisation and waiting; the last stage is the consumer's own work.
+
+        Empty before the second batch or item.
+        """
+        if not self.is_known:
+            return ()
+        before = (load for supplier in self.suppliers() for load in supplier.loads)
+        return (*before, *self._main.loads(self._timed_rows, self.elapsed))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The stage that limits; None before the second batch or item."""
+        if not self.is_known:
+            return None
+        *own, step = main = self._main.loads(self._timed_rows, self.elapsed)
+        rate, suppliers = self._timed_rows / self.elapsed, [each for each in self.suppliers() if each.loads]
+        supplier = max(suppliers, key=lambda each: (each.waited, seconds_of(*each.loads)), default=None)
+        if supplier and supplier.waited > MAX_WAITING_SHARE * self.elapsed:
+            limit = max(supplier.loads, key=seconds_of)
+            advice = supplier.advice(limit.name, rate)
+            suppliers.remove(supplier)
+        else:
+            busy = sum(load.utilisation for load in own) > MAX_WAITING_SHARE
+            limit = max(own, key=seconds_of) if busy else step
+            step_advice = f"your step is slower than the data; a faster {self.kind} would gain nothing"
+            advice = {STEP: step_advice, HAND_OVER: self.hand_over_advice}.get(limit.name, MAIN_ADVICE)
+        groups = [*(each.loads for each in suppliers), tuple(load for load in main if load is not limit)]
+        slowest = max(groups, key=lambda loads: seconds_of(*loads))
+        after = max(slowest, key=seconds_of).name if slowest else STEP
+        return Verdict(limit.name, rate, after, max(rate_of(seconds_of(*slowest)), rate), advice, self.unit)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return plain JSON values: the counts, ``loads`` and ``verdict``."""
+        own: Any = self
+        verdict = self.verdict
+        return {
+            **asdict(own),
+            "loads": loads_to_list(self.loads),
+            "verdict": verdict.to_dict() if verdict else None,
+        }
+
+    def __str__(self) -> str:
+        return str(self.verdict or self.early)
 
     def to_html(self, path: str | os.PathLike[str] | None = None, *, name: str | None = None) -> str:
         """Return a page with the stages, the limit, and the course, and write it to ``path`` if given.
@@ -299,8 +364,8 @@ class LoaderStats(EngineStats, ShownStats):
         storage: The downloads of a remote dataset.
     """
 
+    CURRENT: ClassVar = frozenset({"workers", "cpus", "image_bytes", "crop_ready", "course"})
     kind: ClassVar[str] = "loader"
-    alone: ClassVar[str] = "everything runs in the thread that draws batches; set workers to 1 or more"
 
     workers: int
     cpus: int
@@ -309,84 +374,36 @@ class LoaderStats(EngineStats, ShownStats):
     course: tuple[CoursePoint, ...] = ()
     storage: StorageCounts = field(default_factory=StorageCounts)
 
-    def since(self, before: Self) -> Self:
-        """Return the counts since ``before``, earlier stats of the same loader."""
-        return replace(super().since(before), storage=self.storage.since(before.storage))
-
     @property
-    def loads(self) -> tuple[StageLoad, ...]:
-        """Each stage's service time, utilisation and waiting; the last stage is the consumer's own work."""
-        storage, workers, main = self._groups()
-        return (*storage, *workers, *main)
+    def _main(self) -> GroupTimes:
+        step = max(0.0, self.elapsed - self.starved - self.handing - self.storage.limiting)
+        return GroupTimes("main", "main", 1, {HAND_OVER: self.handing, STEP: step}, self.starved)
 
-    def _groups(self) -> tuple[tuple[StageLoad, ...], ...]:
-        """Return the loads of storage, workers and main process; empty before the second batch."""
-        if not self.timed or self.elapsed <= 0:
-            return (), (), ()
-        storage = self.storage.limiting
-        step = max(0.0, self.elapsed - self.starved - self.handing - storage)
-        downloading = GroupTimes(STORAGE, "main", 1, {STORAGE: storage} if storage else {}, self.starved)
-        main = GroupTimes("main", "main", 1, {"hand-over": self.handing, STEP: step}, self.starved)
-        return (
-            downloading.loads(self.timed, self.elapsed),
-            self._workers().loads(self.rows, self.elapsed),
-            main.loads(self.timed, self.elapsed),
-        )
-
-    def _workers(self) -> GroupTimes:
-        stages = {name: name for name in self.stages}
-        return GroupTimes.of_engine(self, "workers", max(1, self.workers), stages, "transport", 0.0)
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The stage that limits; None before the second batch."""
-        storage, workers, main = self._groups()
-        if not main:
-            return None
-        rate, enough = self.timed / self.elapsed, MAX_WAITING_SHARE * self.elapsed
-        if self.storage.limiting > max(self.starved, enough):
+    def suppliers(self) -> list[Supplier]:
+        """Return the downloads, if batches waited for them, and the workers."""
+        found, waited = [], self.storage.limiting
+        if waited:
             advice = (
-                f"batches wait for downloads {self.storage.limiting / self.elapsed:.0%} of the time; a faster "
-                "link, a larger cache_limit, or prep fetch before training helps"
+                f"batches wait for downloads {waited / self.elapsed:.0%} of the time; a faster link, a larger "
+                "cache_limit, or prep fetch before training helps"
             )
-            return limited_by(storage[0], rate, advice, [main, workers])
-        if self.starved <= enough:
-            busiest = max(main, key=seconds_of)
-            return limited_by(
-                busiest, rate, STEP_ADVICE if busiest.name == STEP else HAND_OVER_ADVICE, [workers]
-            )
-        slowest = max(workers, key=seconds_of)
-        return limited_by(slowest, rate, self._advice(slowest.name, rate), [main])
+            downloads = GroupTimes(STORAGE, "main", 1, {STORAGE: waited}, self.starved)
+            loads = downloads.loads(self.timed, self.elapsed)
+            found.append(Supplier(loads, waited, lambda slowest, rate: advice))
+        stages = {name: name for name in self.stages}
+        group = GroupTimes.of_engine(self, "workers", max(1, self.workers), stages, "transport", 0.0)
+        loads = group.loads(self.rows, self.elapsed)
+        return [*found, Supplier(loads, self.starved, partial(self._advice, group))]
 
-    def of_workers(self) -> Verdict | None:
-        """Return the stage that limits the workers, even if the consumer is slower."""
-        _, workers, _ = self._groups()
-        if not workers:
-            return None
-        slowest, together = max(workers, key=seconds_of).name, rate_of(seconds_of(*workers))
-        return Verdict(slowest, together, STEP, math.inf, self._advice(slowest, together))
-
-    def _advice(self, slowest: str, rate: float) -> str:
+    def _advice(self, group: GroupTimes, slowest: str, rate: float) -> str:
         if not self.workers:
-            return self.alone
+            return "everything runs in the thread that draws batches; set workers to 1 or more"
         conditions = {name: getattr(self, name) for name in ("cpus", "image_bytes", "crop_ready")}
-        return self._workers().advice(slowest, rate, **conditions)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: the counts, ``loads`` and ``verdict``."""
-        verdict = self.verdict
-        return {
-            **asdict(self),
-            "loads": loads_to_list(self.loads),
-            "verdict": verdict.to_dict() if verdict else None,
-        }
+        return group.advice(slowest, rate, **conditions)
 
     def __repr__(self) -> str:
         limit = f"; {self.verdict.limit} limits" if self.verdict else ""
         return f"<{type(self).__name__}: {self.rows:,} images in {self.batches:,} batches{limit}>"
-
-    def __str__(self) -> str:
-        return str(self.verdict or "nothing is known before the second batch")
 
 
 WINDOW_S = 0.5  # per rate, so that the median ignores short delays

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.loaders.flow import Flow, FlowStats
-from shardprep.loaders.loader.stats import STEP
+from shardprep.loaders.loader.stats import STEP, GroupTimes
 from shardprep.loaders.measuring import progress_bar, watched
 
 SLOW_S = 0.003
@@ -89,6 +89,18 @@ def test_the_stages_of_worker_processes_are_named(batch: bool) -> None:
     assert (stats.verdict.limit, stats.verdict.unit) == ("map(slow)", "rows" if batch else "items")
     assert "workers" in stats.verdict.advice
     assert {"fake", "map(slow)", "transport"} <= {load.name for load in stats.loads if load.place == "worker"}
+
+
+@pytest.mark.parametrize(("starved", "own", "limit"), [(0.2, 0.6, "f"), (0.0, 0.3, "g"), (0.1, 0.1, STEP)])
+def test_a_stage_that_takes_over_a_tenth_of_the_time_limits_first_the_one_waited_for(
+    starved: float, own: float, limit: str
+) -> None:
+    main = GroupTimes("main", "main", 1, {"g": own}, starved)
+    groups = {((), -1): main, ((), 1): GroupTimes("f", "thread", 1, {"f": 0.9})}
+    stats = FlowStats(False, rows=10, timed=10, elapsed=1.0, drawing=starved + own, groups=groups)
+
+    assert stats.verdict
+    assert stats.verdict.limit == limit
 
 
 def test_counts_are_exact_over_passes_that_ended_and_passes_that_were_left() -> None:

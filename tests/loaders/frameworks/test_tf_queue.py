@@ -17,6 +17,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform, TransformInput
 from shardprep.loaders.loader.stats import Verdict
 from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed, send_batches
+from shardprep.loaders.prometheus import StatsCollector
 from shardprep.loaders.tf_inputs import (
     DatasetInput,
     FeedInput,
@@ -115,6 +116,8 @@ def test_inputs_that_hold_nothing_back_count_too() -> None:
             assert (stats.capacity, stats.level, stats.batches) == (0, 0, 6)
             assert (stats.epochs, stats.starved) == (1, 1)
             assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
+            metrics = {metric.name: metric.samples for metric in StatsCollector(train=each).collect()}
+            assert metrics["shardprep_starved_seconds"][0].value == stats.starved_seconds
 
 
 def slow_batches(batches: int = 12) -> Iterator[Any]:

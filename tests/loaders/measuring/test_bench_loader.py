@@ -53,11 +53,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     found = bench(make, transform, seconds=0.01, explain=True, disk=full_profile())
     lines = list(sweep_lines(Sweep("batch_size", (SweepRun(22, found.speed),))))
 
-    assert (found.speed.verdict, found.probes, found.speed.to_json()["stats"]["verdict"]) == (
-        None,
-        None,
-        None,
-    )
+    assert found.speed.verdict is found.probes is found.speed.to_json()["stats"]["verdict"] is None
     assert found.speed.sentence.startswith("The run is too short to tell what limits it: ")
     assert found.speed.sentence.endswith(
         "fewer than 5 batches of 22; measure longer, or make batches smaller."

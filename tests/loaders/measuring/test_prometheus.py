@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -33,14 +32,7 @@ def test_every_kind_of_source_is_read_whenever_prometheus_asks(lmdb_shards: Path
     assert "shardprep_starved_seconds_total" in text
 
 
-class Input:
-    """A source with the stats of an input: a load of its own, and no stages."""
-
-    def stats(self) -> Any:
-        return SimpleNamespace(to_dict=lambda: {"load": None})
-
-
 def test_a_source_without_stages_is_refused_with_advice() -> None:
-    for source in Input(), SimpleNamespace(stats=object), []:
+    for source in SimpleNamespace(stats=object), []:
         with pytest.raises(UsageError, match=f"{type(source).__name__} has no stages; give the source"):
             StatsCollector(train=source)  # type: ignore[arg-type]

@@ -52,14 +52,8 @@ def test_the_commands_write_the_page_of_a_run(lmdb_shards: Path, tmp_path: Path)
     (tmp_path / "stats.json").write_text(json.dumps(loader.stats().to_dict()))
     trace.save(tmp_path / "trace.json")
     full_profile().save(tmp_path / "disk.json")
-    words = [
-        "--trace",
-        tmp_path / "trace.json",
-        "--disk",
-        tmp_path / "disk.json",
-        "-o",
-        tmp_path / "page.html",
-    ]
+    files = {"--trace": "trace.json", "--disk": "disk.json", "-o": "page.html"}
+    words = [word for option, name in files.items() for word in (option, tmp_path / name)]
 
     done = prep_here("report", "--run", tmp_path / "stats.json", *words)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
