@@ -35,10 +35,11 @@ from shardprep.formats.sources.source import (
     Source,
     SourceOptions,
     entry_dtype,
+    split_folders,
     split_in,
 )
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import FolderWalk, is_image, wrapped
+from shardprep.formats.sources.trees import FolderWalk, holds_images, wrapped
 
 _PIECE, _PIECES = 1 << 12, 4  # bytes of a piece, and pieces to keep
 MAX_VARINT = 10  # bytes
@@ -263,7 +264,6 @@ def split_files(
             return None
         return SplitFiles(path.parent, {split or split_in(path.name) or "train": (path.name,)})
     walk = FolderWalk(path, follow_symlinks)
-    probe = FolderWalk(path, follow_symlinks)  # whose counts and problems are not used
 
     def matching(place: str) -> list[str]:
         files = walk.files(place)
@@ -273,7 +273,7 @@ def split_files(
         return found
 
     for place in ("", _DATA):
-        if (path / place).is_dir() and (found := _of_split(probe, place, matching, split)):
+        if (path / place).is_dir() and (found := _of_split(path / place, place, matching, split)):
             of_split = {one: tuple(found[one]) for one in SPLITS if one in found}
             return SplitFiles(path, of_split, walk.ignored, walk.problems)
     folders = (path, *(path / name for name in (_DATA, *SPLIT_NAMES)))
@@ -284,25 +284,16 @@ def split_files(
 
 
 def _of_split(
-    walk: FolderWalk, place: str, matching: Callable[[str], list[str]], split: str | None
+    folder: Path, place: str, matching: Callable[[str], list[str]], split: str | None
 ) -> dict[str, list[str]]:
     """Return the files of each split, by folder or name; none if a split's folder has folders or no files."""
-    folders, found = walk.folders(place), dict[str, list[str]]()
-    if any(folder.lower() in SPLIT_NAMES for folder in folders):
-        for folder in folders:
-            if (one := SPLIT_NAMES.get(folder.lower())) is None:
-                continue
-            here = f"{place}/{folder}".lstrip("/")
-            files = [] if walk.folders(here) else matching(here)
-            if not files:
-                return {}
-            if one in found:
-                raise UsageError(f"holds two folders of {one}; move one of them away", path=walk.top / place)
-            found[one] = files
-        return found
-    files = matching(place)
-    inner = (file for folder in folders for file in walk.files(f"{place}/{folder}".lstrip("/")))
-    if files and any(map(is_image, inner)):
+    if folders := split_folders(folder):
+        if any(map(_has_folders, (folder / name for name in folders.values()))):
+            return {}
+        found = {one: matching(f"{place}/{name}".lstrip("/")) for one, name in folders.items()}
+        return found if all(found.values()) else {}
+    files, found = matching(place), {}
+    if files and any(each.is_dir() and holds_images(each, 1) for each in folder.iterdir()):
         return {}  # class folders, and files beside them
     for file in files:
         found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)
@@ -312,9 +303,13 @@ def _of_split(
         raise UsageError(
             f"{one} is named after a split and {without[0]} is not; rename one of them, or give a "
             "folder for each split",
-            path=walk.top,
+            path=folder,
         )
     return {split or "train": without} if without else found
+
+
+def _has_folders(folder: Path) -> bool:
+    return any(each.is_dir() and not each.name.startswith(".") for each in folder.iterdir())
 
 
 @dataclass(frozen=True)
@@ -361,11 +356,12 @@ class RecordSource(Source):
             found.classes.numbered()[0],
             found.reader(),
             archives=tuple(archive_of(self.files.top / name) for name in self.files.of_split[split]),
-            shortfall=self.files.missing(split),
+            expected=found.expected,
+            shortfall=self.files.missing(split) or found.shortfall,
             problems=problems,
             ignored=dict(self.files.ignored) if is_first else {},
             notes=label_note(found.schema, found.entries, self.source_options),
-            options=self.source_options.kept("follow_symlinks", *self.TAKES),
+            options=self.source_options.kept("follow_symlinks", *self.TAKES) | found.options,
             schema=found.schema,
             has_images=found.has_images,
         )
@@ -392,11 +388,14 @@ class RecordContents(ABC):
     entries: Entries
     schema = Schema()
     has_images = True
+    expected: int | None = None
+    shortfall = ""
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
 
     def __init__(self, top: Path, layout: Any, classes: Classes) -> None:
         self.top, self.layout, self.classes = top, layout, classes
         self.problems = Problems()
+        self.options: dict[str, Any] = {}  # which the manifest keeps beside those of the user
         self._place = b"", 0
         self._table = GrowingTable(entry_dtype(1, 1))
 

@@ -12,19 +12,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED, LabelSpace
+from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ItemForm
 from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
-from shardprep.formats.sources.listing import MAX_CLASSES, Classes, EntryTable
+from shardprep.formats.sources.listing import MAX_CLASSES, Classes
 from shardprep.formats.sources.pickled import (
     MOST_PARTS,
     Array,
@@ -37,14 +37,16 @@ from shardprep.formats.sources.pickled import (
 )
 from shardprep.formats.sources.record_files import (
     ByteWindow,
+    RecordContents,
+    RecordSource,
+    SplitFiles,
     chosen,
-    label_note,
     naming_source,
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Entries, Listing, Source, SourceOptions
-from shardprep.formats.sources.tar import TarReader, archive_of
+from shardprep.formats.sources.source import ByteReader, Entries, SourceOptions
+from shardprep.formats.sources.tar import TarReader
 
 _ADVICE = "write the LMDB again"
 KEYS = b"__keys__"
@@ -66,131 +68,88 @@ def tensorpack_lmdb(path: Path, split: str, options: SourceOptions) -> Tensorpac
     with naming(file), file.open("rb") as begun:
         if begun.read(HEADER.size + 4)[HEADER.size :] != MAGIC.to_bytes(4, "little"):
             return None
-    with foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
-        first = next((key for key, _ in lmdb_records(archive)), None)
-    if first is None:
-        raise UsageError("is an LMDB without records; give a complete one", path=file)
-    if first != KEYS and not _KEY.fullmatch(first):
-        raise UsageError(
-            f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {first[:32]!r}",
-            path=file,
-        )
-    return TensorpackLmdb(file, split, options)
+    with naming_source(file), foreign_file(file, _ADVICE), ArchiveFile(file) as archive:
+        archive.expect_random_reads()
+        key, value = next(lmdb_records(archive), (b"", ByteWindow.of(b"")))
+        if not key:
+            raise UsageError("is an LMDB without records; give a complete one")
+        if key != KEYS and not _KEY.fullmatch(key):
+            raise UsageError(
+                f"is an LMDB, but not from tensorpack's LMDBSerializer: its first key is {key[:32]!r}"
+            )
+        with foreign_file(file, _ADVICE, key=key.decode()):
+            layout = None if key == KEYS else layout_of(value, options)
+    return TensorpackLmdb(SplitFiles(file.parent, {split: (file.name,)}), options, layout)
 
 
-@dataclass(frozen=True)
-class TensorpackLmdb(Source):
-    """An LMDB of tensorpack whose datapoints are [image, label], or any plain data, which become columns.
-
-    Classes are named after their labels, such as ``00042``, so labels stay the same. Keys are those of the
-    file, zero-padded to the same number of digits.
-    """
-
-    LAYOUT = "tensorpack-lmdb"
-    TAKES = ("image_column", "label_column")
-
-    path: Path
-    split: str
-    source_options: SourceOptions
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return (self.split,)
-
-    def listed(self, split: str, known: Entries | None) -> Listing:
-        with naming_source(self.path), foreign_file(self.path, _ADVICE), ArchiveFile(self.path) as archive:
-            archive.expect_random_reads()
-            contents = _Contents(self.path, self.source_options)
-            for key, value in lmdb_records(archive):
-                contents.add(key, value)
-        entries = contents.entries()
-        expected, shortfall = contents.completeness(entries)
-        form, options = contents.form, self.source_options.kept(*self.TAKES)
-        return Listing(
-            split,
-            self.LAYOUT,
-            entries,
-            contents.labels,
-            contents.reader(archive.identity),
-            archives=(archive_of(self.path),),
-            expected=expected,
-            shortfall=shortfall,
-            notes=label_note(contents.schema, entries, self.source_options),
-            options=options if form is None else options | form.to_json(),
-            schema=contents.schema,
-            has_images=form is None or "image" in form.own,
-        )
+def layout_of(first: ByteWindow, options: SourceOptions) -> ItemLayout | None:
+    """Return the layout by the first datapoint; None for [image, label]. Raises ValueError, UsageError."""
+    if not options.kept("image_column", "label_column"):
+        match decoded(first):
+            case [ByteRange(), int()]:  # apparently an image and its label; checked later
+                return None
+        with suppress(ValueError):
+            read_datapoint(first)
+            return None
+    item = read_item(first)
+    names = ItemNames.of(item, options)
+    form = ItemForm.of(names.named(item))
+    if "key" in form.own:
+        raise ValueError("it has a component named key, which is reserved for the record's key")
+    return ItemLayout(names, form)
 
 
-class _Contents:
-    """The contents of a file as read so far. Raises SourceDamaged for data that LMDBSerializer never writes.
+class LmdbContents(RecordContents):
+    """The datapoints of a file. Reading stops at data that LMDBSerializer never writes."""
 
-    ``names`` and ``form`` describe datapoints of any plain data; ``form`` is None for images with labels.
-    """
+    may_number = False
+    identity: Identity
 
-    names: ItemNames
-    form: ItemForm | None = None
-    schema = Schema()
-    labels: LabelSpace
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        self.classes = Classes()
-        self._path, self._options = path, options
-        self._table = EntryTable(path)
+    def __init__(self, top: Path, layout: ItemLayout | None, classes: Classes) -> None:
+        super().__init__(top, layout, classes)
         self._are_pickles: bool | None = None
         self._as_text: bool | None = None
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
-    def add(self, key: bytes, value: ByteWindow) -> None:
-        with foreign_file(self._path, _ADVICE, key=key.decode(errors="backslashreplace")):
-            is_first = self._are_pickles is None  # never __keys__, which sorts after the records
-            is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
-            if self._are_pickles not in (None, is_pickle):
-                raise ValueError("it was not serialized like the first record")
-            self._are_pickles = is_pickle
-            if key == KEYS:
-                self._listed = read_keys(value)
-                return
-            number = check_key(key)
-            if is_first:
-                self._begin(value)
-            if self.form is not None:
-                label = self._item_label(read_item(value), self.form)
-                self._table.append(number, label, length=value.length, offset=value.start)
-                return
-            image, label = read_datapoint(value)
-            if image.length:
-                if self._as_text not in (None, image.latin1):
-                    raise ValueError("some images are stored as bytes and some as text")
-                self._as_text = image.latin1
-            self._table.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
+    def read(self, file: ArchiveFile) -> None:
+        self.path, self.identity = file.path, file.identity
+        with foreign_file(file.path, _ADVICE):
+            for key, value in lmdb_records(file):
+                with foreign_file(file.path, _ADVICE, key=key.decode(errors="backslashreplace")):
+                    self._add(key, value)
 
-    def _begin(self, first: ByteWindow) -> None:
-        """Set names and form if the first datapoint is not [image, label]. Raises ValueError, UsageError."""
-        if not self._options.kept("image_column", "label_column"):
-            match decoded(first):
-                case [ByteRange(), int()]:  # apparently an image and its label; checked later
-                    return
-            with suppress(ValueError):
-                read_datapoint(first)
-                return
-        item = read_item(first)
-        self.names = ItemNames.of(item, self._options)
-        self.form = ItemForm.of(self.names.named(item))
-        if "key" in self.form.own:
-            raise ValueError("it has a component named key, which is reserved for the record's key")
+    def _add(self, key: bytes, value: ByteWindow) -> None:
+        is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
+        if self._are_pickles not in (None, is_pickle):
+            raise ValueError("it was not serialized like the first record")
+        self._are_pickles = is_pickle
+        if key == KEYS:
+            self._listed = read_keys(value)
+            return
+        number = check_key(key)
+        if self.layout is not None:
+            label = self._item_label(read_item(value), self.layout)
+            self.append(number, label, length=value.length, offset=value.start)
+            return
+        image, label = read_datapoint(value)
+        if image.length:
+            if self._as_text not in (None, image.latin1):
+                raise ValueError("some images are stored as bytes and some as text")
+            self._as_text = image.latin1
+        self.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
 
-    def _item_label(self, item: Any, form: ItemForm) -> int:
+    def _item_label(self, item: Any, layout: ItemLayout) -> int:
         """Return the label of a datapoint of plain data. Raises ValueError for another form."""
+        form = layout.form
         try:
-            parts = form.parts(self.names.named(item))
+            parts = form.parts(layout.names.named(item))
         except BadValue as error:
             raise ValueError(f"it {error.message}") from error
         if len(self._first) < FIRST_ITEMS:
             self._first.append({name: _alike(parts[name]) for name in form.columns})
         label = parts["label"] if "label" in form.own else UNLABELLED
-        if isinstance(label, str | bytes) and self.names.may_be_text:
+        if isinstance(label, str | bytes) and layout.names.may_be_text:
             return self.classes.of_text(label)
         if (
             isinstance(label, bool)
@@ -200,32 +159,25 @@ class _Contents:
             raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_CLASSES - 1} here")
         return self.classes.of_number(int(label))
 
-    def entries(self) -> Entries:
-        """Return all entries with zero-padded keys, which sort like numbers, and set the schema."""
-        if self.form is not None:
-            try:
-                self.schema = found_schema(self._first, self.form.columns)
-            except (BadValue, UsageError) as error:
-                no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
-                raise self._damaged(no_columns) from error
-        entries = self._table.finish()
-        self.labels, label_of = self.classes.numbered()
-        entries["label"] = label_of[entries["label"]]
-        digits = entries["key"].dtype.itemsize
-        if digits > DIGITS:
+    def columns(self) -> tuple[Schema, bool]:
+        if self.layout is None or not self._first:
+            return Schema(), True
+        form = self.layout.form
+        self.options = form.to_json()
+        try:
+            return found_schema(self._first, form.columns), "image" in form.own
+        except (BadValue, UsageError) as error:
+            no_columns = f"its first {len(self._first)} records make no columns: {error.message}"
+            raise self._damaged(no_columns) from error
+
+    def _entries(self) -> Entries:
+        """Return the entries with zero-padded keys, which sort like numbers; check the file's list."""
+        entries, keys = super()._entries(), KEYS.decode()
+        if (digits := entries["key"].dtype.itemsize) > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
-        return entries
-
-    def reader(self, identity: Identity) -> TarReader:
-        if self.form is not None:
-            return ItemReader(self._path, identity, self.names, self.form, self.schema)
-        return (TextReader if self._as_text else TarReader)(self._path, identity)
-
-    def completeness(self, entries: Entries) -> tuple[int | None, str]:
-        """Return the number of records in the file's own list, if any, and a phrase about missing ones."""
-        keys = KEYS.decode()
         if self._listed is None:
-            return None, f"{keys}, which is written last and lists all records, is missing"
+            self.shortfall = f"{keys}, which is written last and lists all records, is missing"
+            return entries
         there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
         unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
         if len(listed) < len(self._listed):
@@ -233,12 +185,30 @@ class _Contents:
         if len(unlisted):
             reason = f"{keys} does not list {len(unlisted)} of the records"
             raise self._damaged(reason, f"{unlisted[0]:0{DIGITS}d}")
-        if not len(missing):
-            return len(listed), ""
-        return len(listed), f"{keys} lists {len(missing)} that were lost, {missing[0]:0{DIGITS}d} first"
+        self.expected = len(listed)
+        if len(missing):
+            self.shortfall = f"{keys} lists {len(missing)} that were lost, {missing[0]:0{DIGITS}d} first"
+        return entries
+
+    def reader(self) -> ByteReader:
+        if self.layout is not None:
+            return ItemReader(self.path, self.identity, layout=self.layout, schema=self.schema)
+        return (TextReader if self._as_text else TarReader)(self.path, self.identity)
 
     def _damaged(self, reason: str, key: str | None = None) -> SourceDamaged:
-        return SourceDamaged(f"{reason}; {_ADVICE}", path=self._path, key=key)
+        return SourceDamaged(f"{reason}; {_ADVICE}", path=self.path, key=key)
+
+
+@dataclass(frozen=True)
+class TensorpackLmdb(RecordSource):
+    """An LMDB of tensorpack whose datapoints are [image, label], or any plain data, which become columns.
+
+    Classes are named after their labels, such as ``00042``, so labels stay the same. Keys are those of the
+    file, zero-padded to the same number of digits.
+    """
+
+    LAYOUT = "tensorpack-lmdb"
+    CONTENTS = LmdbContents
 
 
 def read_datapoint(value: ByteWindow) -> tuple[ByteRange, int]:
@@ -380,17 +350,23 @@ def _encoded(part: Any) -> Any:
     return part.tobytes() if is_line else part
 
 
-@dataclass
+class ItemLayout(NamedTuple):
+    """The components of image and label, and the form of all datapoints."""
+
+    names: ItemNames
+    form: ItemForm
+
+
+@dataclass(kw_only=True)
 class ItemReader(TarReader):
     """Reader of datapoints, whose values have the entries' offsets and lengths."""
 
-    names: ItemNames = field(default_factory=ItemNames)
-    form: ItemForm = field(default_factory=lambda: ItemForm("list", ()))
-    schema: Schema = field(default_factory=Schema)
+    layout: ItemLayout
+    schema: Schema
     _last: tuple[int, Mapping[str, Any]] = field(default=(-1, {}), init=False, repr=False, compare=False)
 
     def read(self, entry: np.void) -> bytes:
-        image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.form.own else b""
+        image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.layout.form.own else b""
         if not isinstance(image, bytes):
             raise BadValue(
                 "its image is not encoded, as bytes or a one-dimensional uint8 array; without --image-column, "
@@ -407,7 +383,7 @@ class ItemReader(TarReader):
         if self._last[0] != place:
             value = ByteWindow(file.read_at, place, place + int(entry["length"]))
             try:
-                self._last = place, self.form.parts(self.names.named(read_item(value)))
+                self._last = place, self.layout.form.parts(self.layout.names.named(read_item(value)))
             except ValueError as error:
                 raise BadValue(f"cannot be read: {error}") from error
         return self._last[1]
