@@ -414,26 +414,12 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
         return data
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PARENT = _FOLDER | getattr(os, "O_PATH", 0)  # O_PATH is faster, and needs no read permission
-
-
-def open_folder(path: str | os.PathLike[str]) -> int:
-    """Open a folder. Raises OSError (ENOTDIR, ELOOP) if the last component of the path is a link."""
-    return os.open(path, _FOLDER)
-
-
-def open_folder_below(folder: int, place: bytes) -> int:
-    """Open a folder by its path relative to ``folder``. No component may be a link."""
-    return _opened(folder, place, _FOLDER)
+# O_PATH is faster, and needs no read permission
+_PARENT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
 
 
 def open_below(folder: int, place: bytes) -> int:
     """Open a file for reading by its path relative to ``folder``. No component may be a link."""
-    return _opened(folder, place, OPEN_FLAGS | os.O_NOFOLLOW)
-
-
-def _opened(folder: int, place: bytes, flags: int) -> int:
     *parents, name = place.split(b"/")
     here = folder
     try:
@@ -442,7 +428,7 @@ def _opened(folder: int, place: bytes, flags: int) -> int:
             if here != folder:
                 os.close(here)
             here = inner
-        return os.open(name, flags, dir_fd=here)
+        return os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=here)
     finally:
         if here != folder:
             os.close(here)

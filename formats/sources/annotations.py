@@ -24,7 +24,6 @@ from shardprep.formats.sources.devkit import FORMS, Devkit, read_devkit
 from shardprep.formats.sources.listing import (
     GrowingTable,
     official_key,
-    read_small_below,
     read_small_file,
     text_lines,
 )
@@ -293,7 +292,7 @@ def _xmls(path: Path) -> Iterator[tuple[str, str, bytes]]:
     if path.is_dir():
         for file in files_below(path):
             if file.path.endswith(".xml"):
-                data = read_small_below(path, file.path, MAX_XML_BYTES)
+                data = read_small_file(path / file.path, MAX_XML_BYTES)
                 yield str(path / file.path), Path(file.path).stem, data
         return
     opened = ArchiveFile(path) if path.suffix == ".tar" else GzipStream(path, MAX_BOXES_BYTES)

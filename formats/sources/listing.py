@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -19,10 +18,10 @@ import numpy.typing as npt
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.records.labels import MAX_WORDS, UNLABELLED, LabelSpace, official_words
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.runtime.files import naming, open_below, open_folder, open_regular, publishing, regular
+from shardprep.formats.runtime.files import naming, open_regular, publishing
 from shardprep.formats.runtime.json_record import sha256_of
 from shardprep.formats.sources.source import Entries, Problems, entry_dtype
-from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image, refuse_links
+from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
 
 _PIECE_ROWS = 1 << 14
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -296,29 +295,9 @@ MAX_TEXT_BYTES = 64 << 20  # the largest file, LOC_val_solution.csv, has 50,000 
 
 def read_small_file(path: Path, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Read a file. Raises SourceDamaged if it has more than ``limit`` bytes or is not a regular file."""
-    with naming(path):
-        return _read(open_regular(path), path, limit)
-
-
-def read_small_below(top: Path, place: str, limit: int) -> bytes:
-    """Like :func:`read_small_file`, for a file below a folder; also refuses links in its path."""
-    path = top / place
-    with naming(path):
-        folder = open_folder(top)
-        try:
-            return _read(regular(open_below(folder, os.fsencode(place)), path), path, limit)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                refuse_links(top, path)
-            raise
-        finally:
-            os.close(folder)
-
-
-def _read(fd: int, path: Path, limit: int) -> bytes:
-    with os.fdopen(fd, "rb") as file:
+    with naming(path), os.fdopen(open_regular(path), "rb") as file:
         # not file.read(limit), which allocates all of it
-        data = file.read() if os.fstat(fd).st_size <= limit else None
+        data = file.read() if os.fstat(file.fileno()).st_size <= limit else None
     if data is None or len(data) > limit:
         raise SourceDamaged(f"has more than {limit} bytes, too many for a file of this name", path=path)
     return data

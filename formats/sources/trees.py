@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, open_below, open_folder, open_folder_below
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, open_below
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
@@ -90,7 +90,7 @@ class FolderWalk:
     problems.
 
     All methods raise OSError, and without ``follow_symlinks`` SourceDamaged if ``top`` or a folder on the way
-    is a link, even if it becomes one during the walk.
+    is a link.
     """
 
     top: Path
@@ -148,15 +148,9 @@ class FolderWalk:
         """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
         if is_image(file):
             return False
-        path = f"{place}/{file.path}".lstrip("/")
-        try:
-            fd = self._opened(path, OPEN_FLAGS, open_below)
-        except OSError as error:
-            raise self._failed(error, self.top / path) from error
-        try:
-            is_other = not begins_as_image(os.read(fd, _HEAD_BYTES))
-        finally:
-            os.close(fd)
+        path = self.top / place / file.path
+        with naming(path), path.open("rb") as opened:
+            is_other = not begins_as_image(opened.read(_HEAD_BYTES))
         if is_other:
             self.ignored[NON_IMAGES] += 1
         return is_other
@@ -164,42 +158,25 @@ class FolderWalk:
     def _scanned(self, place: str, *, folders: bool = True, files: bool = True) -> list[FoundFile | str]:
         """Return the files, and the names of the folders, by name; count ignored ones and add problems."""
         here = self.top / place
+        if not self.follow_symlinks:
+            refuse_links(self.top.parent, here)
         found: list[FoundFile | str] = []
-        try:
-            folder = self._opened(place, _FOLDER, open_folder_below)
-            try:
-                with os.scandir(folder) as scan:
-                    entries = sorted(scan, key=lambda entry: entry.name)
-                for entry in entries:
-                    if entry.name in IGNORED_NAMES or entry.name.startswith("."):
-                        self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
-                        continue
-                    is_folder = False
-                    with suppress(OSError):  # a broken link
-                        is_folder = entry.is_dir()
-                    if not (folders if is_folder else files) or not self._is_sound(entry, here):
-                        continue
-                    if is_folder:
-                        found.append(entry.name)
-                    else:
-                        status = entry.stat(follow_symlinks=self.follow_symlinks)
-                        found.append(FoundFile(entry.name, status.st_size, mtime_of(status)))
-            finally:
-                os.close(folder)
-        except OSError as error:
-            raise self._failed(error, here) from error
+        with naming(here), os.scandir(here) as scan:
+            for entry in sorted(scan, key=lambda entry: entry.name):
+                if entry.name in IGNORED_NAMES or entry.name.startswith("."):
+                    self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
+                    continue
+                is_folder = False
+                with suppress(OSError):  # a broken link
+                    is_folder = entry.is_dir()
+                if not (folders if is_folder else files) or not self._is_sound(entry, here):
+                    continue
+                if is_folder:
+                    found.append(entry.name)
+                else:
+                    status = entry.stat(follow_symlinks=self.follow_symlinks)
+                    found.append(FoundFile(entry.name, status.st_size, mtime_of(status)))
         return found
-
-    def _opened(self, place: str, flags: int, below: Callable[[int, bytes], int]) -> int:
-        if self.follow_symlinks:
-            return os.open(self.top / place, flags)
-        top = open_folder(self.top)
-        if not place:
-            return top
-        try:
-            return below(top, os.fsencode(place))
-        finally:
-            os.close(top)
 
     def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
         """Whether the entry is a file or a folder with a valid name; if not, add it to the problems."""
@@ -220,15 +197,6 @@ class FolderWalk:
         if wrong:
             self.problems.add(SourceDamaged(wrong, path=path), kind)
         return not wrong
-
-    def _failed(self, error: OSError, here: Path) -> SourceDamaged | OSError:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            if not self.follow_symlinks:
-                refuse_links(self.top.parent, here)
-            return SourceDamaged(
-                "is no longer a folder; stop other programs from writing to it, and start again", path=here
-            )
-        return OSError(error.errno, error.strerror, str(here))
 
 
 def files_below(top: Path) -> Iterator[FoundFile]:

@@ -1,5 +1,4 @@
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources import annotations as boxes_module
 from shardprep.formats.sources.annotations import MAX_XML_BYTES, parse_box_xml, read_boxes
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.trees import FoundFile, files_below
 from support.source_builders import tar_of, write
 
 WNID = "n01440764"
@@ -99,25 +97,6 @@ def test_annotations_of_another_dataset_are_left_alone_and_official_ones_read(
     (tmp_path / place / "cat/holiday.xml").unlink()
     write(tmp_path / place / f"{WNID}/{WNID}_1.xml", xml(BOX))
     assert len(recognise(tmp_path).boxes("train", SPACE) or ()) == 1
-
-
-@pytest.mark.parametrize("name", ["n01440764", "n01440764/n01440764_1.xml"])
-def test_annotations_swapped_for_a_link_once_they_were_listed_are_not_followed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "boxes"
-    write(place / "n01440764/n01440764_1.xml", xml())
-
-    def files(top: Path) -> Iterator[FoundFile]:
-        found = list(files_below(top))
-        (place / name).rename(tmp_path / "moved")
-        (place / name).symlink_to(tmp_path / "moved")
-        return iter(found)
-
-    monkeypatch.setattr(boxes_module, "files_below", files)
-
-    with pytest.raises(SourceDamaged, match=f"{name}: is a symbolic link"):
-        read_boxes(place, SPACE)
 
 
 def test_what_is_no_annotation_no_gzip_or_a_bomb_is_not_read(
