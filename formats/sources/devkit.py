@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,97 +31,85 @@ _STRUCT, _CHAR, _NUMERIC = 2, 4, range(6, 16)  # table 1-3, array types
 Value = str | int | float | None
 
 
-class _Element(NamedTuple):
-    kind: int
-    data: bytes
+Element = tuple[int, bytes]
+"""A data type and data."""
 
 
 def read_struct_array(data: bytes, name: str) -> list[dict[str, Value]]:
     """Return the rows of the struct array ``name``: numbers and text, None for others. Raises ValueError."""
     if data[124:128] != _LITTLE_ENDIAN:
         raise ValueError("not a MATLAB 5 file")
-    left = MAX_INFLATED_BYTES
+    if len(data) > MAX_INFLATED_BYTES:
+        raise ValueError(f"it has more than {MAX_INFLATED_BYTES} bytes")
     for element in _elements(data[128:]):
-        variables = [element]
-        if element.kind == _COMPRESSED:
-            variables = [*_elements(_inflated(element.data, left))]
-        left -= sum(len(each.data) for each in variables)
-        if left < 0:
-            raise ValueError(f"it has more than {MAX_INFLATED_BYTES} bytes")
-        for each in variables:
+        for each in _elements(_inflated(element[1])) if element[0] == _COMPRESSED else [element]:
             parts = _parts(each)
-            if len(parts) >= 5 and parts[2].data == name.encode():
+            if len(parts) >= 5 and parts[2][1] == name.encode():
                 return _rows(parts)
     raise ValueError(f"there is no struct array {name!r}")
 
 
-def _inflated(data: bytes, most: int) -> bytes:
+def _inflated(data: bytes) -> bytes:
     inflater = zlib.decompressobj()
     try:
-        inflated = inflater.decompress(data, most + 1)
+        inflated = inflater.decompress(data, MAX_INFLATED_BYTES + 1)
     except zlib.error as error:
         raise ValueError(f"it cannot be inflated ({error})") from None
-    if len(inflated) > most or not inflater.eof:
+    if len(inflated) > MAX_INFLATED_BYTES or not inflater.eof:
         raise ValueError(f"it is truncated, or inflates to more than {MAX_INFLATED_BYTES} bytes")
     return inflated
 
 
-def _elements(data: bytes) -> Iterator[_Element]:
-    """Yield the elements, each a tag and data, padded to 8 bytes; small ones have both in 8 bytes."""
-    at = 0
+def _elements(data: bytes) -> list[Element]:
+    """Return the elements, each a tag and data, padded to 8 bytes; small ones have both in 8 bytes."""
+    at, found = 0, []
     while at < len(data):
-        if len(data) - at < 8:
-            raise ValueError("it is truncated")
-        kind, size = struct.unpack_from("<II", data, at)
-        start = at + 8
+        kind, size, start = *struct.unpack_from("<II", data.ljust(at + 8, b"\0"), at), at + 8
         if kind >> 16:
             kind, size, start = kind & 0xFFFF, kind >> 16, at + 4
-        if size > (len(data) - start if start == at + 8 else 4):
+        if len(data) - at < 8 or size > (len(data) - start if start == at + 8 else 4):
             raise ValueError("it is truncated")
-        yield _Element(kind, data[start : start + size])
+        found.append((kind, data[start : start + size]))
         at = start + size if kind == _COMPRESSED else -(-(start + size) // 8) * 8
+    return found
 
 
-def _parts(element: _Element) -> list[_Element]:
+def _parts(element: Element) -> list[Element]:
     """Return the elements of an array; empty for any other kind."""
-    return [*_elements(element.data)] if element.kind == _MATRIX else []
+    return _elements(element[1]) if element[0] == _MATRIX else []
 
 
-def _rows(parts: list[_Element]) -> list[dict[str, Value]]:
+def _rows(parts: list[Element]) -> list[dict[str, Value]]:
     """Return the rows; the parts are flags, dimensions, name, length of field names, field names, values."""
-    width, raw, values = _number(parts[3]), parts[4].data, parts[5:]
-    if _class_of(parts) != _STRUCT or not isinstance(width, int) or width < 1:
-        raise ValueError("it is not a struct array")
-    if len(raw) > width * MAX_FIELDS:
-        raise ValueError(f"its struct array has more than {MAX_FIELDS} fields")
+    width, raw, values = _number(parts[3]), parts[4][1], parts[5:]
+    if _class_of(parts) != _STRUCT or not isinstance(width, int) or not 0 < len(raw) <= width * MAX_FIELDS:
+        raise ValueError(f"it is not a struct array of 1 to {MAX_FIELDS} fields")
     names = [raw[at : at + width].split(b"\0")[0].decode("latin-1") for at in range(0, len(raw), width)]
-    if not names or len(values) % len(names):
+    if len(values) % len(names):
         raise ValueError("its struct array is incomplete")
-    fields = iter([_value(value) for value in values])
+    fields = map(_value, values)
     return [dict(zip(names, row, strict=True)) for row in zip(*[fields] * len(names), strict=True)]
 
 
-def _value(element: _Element) -> Value:
+def _value(element: Element) -> Value:
     parts = _parts(element)
     if len(parts) != 4:  # flags, dimensions, name, data; complex numbers and structs have more
         return None
-    data, array_class = parts[3], _class_of(parts)
-    if array_class == _CHAR and (codec := _TEXTS.get(data.kind)):
-        return data.data.decode(codec, errors="replace")
-    return _number(data) if array_class in _NUMERIC else None
+    array_class, (kind, data) = _class_of(parts), parts[3]
+    if array_class == _CHAR and kind in _TEXTS:
+        return data.decode(_TEXTS[kind], errors="replace")
+    return _number(parts[3]) if array_class in _NUMERIC else None
 
 
-def _class_of(parts: list[_Element]) -> int:
-    flags = parts[0].data
-    return int(struct.unpack_from("<I", flags)[0]) & 0xFF if len(flags) >= 4 else -1
+def _class_of(parts: list[Element]) -> int:
+    return parts[0][1][0] if parts[0][1] else -1
 
 
-def _number(element: _Element) -> int | float | None:
+def _number(element: Element) -> int | float | None:
     """Return the value of an element with exactly one number, else None."""
-    dtype = _NUMBERS.get(element.kind)
-    if dtype is None or len(element.data) != np.dtype(dtype).itemsize:
-        return None
-    number: int | float = np.frombuffer(element.data, f"<{dtype}")[0].item()
+    kind, data = element
+    is_one = kind in _NUMBERS and len(data) == np.dtype(_NUMBERS[kind]).itemsize
+    number: int | float | None = np.frombuffer(data, f"<{_NUMBERS[kind]}")[0].item() if is_one else None
     return number
 
 

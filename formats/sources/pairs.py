@@ -53,7 +53,6 @@ _PARTNERS = re.compile(
     re.IGNORECASE,
 )
 OUTSIDE = "images beside the folders"
-_TWICE = "differs from {} only in its extension; remove one of them"
 
 
 def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
@@ -216,20 +215,17 @@ class PairedFolders(Source):
     @cached_property
     def _found(self) -> tuple[LabelSpace, Problems, dict[str, tuple[Entries, Counter[str]]]]:
         """The classes, the problems, and each split's entries and counts of ignored files."""
-        problems, classes, looked_at = Problems(), Classes(), set[Path]()
-        found = {}
+        problems, classes, found = Problems(), Classes(), {}
         for split, folders in self.of_split.items():
             walk = FolderWalk(folders.images, self.source_options.follow_symlinks, problems)
             found[split] = _paired(folders, walk, classes), walk.ignored
-            if folders.images == self.root:
-                looked_at.add(self.root.parent)
         labels, label_of = classes.numbered()
-        for split, (entries, ignored) in found.items():
+        for entries, _ in found.values():
             entries["label"] = label_of[entries["label"]]
-            images = self.of_split[split].images
-            if images.parent not in looked_at:
-                looked_at.add(images.parent)
-                self._look_beside(images, problems, ignored)
+        parents = {one.images.parent: split for split, one in reversed([*self.of_split.items()])}
+        for parent, split in parents.items():
+            if parent != self.root.parent:
+                self._look_beside(self.of_split[split].images, problems, found[split][1])
         return labels, problems, found
 
     def _look_beside(self, images: Path, problems: Problems, ignored: Counter[str]) -> None:
@@ -237,8 +233,7 @@ class PairedFolders(Source):
         is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
         for each in sorted(images.parent.iterdir()):
             if not each.is_dir():
-                if each.name.lower().endswith(IMAGE_SUFFIXES):
-                    ignored[OUTSIDE] += 1
+                ignored[OUTSIDE] += each.name.lower().endswith(IMAGE_SUFFIXES)
             elif is_of_splits and holds_images(each):
                 no_split = "has images, but is not a split; rename it to train, val or test, or move it away"
                 if not any(folder.is_relative_to(each.resolve()) for folder in self.folders):
@@ -247,80 +242,74 @@ class PairedFolders(Source):
 
 def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries:
     """Return the images of one split with their partners, and add problems to those of the walk."""
-    left = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
     top, resolved = folders.images.resolve(), [folder.resolve() for folder in folders.partners.values()]
     inside = tuple(
         f"{folder.relative_to(top).as_posix()}/" for folder in resolved if folder.is_relative_to(top)
     )
     if "./" in inside:
         raise UsageError("holds the images themselves; name another folder with --pair", path=folders.images)
+    images = _by_stem(walk, inside)
+    partners = {name: _by_stem(replace(walk, top=folder)) for name, folder in folders.partners.items()}
     columns = [("image_length", "<i8")]
-    for number in range(len(left)):
+    for number in range(len(partners)):
         columns += zip(pair_columns(number), ("S1", "<i8", "<i8"), strict=True)
-    table, alone = EntryTable(folders.images, walk.problems, columns), []
-    for file in walk.files_below():
-        if walk.is_left_out(file) or file.path.startswith(inside):
-            continue
-        stem = _stem(file.path)
-        found = {name: files.pop(stem, None) for name, files in left.items()}
-        partners = [partner for partner in found.values() if partner is not None]
-        alone += [(name, stem, file) for name, partner in found.items() if partner is None]
-        if len(partners) == len(found):
+    table = EntryTable(folders.images, walk.problems, columns)
+    for stem, file in images.items():
+        found = [files[stem] for files in partners.values() if stem in files]
+        if len(found) == len(partners):
             table.append(
                 record_key(file.path.partition("/")[0], file.path),
                 classes.of_folder(file.path),
-                length=file.size + sum(partner.size for partner in partners),
+                length=file.size + sum(partner.size for partner in found),
                 file=file,
-                more=(file.size, *(part for p in partners for part in (p.path.encode(), p.size, p.mtime_ns))),
+                more=(file.size, *(part for p in found for part in (p.path.encode(), p.size, p.mtime_ns))),
             )
-    if alone:
-        _refuse_alone(folders, walk.problems, alone, left)
-    for name, files in left.items():
-        surplus = (
-            f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
-        )
-        for file in files.values():
-            walk.problems.add(SourceDamaged(surplus, path=folders.partners[name] / file.path))
+    for name, files in partners.items():
+        _refuse_alone(folders, walk.problems, name, images, files)
     return table.finish()
-
-
-def _by_stem(walk: FolderWalk) -> dict[str, FoundFile]:
-    found: dict[str, FoundFile] = {}
-    for file in walk.files_below():
-        if walk.is_left_out(file):
-            continue
-        if (first := found.setdefault(_stem(file.path), file)) is not file:
-            walk.problems.add(SourceDamaged(_TWICE.format(first.path), path=walk.top / file.path), "twice")
-        elif file.size > MAX_IMAGE_BYTES:
-            large = f"has {file.size} bytes, but an image has at most {MAX_IMAGE_BYTES}; remove it"
-            walk.problems.add(SourceDamaged(large, path=walk.top / file.path), "too large")
-    return found
 
 
 def _refuse_alone(
     folders: PairedSplit,
     problems: Problems,
-    alone: Iterable[tuple[str, str, FoundFile]],
-    left: Mapping[str, dict[str, FoundFile]],
+    name: str,
+    images: Mapping[str, FoundFile],
+    partners: Mapping[str, FoundFile],
 ) -> None:
-    """Refuse images without a partner; name a similar file, if there is one, and remove it from ``left``."""
-    alike = {name: sorted((_folded(stem), stem) for stem in files) for name, files in left.items()}
-    of_stem: dict[str, list[str]] = {}
-    for path in _paths_below(folders.images):
-        if path.lower().endswith(IMAGE_SUFFIXES):
-            of_stem.setdefault(_stem(path), []).append(path)
-    for name, stem, file in alone:
-        if others := [path for path in of_stem.get(stem, []) if path != file.path]:
-            twice = SourceDamaged(_TWICE.format(others[0]), path=folders.images / file.path)
-            problems.add(twice, "twice")
-            continue
+    """Refuse images without a partner, naming one with a similar name, and partners without an image."""
+    folder, surplus = (
+        folders.partners[name],
+        {stem: partners[stem] for stem in partners if stem not in images},
+    )
+    alike = sorted((_folded(stem), stem) for stem in surplus)
+    for stem in (stem for stem in images if stem not in partners):
         wanted = _folded(stem)
-        near = alike[name][bisect_left(alike[name], (wanted, "")) :][:1]
+        near = alike[bisect_left(alike, (wanted, "")) :][:1]
         is_near = near and re.fullmatch(rf"{re.escape(wanted)}([\W_].*)?", near[0][0])
-        meant = left[name].pop(near[0][1], None) if is_near else None
+        meant = surplus.pop(near[0][1], None) if is_near else None
         advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
-        lacking = f"has no {name} in {folders.partners[name]}; {advice}"
-        problems.add(SourceDamaged(lacking, path=folders.images / file.path), f"no {name}")
+        lacking = f"has no {name} in {folder}; {advice}"
+        problems.add(SourceDamaged(lacking, path=folders.images / images[stem].path), f"no {name}")
+    for file in surplus.values():
+        of_none = (
+            f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
+        )
+        problems.add(SourceDamaged(of_none, path=folder / file.path))
+
+
+def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile]:
+    """Return the images below a folder by path without extension, except those in the folders ``but``."""
+    found: dict[str, FoundFile] = {}
+    for file in walk.files_below():
+        if file.path.startswith(but) or walk.is_left_out(file):
+            continue
+        if (first := found.setdefault(_stem(file.path), file)) is not file:
+            twice = f"differs from {first.path} only in its extension; remove one of them"
+            walk.problems.add(SourceDamaged(twice, path=walk.top / file.path), "twice")
+        elif file.size > MAX_IMAGE_BYTES:
+            large = f"has {file.size} bytes, but an image has at most {MAX_IMAGE_BYTES}; remove it"
+            walk.problems.add(SourceDamaged(large, path=walk.top / file.path), "too large")
+    return found
 
 
 def _stem(path: str) -> str:

@@ -37,7 +37,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.source import SourceOptions
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary", "binary_view")
@@ -51,8 +51,6 @@ _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
 MAX_KEPT_BYTES = 256 << 20  # of row groups; at least one is kept
-_MOST_SHARED = 4  # ratio of bytes in memory to encoded bytes, above which values count as repeated
-_SMALL = 32 << 20
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow allocates as many as the file claims
 MAX_GROUP_BYTES = 1 << 30  # of a row group, by its metadata
@@ -344,26 +342,19 @@ def _bytes_in(columns: Columns) -> int:
 
 class RowContents(RecordContents):
     READER = RowReader
-    is_readable = True
-
-    def __init__(self, top: Path, layout: RowLayout, classes: Classes) -> None:
-        super().__init__(top, layout, classes)
-        self._bytes = self._encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
         return Schema(self.layout.fields.values()), bool(self.layout.image)
 
     def read(self, file: ArchiveFile) -> None:
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
-        if not self.is_readable:
-            return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
                 columns = groups.read(group, names)
-                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
+                self._add_group(columns, file.path, first)
 
-    def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
+    def _add_group(self, columns: Columns, path: Path, first: int) -> None:
         import pyarrow.compute  # optional, and slow to import
 
         layout, rows = self.layout, len(next(iter(columns.values()), ()))
@@ -381,12 +372,7 @@ class RowContents(RecordContents):
                 images = images.cast(pyarrow.large_binary())
             sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
             have_bytes = images.is_valid().to_pylist()
-        in_memory = _bytes_in(columns)
-        self._bytes += in_memory
-        self._encoded_bytes += max(encoded, int(sizes.sum()))
-        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
-        others = max(0, (in_memory if is_shared else encoded) - int(sizes.sum()))
-        lengths = sizes + others // max(1, rows)  # each with a share of the other columns
+        lengths = sizes + max(0, _bytes_in(columns) - int(sizes.sum())) // max(1, rows)  # with the columns
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
@@ -417,37 +403,33 @@ class ParquetRows(RecordSource):
     CONTENTS = RowContents
 
     def contents(self, split: str, classes: Classes) -> RowContents:
-        problems = Problems()
-        layout = self._layout(split, problems)
+        layout = self._layout(split)
         contents = RowContents(self.files.top, layout, classes)
-        with problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
+        with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.of_number(label, class_name)
-        contents.problems.merge(problems)
-        contents.is_readable = not problems
         return contents
 
-    def _layout(self, split: str, problems: Problems) -> RowLayout:
-        """Return the layout of a split's files; files that are unreadable or have another are problems."""
+    def _layout(self, split: str) -> RowLayout:
+        """Return the layout of a split's files. Raises SourceDamaged if one is unreadable or differs."""
         schema, first, nullable = None, "", set[str]()
         with Child() as child:
             for name in self.files.of_split[split]:
                 path = self.files.top / name
-                with problems.collected():
-                    try:
-                        nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
-                    except ChildDied as error:  # damaged metadata makes pyarrow abort the process
-                        message = f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
-                        raise SourceDamaged(message, path=path) from error
-                    with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
-                        if schema is None:
-                            schema, first = file.schema_arrow, name
-                        elif not schema.equals(file.schema_arrow, check_metadata=True):
-                            raise SourceDamaged(
-                                f"has different columns from {first}; put them into two folders", path=path
-                            )
-        if schema is None:
-            return RowLayout("", False, "", (), {})
+                try:
+                    nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
+                except ChildDied as error:  # damaged metadata makes pyarrow abort the process
+                    message = (
+                        f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
+                    )
+                    raise SourceDamaged(message, path=path) from error
+                with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
+                    if schema is None:
+                        schema, first = file.schema_arrow, name
+                    elif not schema.equals(file.schema_arrow, check_metadata=True):
+                        raise SourceDamaged(
+                            f"has different columns from {first}; put them into two folders", path=path
+                        )
         path = self.files.top / first
         with (
             naming_source(path),

@@ -47,7 +47,7 @@ ODDITIES = {
 ANNOTATIONS = 16  # per archive, if there are enough images
 
 STREAM_OF = {"train": 1, "val": 2, "test": 3}  # each use of random numbers has its own stream
-CLASSES, NUMBERS, TAR_ORDER, BOXES = range(4, 8)
+CLASSES, NUMBERS, TAR_ORDER = range(4, 7)
 Pixels = npt.NDArray[np.uint8]
 Members = Iterable[tuple[str, bytes]]
 
@@ -222,12 +222,9 @@ def _encode(pixels: Pixels, oddity: str | None) -> bytes:
             options += [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
         case "corrupt EXIF":
             segment = struct.pack(">4sI", b"MM\0*", 0x7FFFFFF0) + b"\xff" * 24  # far outside of it
-        case "EXIF orientation 6":
-            pixels, segment = np.rot90(pixels, 1), _orientation(6, ">")
-        case "EXIF orientation 3":
-            pixels, segment = np.rot90(pixels, 2), _orientation(3, "<")
-        case "EXIF orientation 8":
-            pixels, segment = np.rot90(pixels, 3), _orientation(8, ">")
+        case "EXIF orientation 6" | "EXIF orientation 3" | "EXIF orientation 8":
+            turns, order = {"6": (1, ">"), "3": (2, "<"), "8": (3, ">")}[oddity[-1]]
+            pixels, segment = np.rot90(pixels, turns), _orientation(int(oddity[-1]), order)
         case "20x17 pixels" | "8x8 pixels":
             pixels = _resize(pixels, *map(int, oddity.removesuffix(" pixels").split("x")))
     encoded = bytes(cv2.imencode(suffix, np.ascontiguousarray(pixels), options)[1])
@@ -310,23 +307,16 @@ def box_members(plan: SamplePlan, album: Album, split: str) -> Members:
         wnid = plan.wnids[image.label]
         folder = wnid if split == "train" else "val"
         header = read_image_header(album.draw(image))
-        rng = np.random.default_rng((*image.seed, BOXES))
-        sides = [
-            (int(rng.integers(n // 3)), n - 1 - int(rng.integers(n // 3)))
-            for n in (header.width, header.height)
-        ]
-        corners = (corner for pair in zip(*sides, strict=True) for corner in pair)
-        xml = ANNOTATION.format(folder, image.name, header.width, header.height, wnid, *corners)
+        width, height = header.width, header.height
+        box = width // 4, height // 4, width * 3 // 4, height * 3 // 4
+        xml = ANNOTATION.format(folder, image.name, width, height, wnid, *box)
         yield f"{folder}/{image.name}.xml", xml.encode()
 
 
 # Data types and array types of a MATLAB file, from tables 1-1 and 1-3 of its description
 INT8, INT32, UINT16, UINT32, DOUBLE, MATRIX, COMPRESSED = 1, 5, 4, 6, 9, 14, 15
 STRUCT, CHAR, DOUBLE_ARRAY = 2, 4, 6
-FIELDS = (
-    *("ILSVRC2012_ID", "WNID", "words", "gloss"),
-    *("num_children", "children", "wordnet_height", "num_train_images"),
-)
+FIELDS = ("ILSVRC2012_ID", "WNID", "words", "num_children", "num_train_images")
 NAME_BYTES = 32  # of a field's name with its terminating zero
 FOLDER = "ILSVRC2012_devkit_t12"
 MAT_COMMENT = "MATLAB 5.0 MAT-file, a miniature of ILSVRC2012's meta.mat"
@@ -342,23 +332,19 @@ data/ILSVRC2012_validation_ground_truth.txt     an ILSVRC2012_ID per validation 
 
 @dataclass(frozen=True, slots=True)
 class Synset:
-    """A row of meta.mat: a class (a leaf with height 0) or a group of classes."""
+    """A row of meta.mat: a class, or a group with children."""
 
     wnid: str
     words: str
-    gloss: str
-    children: tuple[int, ...] = ()
-    height: int = 0
-    train_images: int = 0
+    children: int = 0
+    train_images: float = 0
 
 
 def devkit_members(plan: SamplePlan) -> Members:
     """Yield the files of the devkit: the classes, ILSVRC2012_ID 1 first, and the ground truth of val."""
     words, number = official_words(), plan.train_per_class
-    rows = [
-        Synset(wnid, words[wnid], "crops of free photographs", train_images=number) for wnid in plan.wnids
-    ]
-    rows.append(Synset("n00001740", "entity", "all there is", tuple(range(1, len(rows) + 1)), height=1))
+    rows = [Synset(wnid, words[wnid], train_images=number) for wnid in plan.wnids]
+    rows.append(Synset("n00001740", "entity", children=len(rows)))
     truth = "".join(f"{image.label + 1}\n" for image in plan.images("val"))
     yield f"{FOLDER}/readme.txt", README.encode()
     yield f"{FOLDER}/data/meta.mat", meta_mat(rows)
@@ -370,16 +356,12 @@ def meta_mat(rows: Sequence[Synset]) -> bytes:
     names = b"".join(field.encode().ljust(NAME_BYTES, b"\0") for field in FIELDS)
     parts = [element(INT32, struct.pack("<i", NAME_BYTES)), element(INT8, names)]
     for number, row in enumerate(rows, start=1):
-        for text_or_numbers in (
-            *(number, row.wnid, row.words, row.gloss),
-            *(len(row.children), row.children, row.height, row.train_images),
-        ):
-            if isinstance(text_or_numbers, str):
-                data = element(UINT16, text_or_numbers.encode("utf-16-le"))
-                parts.append(_array(CHAR, (1, len(text_or_numbers)), data))
+        for value in (number, row.wnid, row.words, row.children, row.train_images):
+            if isinstance(value, str):
+                data = element(UINT16, value.encode("utf-16-le"))
+                parts.append(_array(CHAR, (1, len(value)), data))
             else:
-                numbers = np.atleast_1d(np.array(text_or_numbers, "<f8"))
-                parts.append(_array(DOUBLE_ARRAY, (1, len(numbers)), element(DOUBLE, numbers.tobytes())))
+                parts.append(_array(DOUBLE_ARRAY, (1, 1), element(DOUBLE, struct.pack("<d", value))))
     packed = zlib.compress(_array(STRUCT, (len(rows), 1), b"".join(parts), name="synsets"))
     header = MAT_COMMENT.encode().ljust(116) + bytes(8) + b"\x00\x01IM"  # version 1.0, little-endian
     return header + struct.pack("<II", COMPRESSED, len(packed)) + packed

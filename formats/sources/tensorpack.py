@@ -107,7 +107,6 @@ class LmdbContents(RecordContents):
 
     def __init__(self, top: Path, layout: ItemLayout | None, classes: Classes) -> None:
         super().__init__(top, layout, classes)
-        self._are_pickles: bool | None = None
         self._as_text: bool | None = None
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
@@ -120,10 +119,6 @@ class LmdbContents(RecordContents):
                     self._add(key, value)
 
     def _add(self, key: bytes, value: ByteWindow) -> None:
-        is_pickle = value.take(value.start, min(value.start + 1, value.end)) == b"\x80"
-        if self._are_pickles not in (None, is_pickle):
-            raise ValueError("it was not serialized like the first record")
-        self._are_pickles = is_pickle
         if key == KEYS:
             self._listed = read_keys(value)
             return

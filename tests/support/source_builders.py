@@ -80,8 +80,8 @@ class Miniature:
         return meta_mat(self.synsets())
 
     def synsets(self) -> list[Synset]:
-        leaves = [Synset(w, f"word {w}", "", train_images=len(self.train[w])) for w in self.wnids_by_id]
-        return [*leaves, Synset("n00001740", "entity", "", children=(1, 2, 3), height=1)]
+        leaves = [Synset(w, f"word {w}", train_images=len(self.train[w])) for w in self.wnids_by_id]
+        return [*leaves, Synset("n00001740", "entity", children=3)]
 
     def write_tree(self, folder: Path, *, foldered_val: bool = False) -> Path:
         for wnid, numbers in self.train.items():

@@ -72,7 +72,7 @@ def test_the_devkit_is_read_in_each_of_its_forms(form: str, tmp_path: Path) -> N
     [
         (0, {"wnid": "n01440764"}, "same WNID"),
         (0, {"wnid": "fox"}, "'fox' is not a WNID"),
-        (0, {"children": (1,)}, "not 1 to their number"),
+        (0, {"children": 1}, "not 1 to their number"),
         (1, {"wnid": ""}, "'' is not a WNID"),
         (1, {"train_images": -1}, "not a whole number"),
         (1, {"train_images": 1.5}, "not a whole number"),

@@ -132,7 +132,6 @@ LISTS: dict[str, tuple[bytes, str]] = {
     "one twice": (NEWEST([key_of(0), key_of(1), key_of(0)]), "lists a record twice"),
     "a number": (NEWEST(2), "00000000: __keys__ does not list 2 of the records"),
     "longer zeros": (NEWEST([b"000000000", b"000000001"]), "__keys__: its key is not a number"),
-    "msgpack": (packed([key_of(0), key_of(1)]), "__keys__: "),
 }
 
 
