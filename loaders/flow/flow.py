@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, zip_longest
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from shardprep.formats.conversion.save import DEFAULT_SHARD_SIZE, GivenSchema, NumberedItems, write_dataset
 from shardprep.formats.errors import UsageError
@@ -26,7 +26,6 @@ from shardprep.loaders.flow.map import (
     Filter,
     Map,
     MapComponent,
-    Mapped,
     Prefetch,
     Select,
     ThreadMap,
@@ -85,7 +84,7 @@ def structure_of(node: Node) -> Iterator[str]:
 
 def kept_transforms(node: Node) -> Iterator[dict[str, Any]]:
     """Yield the transforms of a flow's steps in the form of a state, in the order of :func:`structure_of`."""
-    if isinstance(node, Mapped) and isinstance(node.function.call, Transforming):
+    if isinstance(node, Map) and isinstance(node.function.call, Transforming):
         yield kept_transform(node.function.call.transform)
     for source in node.sources:
         yield from kept_transforms(source)
@@ -122,15 +121,11 @@ def _alone(node: Node) -> Node:
 
     Declared outputs are kept, because they may change the dtype of a result.
     """
-    if isinstance(node, ThreadMap) or (isinstance(node, ProcessMap) and node.outputs is None):
-        mapped = cast("Mapped", node)
-        return Map(
-            _alone(mapped.source),
-            mapped.function,
-            drop_none=mapped.drop_none,
-            random=mapped.random,
-            seed=mapped.seed,
-        )
+    if isinstance(node, ProcessMap) and node.outputs is not None:
+        return node
+    if isinstance(node, ThreadMap | ProcessMap):
+        options = {name: getattr(node, name) for name in ("drop_none", "random", "seed")}
+        return Map(_alone(node.source), node.function, **options)
     return replace(node, source=_alone(node.source)) if isinstance(node, Map | MapComponent) else node
 
 

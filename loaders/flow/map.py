@@ -27,7 +27,7 @@ from shardprep.formats.runtime.owned import Owned, starting_thread
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
-from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
+from shardprep.loaders.flow.passes import Function, PassContext
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.transforms.contract import ArraySpec, Transform, outputs_of
 
@@ -36,7 +36,7 @@ class PerItem(InPlace):
     """A step that makes each result from one item."""
 
     @abstractmethod
-    def result(self, now: PassContext, number: int, item: Any) -> Any:
+    def result(self, now: PassContext, item: Any, number: int) -> Any:
         """The result for the item with this number in this pass."""
 
     def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
@@ -50,15 +50,18 @@ class PerItem(InPlace):
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """Yield the results of all items, or of those with these numbers, without keeping references."""
         items, places = numbered(self, now, numbers)
-        result = now.here.timed(self.label, lambda item, number: self.result(now, number, item))
+        result = now.here.timed(self.label, now.noted(self.label, partial(self.result, now)))
         with ending(items):
             # a for loop would keep a reference to the item
             yield from self.wanted(map(result, items, places))
 
 
 @dataclass(frozen=True)
-class Mapped(PerItem):
-    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``. See :meth:`.Flow.map`."""
+class Map(PerItem):
+    """``function(item)`` for each item, or ``function(item, rng)`` with ``random``. See :meth:`.Flow.map`.
+
+    The function is called when the consumer asks for an item.
+    """
 
     source: Node
     function: Function
@@ -79,25 +82,19 @@ class Mapped(PerItem):
     def can_pick(self) -> bool:
         return self.source.can_pick and self.ordered and not self.drop_none
 
-    def result(self, now: PassContext, number: int, item: Any) -> Any:
+    def result(self, now: PassContext, item: Any, number: int) -> Any:
         """Call the function. Thread-safe if the function is."""
-        with ErrorNote(now, number, self.label):
-            rng = (now.rng(self, self.seed, number),) if self.random else ()
-            found = self.function(item, *rng)
-            if found is None and not self.drop_none:
-                raise UsageError(
-                    f"{self.function.name} returned None for item {number}: return a value, "
-                    "or leave such items out with drop_none=True"
-                )
-            return found
+        rng = (now.rng(self, self.seed, number),) if self.random else ()
+        found = self.function(item, *rng)
+        if found is None and not self.drop_none:
+            raise UsageError(
+                f"{self.function.name} returned None for item {number}: return a value, "
+                "or leave such items out with drop_none=True"
+            )
+        return found
 
     def wanted(self, results: Iterator[Any]) -> Iterator[Any]:
         return filter(partial(is_not, None), results) if self.drop_none else results
-
-
-@dataclass(frozen=True)
-class Map(Mapped):
-    """A map that calls the function when the consumer asks for an item."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +112,9 @@ class Filter(Step):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         items, numbers = self.drawn(now), count()
-
-        def is_wanted(item: Any) -> bool:
-            with ErrorNote(now, next(numbers), self.label):
-                return bool(self.function(item))
-
+        is_wanted = now.noted(self.label, lambda item, _: bool(self.function(item)))
         with ending(items):
-            yield from filter(now.here.timed(self.label, is_wanted), items)
+            yield from filter(now.here.timed(self.label, lambda item: is_wanted(item, next(numbers))), items)
 
 
 LABEL = ArraySpec("label", (), "int64")
@@ -178,11 +171,10 @@ class MapComponent(PerItem):
         _check(self.component)
         seed_of(self.seed)
 
-    def result(self, now: PassContext, number: int, item: Any) -> Any:
-        with ErrorNote(now, number, self.label):
-            value = _component(item, self.component, number)
-            rng = (now.rng(self, self.seed, number),) if self.random else ()
-            return _with(item, self.component, self.function(value, *rng))
+    def result(self, now: PassContext, item: Any, number: int) -> Any:
+        value = _component(item, self.component, number)
+        rng = (now.rng(self, self.seed, number),) if self.random else ()
+        return _with(item, self.component, self.function(value, *rng))
 
 
 @dataclass(frozen=True)
@@ -207,7 +199,7 @@ class Select(PerItem):
     def never_change(self) -> bool:
         return self.source.never_change
 
-    def result(self, now: PassContext, number: int, item: Any) -> Any:
+    def result(self, now: PassContext, item: Any, number: int) -> Any:
         found = (_component(item, component, number) for component in self.components)
         if isinstance(self.components[0], str):
             return dict(zip(self.components, found, strict=True))
@@ -334,7 +326,7 @@ def _end(tasks: Ended, threads: Sequence[threading.Thread]) -> None:
 
 
 @dataclass(frozen=True)
-class ThreadMap(Mapped):
+class ThreadMap(Map):
     """Like :class:`.Map`, in several threads. The consumer's thread draws from the source.
 
     It draws one item per result, and more while no result is ready, up to WINDOW per thread. An exception in
@@ -347,11 +339,12 @@ class ThreadMap(Mapped):
     def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
+        result = now.noted(self.label, partial(self.result, now))
         wait = now.here.waiting("starved", threads.next_of)
         own = now.meter.group(now.place(self), GroupTimes(self.label, "thread", self.threads))
 
         def begin(item: Any, number: int) -> Tasks:
-            task = Task(partial(self.result, now, number), item, Tasks() if self.ordered else shared)
+            task = Task(lambda item: result(item, number), item, Tasks() if self.ordered else shared)
             threads.tasks.put(task)
             return task.finished
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 from zlib import crc32
 
@@ -188,6 +187,28 @@ class PassContext:
         """Return a generator over :meth:`bits`."""
         return np.random.Generator(self.bits(node, seed, item))
 
+    def noted(self, step: str, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+        """Wrap ``call(item, number)`` to note the item in an exception: "In item 17 of pass 0, at map(load)".
+
+        StopIteration becomes RuntimeError, because it would end the pass as if there were no more items.
+        """
+
+        def note(number: int) -> str:
+            return f"In item {number} of pass {self.number}, at {step}"
+
+        def called(item: Any, number: int) -> Any:
+            try:
+                return call(item, number)
+            except StopIteration as error:
+                stopped = RuntimeError(f"{step} raised StopIteration")
+                stopped.add_note(note(number))
+                raise stopped from error
+            except Exception as error:
+                error.add_note(note(number))
+                raise
+
+        return called
+
     def stream(self, node: Node, seed: int) -> StepRandom:
         """Return the step's random streams, which can be sent to another process."""
         return StepRandom(seed, node.height, crc32(_packed(self.branch)) if any(self.branch) else 0)
@@ -246,43 +267,8 @@ def _unpacked(packed: bytes) -> Function:
     return Function(loads(packed))
 
 
-class ErrorNote:
-    """Context that adds a note with the item to an exception: "In item 17 of pass 0, at map(load)".
-
-    StopIteration becomes RuntimeError, because it would end the pass as if there were no more items.
-    """
-
-    __slots__ = ("_item", "_now", "_step")
-
-    def __init__(self, now: PassContext, item: int, step: str) -> None:
-        self._now = now
-        self._item = item
-        self._step = step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, StopIteration):
-            stopped = RuntimeError(f"{self._step} raised StopIteration")
-            stopped.add_note(self._note)
-            raise stopped from error
-        if isinstance(error, Exception):
-            error.add_note(self._note)
-
-    @property
-    def _note(self) -> str:
-        return f"In item {self._item} of pass {self._now.number}, at {self._step}"
-
-
 def map_with_notes(
     call: Callable[[Any], Any], items: Iterator[Any], now: PassContext, numbers: Iterator[int], step: str
 ) -> Iterator[Any]:
-    """Yield ``call(item)`` for each item, with an ErrorNote. An item's number is drawn after the item."""
-
-    def called(item: Any, number: int) -> Any:
-        with ErrorNote(now, number, step):
-            return call(item)
-
-    return map(now.here.timed(step, called), items, numbers)
+    """Yield ``call(item)`` for each item, noted and timed. An item's number is drawn after the item."""
+    return map(now.here.timed(step, now.noted(step, lambda item, _: call(item))), items, numbers)

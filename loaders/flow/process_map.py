@@ -33,9 +33,9 @@ from shardprep.loaders.engine.messages import (
     pack,
     unpack,
 )
-from shardprep.loaders.flow.map import Mapped
+from shardprep.loaders.flow.map import Map
 from shardprep.loaders.flow.node import Fetch, Node, SharedNumbers, Step, numbered
-from shardprep.loaders.flow.passes import ErrorNote, Function, Kept, PassContext, PassResources, StepRandom
+from shardprep.loaders.flow.passes import Function, Kept, PassContext, PassResources, StepRandom
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import ItemRandom
@@ -289,7 +289,7 @@ INPUT_BYTES = RESULT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
-class ProcessMap(Mapped):
+class ProcessMap(Map):
     """``function`` of each item, in ``processes`` worker processes. See :meth:`.Flow.map`."""
 
     _: KW_ONLY
@@ -324,11 +324,12 @@ class ProcessMap(Mapped):
         """Yield batches of ``size`` rows in the form of the items; the last has at least ``least`` rows."""
         known = now.kept.kept(now.place(self))
         with ending(self._received(now, None, size, size, known)) as received:
-            made = map(partial(self._batch, known, partial(ErrorNote, now), size, least), received)
+            stacked = now.noted(f"batch({size})", lambda rows, _: stack(rows))
+            made = map(partial(self._batch, known, stacked, size, least), received)
             yield from filter(partial(is_not, None), made)
 
     def _batch(
-        self, known: Kept, note: Callable[[int, str], ErrorNote], size: int, least: int, batch: EngineBatch
+        self, known: Kept, stacked: Callable[[Any, int], Any], size: int, least: int, batch: EngineBatch
     ) -> Any:
         """Return the batch that the workers wrote, or stack the results, whose form is known from then on.
 
@@ -345,8 +346,7 @@ class ProcessMap(Mapped):
             return form.made_of(batch.arrays)
         rows = [sent[row] if row in sent else batch.result(row) for row in range(len(batch.items))]
         known.value = RowForm.of(rows[0])
-        with note(int(batch.items[0]["number"]) // size, f"batch({size})"):
-            return stack(rows)
+        return stacked(rows, int(batch.items[0]["number"]) // size)
 
     def _received(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 from zlib import crc32
 
 from shardprep.formats.conversion.save import SequenceItems
@@ -21,7 +21,7 @@ from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.flow.node import UNKNOWN, Fetch, Fetched, Length, Node, exact, fetch_by, within
-from shardprep.loaders.flow.passes import ErrorNote, Function, PassContext
+from shardprep.loaders.flow.passes import Function, PassContext
 from shardprep.loaders.order.parts import permutation
 
 
@@ -211,14 +211,6 @@ def _file_and_label(folder: Path, key: tuple[str, int]) -> tuple[bytes, int]:
     return (folder / key[0]).read_bytes(), key[1]
 
 
-@runtime_checkable
-class Part(Protocol):
-    """A flow that can be a part of another one."""
-
-    def as_part(self, now: PassContext, number: int) -> Iterator[Any]:
-        """Run the pass as part ``number``."""
-
-
 @dataclass(frozen=True)
 class FromParts(Node):
     """One item from ``function(0)``, ``function(1)``, ... in turn. See :meth:`.Flow.from_parts`."""
@@ -245,10 +237,9 @@ class FromParts(Node):
         return now.here.timed_draws(self.label, self._part(now, number))
 
     def _part(self, now: PassContext, number: int) -> Iterator[Any]:
-        with ErrorNote(now, number, self.label):
-            items = self.function(number)
-        if isinstance(items, Part):
-            yield from items.as_part(now, number)
+        items = now.noted(self.label, lambda part, _: self.function(part))(number, number)
+        if as_part := getattr(items, "as_part", None):  # a flow
+            yield from as_part(now, number)
             return
         with ending(Passes(_returned(self.function, items)).begin()) as begun:
             yield from begun
