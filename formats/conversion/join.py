@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.conversion.finish import column_entries
-from shardprep.formats.conversion.plan import BAD_IMAGE_POLICIES, Plan, PlannedShard, PlanOptions
+from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import check_room
-from shardprep.formats.conversion.shard import shard_jobs
+from shardprep.formats.conversion.shard import ShardJob
 from shardprep.formats.errors import OutputBusy, PlanMismatch, SourceDamaged, SourceIncomplete, UsageError
 from shardprep.formats.records.codecs import BadValue, FloatCodec, IntegerCodec
 from shardprep.formats.records.record import MAX_KEY_BYTES
@@ -59,7 +59,7 @@ from shardprep.formats.shards.read import Extent
 from shardprep.formats.shards.tables import checked_column, checked_index
 from shardprep.formats.sources.listing import GrowingTable, repeated_keys
 from shardprep.formats.sources.lists import PATH_COLUMNS
-from shardprep.formats.sources.source import Listing, OpeningReader, entry_dtype
+from shardprep.formats.sources.source import OpeningReader, entry_dtype
 from shardprep.formats.sources.tables import (
     MAX_ROW_BYTES,
     CellKind,
@@ -298,51 +298,42 @@ def _built(
         work_folder.claim(guard)
     if not columns:
         return []
-    planned = _planned(manifest, keys, columns, sha256_of(guard))
-    expected = {name: file.sha256 for name, file in listed.items()}
-    all_jobs = shard_jobs(planned, planned.shards, work_folder)
-    jobs = (replace(job, expected_sha256=expected) for job in all_jobs)
-    built = runner.run("join", jobs, work_folder.run, planned.shards)
-    entries = list(column_entries(work_folder, planned.listing.schema, built, offsets=manifest.offsets))
+    of_values = [(name, "<i8", (len(columns),)) for name in ("places", "lengths")]
+    rows = np.zeros(len(keys), [*entry_dtype(keys.dtype.itemsize, 1).descr, *of_values])
+    rows["key"], rows["offset"] = keys, np.arange(len(keys))
+    for number, one in enumerate(columns):
+        rows["places"][:, number], rows["lengths"][:, number] = one.places, one.lengths
+    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
+    shards = [
+        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
+        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
+    ]
+    schema = Schema(one.field for one in columns)
+    jobs = (
+        ShardJob(
+            output=output.absolute(),
+            run=work_folder.run.absolute(),
+            shard=shard,
+            entries=rows[shard.first : shard.last],
+            reader=JoinReader(tuple((one.field, one.origin) for one in columns)),
+            options=PlanOptions(container=manifest.container),
+            plan=sha256_of(guard),
+            key_bytes=keys.dtype.itemsize,
+            schema=schema,
+            has_images=False,
+            only_columns=True,
+            expected_sha256={name: file.sha256 for name, file in listed.items()},
+        )
+        for shard in shards
+    )
+    built = runner.run("join", jobs, work_folder.run, shards)
+    entries = list(column_entries(work_folder, schema, built, offsets=manifest.offsets))
     for table in (entry.table for entry in entries):
         path = output / table.name
         if listed.get(path.name, table) != table:
             raise PlanMismatch("was joined with different values", path=path)
         publish(work_folder.run / path.name, path)
     return entries
-
-
-def _planned(manifest: Manifest, keys: Keys, columns: Sequence[JoinedColumn], digest: str) -> Plan:
-    """Return the plan of a join: a conversion of these columns alone, to the shards of the dataset."""
-    of_values = [(name, "<i8", (len(columns),)) for name in ("places", "lengths")]
-    entries = np.zeros(len(keys), [*entry_dtype(keys.dtype.itemsize, 1).descr, *of_values])
-    entries["key"], entries["offset"] = keys, np.arange(len(keys))
-    for number, one in enumerate(columns):
-        entries["places"][:, number], entries["lengths"][:, number] = one.places, one.lengths
-    bounds = pairwise(accumulate((shard.records for shard in manifest.shards), initial=0))
-    shards = tuple(
-        PlannedShard(shard.name, number, first, last, Extent(shard.records, shard.size, 0))
-        for number, (shard, (first, last)) in enumerate(zip(manifest.shards, bounds, strict=True))
-    )
-    listing = Listing(
-        manifest.split,
-        JOINED,
-        entries,
-        manifest.labels,
-        JoinReader(tuple((one.field, one.origin) for one in columns)),
-        schema=Schema(one.field for one in columns),
-        has_images=False,
-    )
-    return Plan(
-        listing=listing,
-        options=PlanOptions(container=manifest.container),
-        order=np.arange(len(keys), dtype=np.uint32),
-        shards=shards,
-        key_bytes=keys.dtype.itemsize,
-        class_sorted=False,
-        digests={BAD_IMAGE_POLICIES[0]: digest},
-        only_columns=True,
-    )
 
 
 def is_being_joined(work_folder: WorkFolder, manifest: Manifest) -> bool:

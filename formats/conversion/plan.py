@@ -146,8 +146,7 @@ class PlannedShard:
 class Plan:
     """A whole conversion, in which ``entries[order[i]]`` is the record at position *i* of the output.
 
-    ``digests`` maps each policy for bad images to the digest of the plan with that policy. A join makes
-    ``only_columns``, beside shards that exist.
+    ``digests`` maps each policy for bad images to the digest of the plan with that policy.
     """
 
     listing: Listing
@@ -157,7 +156,6 @@ class Plan:
     key_bytes: int
     class_sorted: bool
     digests: Mapping[str, str]
-    only_columns: bool = False
 
     @property
     def digest(self) -> str:

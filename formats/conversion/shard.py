@@ -310,7 +310,6 @@ def shard_jobs(planned: Plan, shards: Iterable[PlannedShard], work_folder: WorkF
             key_bytes=planned.key_bytes,
             schema=listing.schema,
             has_images=listing.has_images,
-            only_columns=planned.only_columns,
             region=regions[shard.number] if regions else None,
         )
 

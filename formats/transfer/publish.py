@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from shardprep.formats.errors import ManifestDamaged, PlanMismatch, ShardDamaged, UsageError
 from shardprep.formats.runtime.files import read_at, user_path
@@ -138,7 +139,8 @@ def publish(
             there = places[split] = StorePlace(remote, canonical_json({"dataset": manifest.root}))
             if not loop.run(there.holds(manifest)):
                 loop.run(there.begin([file.name for file in manifest.files]))
-        return [_published(*local[split], there, transfers) for split, there in places.items()]
+        kept = "files are uploaded"
+        return [upload(*local[split], there, transfers, kept=kept) for split, there in places.items()]
 
 
 async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
@@ -149,21 +151,28 @@ async def refuse_dataset(place: Location, policy: RetryPolicy) -> None:
         )
 
 
-def _published(
-    folder: Path, manifest: Manifest, place: StorePlace, transfers: TransferRun
+def upload(
+    folder: Path,
+    manifest: Manifest,
+    place: StorePlace,
+    transfers: TransferRun,
+    stored: Mapping[str, StoredFile] = MappingProxyType({}),
+    *,
+    kept: str = "",
 ) -> PublishedDataset:
-    """Upload the missing files of the dataset in a folder, and publish the manifest."""
+    """Upload the files of the dataset in a folder that are not ``stored`` yet, and publish the manifest."""
     run = transfers.loop.run
     already = run(place.holds(manifest))
-    files = sorted(manifest.files, key=lambda file: file in manifest.tables)  # tables last
+    files = [file for file in manifest.files if file.name not in stored]
+    files.sort(key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
-    uploaded, kept = transfers.run("publish", manifest, uploads, kept="files are uploaded")
+    uploaded, there = transfers.run("publish", manifest, uploads, kept=kept)
     if already:
         run(place.drop_leftover())
     else:
-        proven = {each.entry.name: each.stored for each in uploads if each.stored}
+        proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
         run(place.finish(manifest.to_bytes(), proven))
-    return PublishedDataset(place.remote.place.url, manifest, uploaded, kept, already)
+    return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
 
 
 def _datasets(path: Path) -> dict[str, tuple[Path, Manifest]]:

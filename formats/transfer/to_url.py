@@ -21,12 +21,11 @@ from shardprep.formats.runtime.loop_thread import LoopThread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.runtime.workers import usable_cpus
-from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import IN_PLACE, OUTPUT_FILES, FileEntry
 from shardprep.formats.sources.source import SourceOptions
 from shardprep.formats.storage.store import Location, RemoteFolder, RetryPolicy, StoredFile, refuse_server
 from shardprep.formats.storage.transfer import TransferRun
-from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload, refuse_dataset
+from shardprep.formats.transfer.publish import RETRIES, TIMEOUT_S, StorePlace, Upload, refuse_dataset, upload
 
 TABLES_AT_ONCE = 4
 
@@ -132,7 +131,11 @@ def _converted(
                 builder = partial(_build_stored, place.remote.place, policy)
                 built = build_shards(prepared, work_folder, runner, builder)
                 manifest = gather(work_folder, prepared, built)
-                _finish(place, manifest, built, work_folder, runner.progress, loop)
+                stored = {name: StoredFile(**of) for shard in built for name, of in shard.stored.items()}
+                transfers = TransferRun(loop, TABLES_AT_ONCE, runner.progress)
+                upload(work_folder.output, manifest, place, transfers, stored)
+                work_folder.discard(OUTPUT_FILES)
+                work_folder.remove()
                 return ConvertedTo(url=url, **outcome(prepared, manifest, built))
     prepared.refuse_other(found, url)
     runner.progress.note(f"{url} is complete already")
@@ -143,25 +146,6 @@ def _converted(
             work_folder.discard(OUTPUT_FILES)
             work_folder.remove()
     return ConvertedTo(url=url, **outcome(prepared, found, None))
-
-
-def _finish(
-    place: StorePlace,
-    manifest: Manifest,
-    built: list[BuiltShard],
-    work_folder: WorkFolder,
-    progress: Progress,
-    loop: LoopThread,
-) -> None:
-    """Upload the tables and, last, the manifest; then remove the local files and the work folder."""
-    proven = {name: StoredFile(**stored) for shard in built for name, stored in shard.stored.items()}
-    tables = [file for file in manifest.files if file.name not in proven]
-    uploads = [Upload(place.remote, file, work_folder.output / file.name) for file in tables]
-    TransferRun(loop, TABLES_AT_ONCE, progress).run("publish", manifest, uploads)
-    proven |= {each.entry.name: each.stored for each in uploads if each.stored}
-    loop.run(place.finish(manifest.to_bytes(), proven))
-    work_folder.discard(OUTPUT_FILES)
-    work_folder.remove()
 
 
 def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltShard:
@@ -175,20 +159,17 @@ def _build_stored(place: Location, policy: RetryPolicy, job: ShardJob) -> BuiltS
 
         def missing(commit: BuiltShard) -> list[FileEntry]:
             now = {name: loop.run(remote.about(name)) for name in commit.stored}
-            return [
-                f
-                for f in commit.files
-                if not (about := now.get(f.name)) or commit.stored[f.name] != asdict(about)
-            ]
+            same = {name for name, about in now.items() if about and asdict(about) == commit.stored[name]}
+            return [file for file in commit.files if file.name not in same]
 
         commit = committed(job)
         if commit is None or not all(file.is_in(job.output) for file in missing(commit)):
             commit = build_shard(job)
         for file in missing(commit):
-            upload = Upload(remote, file, job.output / file.name)
-            loop.run(upload.run())
-            if upload.stored:
-                stored = {**commit.stored, file.name: asdict(upload.stored)}
+            sent = Upload(remote, file, job.output / file.name)
+            loop.run(sent.run())
+            if sent.stored:
+                stored = {**commit.stored, file.name: asdict(sent.stored)}
                 commit = committed_as(job, replace(commit, stored=stored))
     for file in commit.files:
         (job.output / file.name).unlink(missing_ok=True)
