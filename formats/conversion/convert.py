@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardprep.formats.conversion.finish import SkippedImages, finish, sum_up, verify_finished
+from shardprep.formats.conversion.finish import SkippedImages, finish, mending, sum_up, verify_finished
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
@@ -158,9 +158,8 @@ def _converted(prepared: PreparedSplit, runner: JobRunner) -> Converted:
     manifest = prepared.finished_manifest()
     link, archive = output / ARCHIVE_NAME, prepared.listing.reader.archive
     if manifest.archive and archive and not is_linked(link, archive.path):  # it has moved
-        with WorkFolder(output) as work_folder:
+        with mending(output, manifest) as work_folder:
             link_archive(link, archive.path, work_folder.run)
-            work_folder.remove()
     verify_finished(output, runner.progress)
     skipped = [SkippedImage(**image) for image in quarantined(output)] if manifest.skipped else []
     return Converted(path=output, **outcome(prepared, manifest, None, skipped))

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from shardprep.formats.conversion.shard import (
     entry_of,
     row_dtype,
 )
-from shardprep.formats.errors import DataError, OperationError
+from shardprep.formats.errors import DataError
 from shardprep.formats.images.info import ImageFlag, cause_of
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_KEY_BYTES, content_root
@@ -67,8 +68,6 @@ def finish(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[Bui
 def gather(work_folder: WorkFolder, prepared: PreparedSplit, built: Sequence[BuiltShard]) -> Manifest:
     """Publish the tables of all shards, and return the manifest. Raises DataError if there are no images."""
     output, planned, listing = work_folder.output, prepared.planned, prepared.listing
-    if len(built) != len(planned.shards):
-        raise OperationError(f"{len(built)} shards were built of {len(planned.shards)}", path=output)
     if not any(b.records for b in built):
         raise DataError("the source has no intact image", path=output)
     index = index_of(work_folder, planned, built)
@@ -121,11 +120,18 @@ def verify_finished(output: Path, progress: Progress) -> None:
     progress.note(f"{output} is complete already; verifying it")
     report = verify_folder(output, "full", None, None, progress)
     report.raise_for_findings()
-    if (output / WORK_FOLDER_NAME).exists():
-        with WorkFolder(output) as work_folder:
-            if report.manifest:
-                remove_unlisted_columns(output, {file.name for file in report.manifest.files})
-            work_folder.remove()
+    if report.manifest and (output / WORK_FOLDER_NAME).exists():
+        with mending(output, report.manifest):
+            pass
+
+
+@contextmanager
+def mending(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
+    """A context that locks a finished dataset, and at its end removes the leftovers of unfinished work."""
+    with WorkFolder(path) as work_folder:
+        yield work_folder
+        remove_unlisted_columns(path, {file.name for file in manifest.files})
+        work_folder.remove()
 
 
 def _provenance(listing: Listing) -> dict[str, Any]:

@@ -240,11 +240,19 @@ class StorePlace:
         Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
         """
         try:
-            await self._check(proven)
+            await self._is_claimed(needed=True)
         except PlanMismatch:
             if await self._manifest_bytes() == data:  # another process finished the same job
                 return
             raise
+        files = await self.remote.listed()
+        for name, stored in proven.items():
+            if files.get(name) != stored and await self.remote.about(name) != stored:
+                raise RemoteFailed(
+                    "was changed or removed by another process after it was uploaded; try again",
+                    path=self.remote.place.url,
+                    shard=name,
+                )
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
             raise self._taken()
         await self.drop_claim()
@@ -286,18 +294,6 @@ class StorePlace:
                 path=self.remote.place.url,
             )
         return found is not None
-
-    async def _check(self, proven: Mapping[str, StoredFile]) -> None:
-        """Raise RemoteFailed unless all proven files are unchanged; PlanMismatch without the claim."""
-        await self._is_claimed(needed=True)
-        files = await self.remote.listed()
-        for name, stored in proven.items():
-            if files.get(name) != stored and await self.remote.about(name) != stored:
-                raise RemoteFailed(
-                    "was changed or removed by another process after it was uploaded; try again",
-                    path=self.remote.place.url,
-                    shard=name,
-                )
 
     async def _manifest_bytes(self) -> bytes | None:
         return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)

@@ -6,14 +6,20 @@ Only the damaged files are rebuilt, with the same bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.finish import build_tables, column_entries, index_of, publish_tables
+from shardprep.formats.conversion.finish import (
+    build_tables,
+    column_entries,
+    index_of,
+    mending,
+    publish_tables,
+)
 from shardprep.formats.conversion.join import is_being_joined
 from shardprep.formats.conversion.plan import Plan, PlanOptions, plan, versions_for
 from shardprep.formats.conversion.prepare import check_room
@@ -32,7 +38,6 @@ from shardprep.formats.runtime.work_folder import (
     remove_leftover,
     shards_kept,
 )
-from shardprep.formats.shards.columns import remove_unlisted_columns
 from shardprep.formats.shards.manifest import Manifest, read_manifest
 from shardprep.formats.shards.read import ARCHIVE_NAME, FileEntry
 from shardprep.formats.sources.recognise import LAYOUTS_OF_RECORDS, recognise
@@ -121,19 +126,16 @@ def _refuse_irreparable(report: Report, path: Path) -> None:
 
 
 @contextmanager
-def _working(path: Path, manifest: Manifest, kept: Callable[[], str]) -> Iterator[WorkFolder]:
+def _working(path: Path, manifest: Manifest) -> Iterator[WorkFolder]:
     """Open the work folder, and clean up at the end. Raises PlanMismatch if a join is not finished."""
-    with WorkFolder(path) as work_folder:
+    with mending(path, manifest) as work_folder:
         if is_being_joined(work_folder, manifest):
             raise PlanMismatch(
                 "has an unfinished join, which a repair would discard; run the same prep join again first, or "
                 f"remove {work_folder.folder} to give it up",
                 path=path,
             )
-        with noting_kept(kept):
-            yield work_folder
-        remove_unlisted_columns(path, {file.name for file in manifest.files})
-        work_folder.remove()
+        yield work_folder
 
 
 def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, progress: Progress) -> None:
@@ -146,7 +148,7 @@ def _fetch(path: Path, manifest: Manifest, damaged: set[str], place: Location, p
         files = [file for file in manifest.files if file.name in damaged]
         downloads = LocalCopy(remote, path, None).downloads(files)
         check_room({path: sum(file.size for file in files)})
-        with _working(path, manifest, lambda: ""):
+        with _working(path, manifest):
             run = TransferRun(loop, AT_ONCE, progress).run
             run("repair", manifest, downloads, kept="damaged files are fetched")
 
@@ -176,9 +178,8 @@ def _rebuild(
     if tables or columns:  # their rows come from all shards
         needed = {shard.number for shard in planned.shards}
     shards = tuple(shard for shard in planned.shards if shard.number in needed)
-    with _working(
-        path, manifest, lambda: shards_kept(path, [shard.name for shard in shards], "rebuilt")
-    ) as work_folder:
+    kept = partial(shards_kept, path, [shard.name for shard in shards], "rebuilt")
+    with _working(path, manifest) as work_folder, noting_kept(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
         home, wanted_files = versions_for(planned.options) if runner.executor else None, frozenset(damaged)
         jobs = (
