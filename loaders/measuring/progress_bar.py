@@ -73,14 +73,12 @@ class _Screen:
     @classmethod
     def current(cls) -> _Screen:
         """Return the screen of the current ``sys.stderr``."""
-        if cls._now is None or cls._now.terminal is not sys.stderr:
+        if cls._now is None or cls._now._terminal is not sys.stderr:
             cls._now = cls(sys.stderr)
         return cls._now
 
     def __init__(self, terminal: TextIO) -> None:
-        self.terminal = terminal
-        encoding = getattr(terminal, "encoding", None) or "ascii"
-        self.is_unicode = encoding.lower().replace("-", "") in ("utf8", "utf16", "utf32")
+        self._terminal = terminal
         self._write: Callable[[str], int] = terminal.write
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -92,33 +90,28 @@ class _Screen:
     @property
     def size(self) -> os.terminal_size:
         with suppress(OSError, ValueError):
-            size = os.get_terminal_size(self.terminal.fileno())
+            size = os.get_terminal_size(self._terminal.fileno())
             return size if size.columns and size.lines else FALLBACK
         return FALLBACK
 
-    def put(self, block: object, lines: Sequence[str]) -> None:
-        """Replace the lines of a block; does nothing in a forked process."""
+    def put(self, block: object, lines: Sequence[str] | None) -> None:
+        """Replace the lines of a block, or remove it with None; does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             for stream in dict.fromkeys((sys.stderr, sys.stdout)) if not self._blocks else ():
-                if stream is self.terminal or stream.isatty():
+                if stream is self._terminal or stream.isatty():
                     with suppress(AttributeError):  # some streams have no settable attributes
                         stream.write = partial(self._write_above, stream, stream.write)  # type: ignore[method-assign]
                         self._watched.append(stream)  # reaches loggers that already hold it, too
-            self._blocks[block] = lines
+            if lines is None:
+                self._blocks.pop(block, None)
+            else:
+                self._blocks[block] = lines
             self._draw()
-
-    def drop(self, block: object) -> None:
-        with self._lock:
-            if os.getpid() != self._pid or self._blocks.pop(block, None) is None:
-                return
-            self._draw()
-            if not self._blocks:
-                for stream in self._watched:
-                    with suppress(AttributeError):
-                        del stream.write
-                self._watched = []
+            while self._watched and not self._blocks:
+                with suppress(AttributeError):
+                    del self._watched.pop().write
 
     def _draw(self) -> None:
         """Redraw all blocks; none are shown while the program's last line is unfinished."""
@@ -138,7 +131,7 @@ class _Screen:
     def _send(self, text: str) -> None:
         if text:
             self._write(text)
-            self.terminal.flush()
+            self._terminal.flush()
 
     def _write_above(self, stream: TextIO, write: Callable[[str], int], text: str) -> int:
         """Erase the lines, write the text, and redraw them below."""
@@ -154,7 +147,8 @@ class _Screen:
 
 
 WINDOW_S = 1.0  # between two measurements
-REDRAWN_S = 0.2  # between two redraws on a terminal
+REDRAWN_S = 0.2  # between two redraws
+WAIT_S = 1.0  # a wait for a batch this long redraws the state
 KEPT_S = 60.0  # the period of the shown rates
 KEPT_LEVELS = 60  # of the queue, one per second
 LEAST_SHARE = 0.005  # of the time; lesser stages are not shown
@@ -162,107 +156,25 @@ NARROW = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left"
 NARROW_WIDTH = 60  # characters; on less, counts would leave no room for the bar
 
 
-class StatusLines:
-    """Lines on a terminal: progress, and the last minute's rate, limit, stages and queue. Not thread-safe."""
+class _Lines(tqdm):  # type: ignore[type-arg]
+    """A bar on the screen, with lines below it, made of parts with ranks for :func:`fitted`."""
 
-    def __init__(self, loader: Loader | Flow, *, total: int | None, title: str) -> None:
-        self._engine: Any = getattr(loader, "engine", None)
-        self._total, self._title = total, printable(title)
-        self._count, self._began = 0, perf_counter()
-        self._kept: deque[tuple[float, Any]] = deque([(self._began, loader.stats())])  # (time, stats)
-        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between successive stats
-        self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
-        self._screen = _Screen.current()
-        self._draw()
+    monitor_interval = 0
+    _lock = threading.RLock()  # not tqdm's, which processes share
+    parts: Sequence[Sequence[tuple[float, str]]] = ()
 
-    def count_batch(self) -> None:
-        self._count += 1
-        if perf_counter() >= self._next:
-            self._draw()
-
-    def update(self, stats: Any) -> None:
-        now, verdict = perf_counter(), stats.since(self._kept[-1][1]).verdict
-        self._rates.append(verdict.rate if verdict else 0.0)
-        self._kept.append((now, stats))
-        while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
-            self._kept.popleft()
-        if self._engine is not None:
-            self._levels.append(self._engine.ready)
-        self._draw()
+    def display(self, *_: object) -> None:
+        screen = _Screen.current()
+        self.ncols = screen.size.columns - 1
+        if self.total is not None:
+            self.bar_format = BAR if self.ncols >= NARROW_WIDTH else NARROW
+        lines = (fitted(parts, self.ncols - 2) for parts in self.parts)
+        screen.put(self, [str(self), *(f"  {line}" for line in lines if line)])
 
     def close(self) -> None:
-        self._screen.drop(self)
-
-    def _draw(self) -> None:
-        width = self._screen.size.columns - 1
-        shape = UNCOUNTED_BAR if self._total is None else BAR if width >= NARROW_WIDTH else NARROW
-        bar = tqdm.format_meter(
-            self._count,
-            self._total,  # type: ignore[arg-type]  # None if unknown
-            perf_counter() - self._began,
-            ncols=width,
-            prefix=self._title,
-            ascii=not self._screen.is_unicode,
-            unit="batches",
-            bar_format=shape,
-        )
-        lines = (fitted(parts, width - 2) for parts in self._parts())
-        self._screen.put(self, [bar, *(f"  {line}" for line in lines if line)])
-        self._next = perf_counter() + REDRAWN_S
-
-    def _parts(self) -> Iterator[list[tuple[float, str]]]:
-        """Yield the parts of each line below the bar, with ranks for :func:`fitted`."""
-        (began, first), (now, last) = self._kept[0], self._kept[-1]
-        known, seconds, has_blocks = last.since(first), now - began, self._screen.is_unicode
-        if verdict := known.verdict:
-            course = f" {curve(self._rates)}" if has_blocks and len(self._rates) > 1 else ""
-            rate = (0, f"{verdict.rate:,.0f} {verdict.unit}/s")
-            yield [rate, (3, f" over {seconds:.0f} s"), (2, course), (1, f", {verdict.limit} limits")]
-        yield [
-            (1 - load.utilisation, f"  {load.name} {load.utilisation:.0%}")
-            for load in known.loads
-            if load.utilisation >= LEAST_SHARE
-        ]
-        if self._levels and (slots := self._engine.slots):
-            course = f" {curve(self._levels, most=slots)}" if has_blocks and len(self._levels) > 1 else ""
-            waiting = known.loads[-1].starved if known.loads else 0.0
-            now_ready = (0, f"queue {self._levels[-1]} of {slots} slots")
-            yield [now_ready, (2, course), (1, f", the step waits {waiting:.0%}")]
-        storage = getattr(known, "storage", None)
-        if storage is not None and storage.shards.missing:
-            shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
-            begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
-            course = f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} " if has_blocks else ""
-            count = (0, f"{shards.begun} of {shards.total}")
-            more = (1, f" shards begun, {shards.ahead} ahead")
-            yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
-
-
-class StatusBar:
-    """A one-line bar, which a notebook shows below the cell."""
-
-    def __init__(self, loader: Loader | Flow, *, total: int | None, title: str) -> None:
-        self._before: Any = loader.stats()
-        shape = UNCOUNTED_BAR if total is None else BAR
-        self._bar = bar_class()(
-            total=total, desc=title, leave=False, dynamic_ncols=True, unit="batches", bar_format=shape
-        )
-
-    def count_batch(self) -> None:
-        self._bar.update()
-
-    def update(self, stats: Any) -> None:
-        """Show the rate since the last call, such as ``1,234 images/s, decode limits``."""
-        verdict = stats.since(self._before).verdict
-        text = f"{verdict.rate:,.0f} {verdict.unit}/s, {verdict.limit} limits" if verdict else ""
-        self._bar.set_postfix_str(text, refresh=False)
-        self._before = stats
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-WAIT_S = 1.0  # a wait for a batch this long redraws the state
+        if not self.disable:
+            self.disable = True
+            _Screen.current().put(self, None)
 
 
 def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
@@ -271,7 +183,7 @@ def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
     ``for images, labels in watched(train): ...`` shows lines on a terminal's stderr: the ``title`` and the
     epoch's progress, the rate over the last minute and the limiting stage, each stage's share of the time,
     and the number of ready batches. They stay below the program's output, and are removed when the epoch
-    ends, is left, or fails. A notebook shows one line, with the rate of the last second; elsewhere nothing is
+    ends, is left, or fails. A notebook shows one line, with the rate and the limit; elsewhere nothing is
     shown. The cost is some microseconds per batch.
     """
     total = None
@@ -288,6 +200,9 @@ class LoaderBar(Owned, Iterator[Any]):
     its own work the thread is idle, so that a fork copies no lock that it holds.
     """
 
+    _bar: Any = None
+    _thread: threading.Thread | None = None
+
     def __init__(
         self,
         loader: Loader | Flow,
@@ -296,20 +211,26 @@ class LoaderBar(Owned, Iterator[Any]):
         title: str = "loading",
         shown: bool = True,
     ) -> None:
-        self._loader = loader
-        self._status: StatusLines | StatusBar | None = None
-        if shown and (in_notebook() or sys.stderr.isatty()):  # elsewhere nothing is shown
-            can_move = os.environ.get("TERM", "dumb") != "dumb"  # whether the cursor can leave its line
-            kind = StatusLines if can_move and not in_notebook() else StatusBar
-            self._status = kind(loader, total=total, title=title)
-        self._batches: Iterator[Any] = iter(())
-        self._next = perf_counter() + WINDOW_S
+        if not shown or not (in_notebook() or sys.stderr.isatty()):
+            return
+        self._loader: Any = loader
+        self._kept: deque[tuple[float, Any]] = deque([(perf_counter(), loader.stats())])  # (time, stats)
+        self._rates: deque[float] = deque(maxlen=round(KEPT_S))  # between successive stats
+        self._levels: deque[int] = deque(maxlen=KEPT_LEVELS)
         self._waits_since: float | None = None
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
-        # in a notebook another thread would draw below another cell
-        if isinstance(self._status, StatusLines):
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        can_move = not in_notebook() and os.environ.get("TERM", "dumb") != "dumb"  # out of its line
+        self._bar = (_Lines if can_move else bar_class())(
+            total=total,
+            desc=printable(title),
+            leave=False,
+            dynamic_ncols=not can_move,
+            unit="batches",
+            bar_format=UNCOUNTED_BAR if total is None else BAR,
+            mininterval=REDRAWN_S,
+            miniters=0,
+        )
+        if can_move:  # in a notebook another thread would draw below another cell
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
             with starting_thread():
                 self._thread.start()
@@ -317,7 +238,7 @@ class LoaderBar(Owned, Iterator[Any]):
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator over the batches that counts them and keeps none."""
         self._batches = batches
-        return batches if self._status is None else self
+        return batches if self._bar is None else self
 
     def __next__(self) -> Any:
         self._wait(perf_counter())
@@ -325,10 +246,9 @@ class LoaderBar(Owned, Iterator[Any]):
             batch = next(self._batches)
         finally:
             self._wait(None)
-        if self._status is not None:
-            self._status.count_batch()
-            if perf_counter() >= self._next:
-                self._measure()
+        if perf_counter() >= self._kept[-1][0] + WINDOW_S:
+            self._measure()
+        self._bar.update()
         return batch
 
     def _wait(self, since: float | None) -> None:
@@ -343,9 +263,53 @@ class LoaderBar(Owned, Iterator[Any]):
                     self._measure()
 
     def _measure(self) -> None:
-        if self._status is not None:
-            self._next = perf_counter() + WINDOW_S
-            self._status.update(self._loader.stats())
+        """Take the stats, and show what they say of the last minute."""
+        now, stats = perf_counter(), self._loader.stats()
+        verdict = stats.since(self._kept[-1][1]).verdict
+        self._rates.append(verdict.rate if verdict else 0.0)
+        self._kept.append((now, stats))
+        while len(self._kept) > 2 and self._kept[1][0] <= now - KEPT_S:
+            self._kept.popleft()
+        parts = list(self._parts())
+        if isinstance(self._bar, _Lines):
+            self._bar.parts = parts
+        else:
+            text = "".join(text for rank, text in parts[0] if rank <= 1)
+            self._bar.set_postfix_str(text, refresh=False)
+        self._bar.refresh()
+
+    def _parts(self) -> Iterator[list[tuple[float, str]]]:
+        """Yield the parts of each line below the bar, with ranks for :func:`fitted`."""
+        (began, first), (now, last) = self._kept[0], self._kept[-1]
+        known, seconds, has_blocks = last.since(first), now - began, not self._bar.ascii
+        if verdict := known.verdict:
+            course = f" {curve(self._rates)}" if has_blocks and len(self._rates) > 1 else ""
+            rate = (0, f"{verdict.rate:,.0f} {verdict.unit}/s")
+            yield [rate, (3, f" over {seconds:.0f} s"), (2, course), (1, f", {verdict.limit} limits")]
+        else:
+            yield []
+        yield [
+            (1 - load.utilisation, f"  {load.name} {load.utilisation:.0%}")
+            for load in known.loads
+            if load.utilisation >= LEAST_SHARE
+        ]
+        engine = getattr(self._loader, "engine", None)
+        if engine is not None and engine.slots:
+            self._levels.append(engine.ready)
+            course = (
+                f" {curve(self._levels, most=engine.slots)}" if has_blocks and len(self._levels) > 1 else ""
+            )
+            waiting = known.loads[-1].starved if known.loads else 0.0
+            ready = (0, f"queue {self._levels[-1]} of {engine.slots} slots")
+            yield [ready, (2, course), (1, f", the step waits {waiting:.0%}")]
+        storage = getattr(known, "storage", None)
+        if storage is not None and storage.shards.missing:
+            shards, speed = storage.shards, storage.received_bytes / max(seconds, WINDOW_S) / 1e6
+            begun, there = (12 * n // shards.total for n in (shards.begun, shards.begun + shards.ahead))
+            course = f"{'█' * begun}{'▒' * (there - begun)}{'░' * (12 - there)} " if has_blocks else ""
+            count = (0, f"{shards.begun} of {shards.total}")
+            more = (1, f" shards begun, {shards.ahead} ahead")
+            yield [(0, "storage "), (3, course), count, more, (2, f", {speed:,.1f} MB/s")]
 
     def __enter__(self) -> Self:
         return self
@@ -354,8 +318,8 @@ class LoaderBar(Owned, Iterator[Any]):
         if self._thread and self.made_here:
             self._closed.set()
             self._thread.join()
-        if self._status is not None:
-            self._status.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 @contextmanager
