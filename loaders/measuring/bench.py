@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.images.fast import decoder_name
-from shardprep.formats.images.opencv import cv2
-from shardprep.formats.shards.dataset import RecordSet
-from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader
@@ -28,13 +25,11 @@ from shardprep.loaders.measuring.disk import DiskProfile
 from shardprep.loaders.measuring.disk_files import resident_share
 from shardprep.loaders.measuring.progress_bar import LoaderBar, tracing
 from shardprep.loaders.order.quality import ShuffleQuality
-from shardprep.loaders.order.rng import RecordRandom
-from shardprep.loaders.transforms.contract import Transform, fill_rows, outputs_of
+from shardprep.loaders.transforms.contract import Transform
 
 WORKER_NAME = "shardprep-worker-"  # as engine.worker_process names them
 MIN_FULL_BATCHES = 5  # batches that only partly lie in a shorter run would distort its figures
 MAX_CHECKED_SHARDS = 64  # for the page cache: checking takes 5 ms per GB
-RECORDS_BYTES = 64 << 20  # of records in memory, for the rate of one core
 DISK_BOUND_SHARE = 0.7  # of the disk's rate: a loader that reads at this rate or faster is disk-bound
 
 PROBE_SHARE = 0.25  # the time of a probe as a share of the measurement's
@@ -365,7 +360,7 @@ class Probe:
     """The result of a probe, and whether it ``confirms`` the verdict; None if it says nothing about it.
 
     ``name`` is "encoded" (nothing is decoded), "again" (the same again, from the page cache), "one core"
-    (one thread transforms records in memory) or "hand-over" (nothing is read or written).
+    (the transform of a single worker) or "hand-over" (nothing is read or written).
     """
 
     name: str
@@ -393,21 +388,16 @@ class Probes:
 
 def probe(make: MakeLoader, speed: LoaderSpeed, transform: Transform | None, *, seconds: float) -> Probes:
     """Test the verdict of ``speed`` in a few runs of ``seconds`` each."""
-    with make(workers=0) as loader:
-        layout = loader.engine.layout
-    rate = hand_over_rate(layout, workers=speed.stats.workers, seconds=seconds)
-    faster = rate > FASTER * speed.images_per_second  # expected, unless the transport limits
-    costs = "so that does not take the time" if faster else "so that takes the time"
-    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
-    runs = [Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))]
+    runs = [hand_over(make, speed, seconds=seconds)]
     if transform is None:
         again = measure(make, seconds=seconds)
         return Probes(speed.limit, (*runs, _unless_too_short(once_more(speed, again), again)))
     first, second = (measure(partial(make, transform=None), seconds=seconds) for _ in range(2))
+    alone = measure(partial(make, workers=1), seconds=seconds)
+    rate = 1 / max(sum(alone.stages[name] for name in TRANSFORM_STAGES), 1e-12)
     runs.append(_unless_too_short(encoded(speed, first.images_per_second), first))
     runs.append(_unless_too_short(once_more(first, second), first, second))
-    with make(workers=0) as loader:
-        runs.append(one_core(speed, one_core_rate(loader.dataset, transform, seconds=seconds)))
+    runs.append(_unless_too_short(one_core(speed, rate), alone))
     return Probes(speed.limit, tuple(runs))
 
 
@@ -416,6 +406,34 @@ def _unless_too_short(run: Probe, *speeds: LoaderSpeed) -> Probe:
     if not any(speed.is_too_short for speed in speeds):
         return run
     return replace(run, sentence="the run is too short to tell: measure longer", confirms=None)
+
+
+@dataclass(frozen=True)
+class NullWork:
+    item_dtype: np.dtype[Any]
+    stages: tuple[str, ...] = ()
+
+    @contextmanager
+    def open(self, clock: Clock) -> Iterator[Fill]:
+        yield lambda items, arrays, room: itertools.repeat(None, len(items))
+
+
+def hand_over(make: MakeLoader, speed: LoaderSpeed, *, seconds: float) -> Probe:
+    """Judge the rate of full batches of the loader's layout that are delivered without any work."""
+    with make(workers=0) as loader:
+        layout = loader.engine.layout
+    items = np.zeros(layout.rows, item_dtype(32))
+    with Engine(NullWork(items.dtype), layout, workers=speed.stats.workers, slots=DEFAULT_SLOTS) as engine:
+        batches = engine.run(itertools.repeat(items))
+        with closing(batches):  # type: ignore[type-var]
+            arrivals = Arrivals(batches, lambda batch: len(batch.items))
+            arrivals.draw()
+            arrivals.draw_for(seconds)
+    rate = arrivals.amount / arrivals.seconds
+    faster = rate > FASTER * speed.images_per_second  # expected, unless the transport limits
+    costs = "so that does not take the time" if faster else "so that takes the time"
+    sentence = f"passing empty batches on reaches {rate:,.0f} images/s, {costs}"
+    return Probe("hand-over", rate, sentence, faster != (speed.limit in TRANSPORT_STAGES))
 
 
 def encoded(speed: LoaderSpeed, rate: float) -> Probe:
@@ -461,53 +479,3 @@ def one_core(speed: LoaderSpeed, rate: float) -> Probe:
         f"{cores * rate:,.0f}; the loader reaches {share:.0%} of that"
     )
     return Probe("one core", rate, sentence, confirms)
-
-
-def one_core_rate(dataset: RecordSet, transform: Transform, *, seconds: float) -> float:
-    """Return the images per second that this thread alone makes of records in memory."""
-    threads = cv2.getNumThreads()
-    cv2.setNumThreads(0)
-    try:
-        mean = dataset.image_bytes / len(dataset)
-        count = max(1, min(len(dataset), int(RECORDS_BYTES / max(1.0, mean))))
-        records = [dataset[place * len(dataset) // count] for place in range(count)]
-        random = RecordRandom(0)
-        rows = tuple(np.empty(spec.shape, spec.dtype) for spec in outputs_of(transform) or ())
-
-        def make_one(number: int) -> None:
-            epoch, place = divmod(number, len(records))
-            if rows:
-                fill_rows(transform, records[place], random(epoch, place), rows)
-            else:
-                transform(records[place], random(epoch, place))
-
-        return rate_of(map(make_one, itertools.count()), lambda _: 1, seconds=seconds)
-    finally:
-        cv2.setNumThreads(threads)
-
-
-@dataclass(frozen=True)
-class NullWork:
-    item_dtype: np.dtype[Any]
-    stages: tuple[str, ...] = ()
-
-    @contextmanager
-    def open(self, clock: Clock) -> Iterator[Fill]:
-        yield lambda items, arrays, room: itertools.repeat(None, len(items))
-
-
-def hand_over_rate(layout: SlotLayout, *, workers: int, seconds: float) -> float:
-    """Return the images per second in full batches of this layout that are delivered without any work."""
-    items = np.zeros(layout.rows, item_dtype(32))
-    with Engine(NullWork(items.dtype), layout, workers=workers, slots=DEFAULT_SLOTS) as engine:
-        batches = engine.run(itertools.repeat(items))
-        with closing(batches):  # type: ignore[type-var]
-            return rate_of(batches, lambda batch: len(batch.items), seconds=seconds)
-
-
-def rate_of(items: Iterator[Any], amount: Callable[[Any], int], *, seconds: float) -> float:
-    """Return the amount per second of the items drawn for ``seconds`` after the first one."""
-    arrivals = Arrivals(items, amount)
-    arrivals.draw()
-    arrivals.draw_for(seconds)
-    return arrivals.amount / arrivals.seconds
