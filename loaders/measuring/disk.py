@@ -208,12 +208,11 @@ class DiskProfile:
             raise UnknownVersion(f"profile version {found}; this release knows {VERSION}; {ADVICE}")
         try:
             profile = cls(**built_fields(cls, value))
-            same = json.dumps(profile.to_json(), sort_keys=True) == json.dumps(value, sort_keys=True)
+            if json.dumps(profile.to_json(), sort_keys=True) != json.dumps(value, sort_keys=True):
+                raise ValueError("its parts are inconsistent")
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
             raise DataError(f"is a damaged disk profile ({why}); {ADVICE}") from error
-        if not same:
-            raise DataError(f"is a damaged disk profile: its parts are inconsistent; {ADVICE}")
         return profile
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -306,15 +305,17 @@ def measure_disk(
             Reading(f"random, {depth} at once", files, way, Pattern.of_records(record, depth=depth))
             for depth in DEPTHS
         ]
-        writing = Writing(place, why_not)
+        writing = Writing(place or path, None if place else why_not)
         steps: list[Reading | Writing] = [stream, *blocks, *depths, writing]
         small: list[Reading] = []
         each = READING_SHARE * max(0.0, end - time.monotonic()) / (ROUNDS * (2 * len(steps) + 3))
         if place:
             tell("small files")
             try:
-                folder = stack.enter_context(_folder(place))
-                many, one = _small_files(folder, record, stack, each)
+                with ExitStack() as made:  # removes them at once if the disk is full
+                    folder = made.enter_context(_folder(place))
+                    many, one = _small_files(folder, record, made, each)
+                    stack.push(made.pop_all())
                 opening, whole = Pattern.of_records(record, folder=str(folder)), Pattern(MIB)
                 small = [Reading("small files", many, way, opening), Reading("one file", one, way, whole)]
             except OSError as error:
@@ -426,8 +427,8 @@ class Reading:
 
     @property
     def rates(self) -> tuple[Measurement | None, Measurement | None]:
-        direct, dropped = "O_DIRECT", "pages dropped by posix_fadvise, checked by mincore"
-        cold = f"{self.pattern}, {direct if self._way.method == DIRECT else dropped}"
+        dropped = "pages dropped by posix_fadvise, checked by mincore"
+        cold = f"{self.pattern}, {DIRECT if self._way.method == DIRECT else dropped}"
         return Measurement.of(self._cold, cold), Measurement.of(self._warm, f"{self.pattern}, from memory")
 
 
@@ -448,13 +449,13 @@ class Writing:
 
     title = "write and fsync"
 
-    def __init__(self, place: Path | None, missing: str) -> None:
-        self.missing = None if place else missing
+    def __init__(self, place: Path, missing: str | None) -> None:
+        self.missing = missing
         self.rates: list[float] = []
         self._place = place
 
     def round(self, seconds: float) -> None:
-        if self._place is None:
+        if self.missing:
             return
         wanted = int(self.rates[-1] * seconds) if self.rates else FIRST_WRITTEN
         blocks = max(1, _room(self._place, min(wanted, MOST_WRITTEN)) // MIB)
@@ -465,7 +466,7 @@ class Writing:
                 _write(file, data, blocks)
                 self.rates.append(blocks * MIB / (time.perf_counter() - began))
         except OSError as error:
-            self.missing, self.rates, self._place = _reason(error), [], None
+            self.missing, self.rates = _reason(error), []
 
 
 @contextmanager
