@@ -42,7 +42,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   │   ├── AnswerBroken (formats/storage/store.py)  its answer broke off
     │   │   │   └── OtherFile (formats/storage/store.py)  a file was replaced since it was last seen
     │   │   └── RangeRefused (formats/storage/store.py)  it does not serve byte ranges
-    │   ├── SenderFailed (loaders/machines/frames.py)  a sender reported an error, or is gone
+    │   ├── SenderFailed (loaders/machines/ledger.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
     │   ├── NotAdmitted (loaders/machines/keys.py)  the receiver does not know the sender's key
     │   ├── WrongReceiver (loaders/machines/keys.py)  the receiver does not have the expected key

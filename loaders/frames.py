@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shardprep.loaders.machines.codec import FrameDamaged, read_head, unpack_batch
-from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed, send_batches
+from shardprep.loaders.machines.frames import FrameReceiver, send_batches
+from shardprep.loaders.machines.ledger import SenderFailed
 from shardprep.loaders.machines.link import ReceiverGone
 
 __all__ = [

@@ -10,7 +10,8 @@ from shardprep.loaders.machines.keys import (
     WrongReceiver,
 )
 from shardprep.loaders.machines.link import Refused
-from shardprep.loaders.machines.receive import RemoteSource, RemoteStats, SenderReport
+from shardprep.loaders.machines.receive import RemoteSource
+from shardprep.loaders.machines.reception import RemoteStats, SenderReport
 from shardprep.loaders.machines.serve import SenderStats, serve
 
 __all__ = [

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from shardprep.formats.errors import OperationError
+from shardprep.loaders.engine.messages import reported
 from shardprep.loaders.machines.codec import FrameDamaged
 
 T = TypeVar("T")
 FIRST_SIZE = 4  # steps; few, as the sender may be slow
 SLOW_GROWTH = 16  # steps that must arrive for a window to grow by one, once it has shrunk
 AHEAD = 12  # steps per sender; a Loader draws as many steps ahead as it has slots, and must not run out
+MAX_LEASE = 1 << 16  # steps
 LEASE_STEPS = 4  # at most; few, so that batches of a fast sender do not wait for those of a slow one
 MAX_FAILURES = 3  # per step
 
@@ -224,6 +228,10 @@ class StepRef(NamedTuple):
     step: int
 
 
+class SenderFailed(OperationError):
+    """A sender reported an error, disconnected, or lost a batch before the end of its epoch."""
+
+
 class Ledger(Generic[T]):
     """Leases the steps of one pass after the other, at most ``ahead`` of them to each peer.
 
@@ -235,6 +243,8 @@ class Ledger(Generic[T]):
     thread-safe.
     """
 
+    shares_steps = True  # every peer makes the same batches
+
     def __init__(self, *, ahead: int, lease_seconds: float) -> None:
         self.leases_given_again = self.repeated = self.stale = 0  # the last two count arrived steps
         self.steps: Steps[T] = Steps(total=0)
@@ -244,17 +254,13 @@ class Ledger(Generic[T]):
         self.in_any_order = True
         self._next_id = 1
         self._windows: dict[bytes, SenderWindow] = {}
-        self._leases: dict[int, tuple[bytes, StepLease]] = {}  # of this pass, with steps from ``due`` on
-        self._first_id = 1  # of the leases since the last ``begin``
+        self._end = 0  # the step after the last one that was leased since the last ``begin``
         self._failures: dict[int, list[str]] = {}
         self._delaying_step = -1  # the last step that made others wait
 
     def begin(self, pass_number: int, steps: Steps[T]) -> None:
-        """Lease the steps of this pass. Leases of another pass become stale."""
-        if pass_number != self._pass_number:
-            self._leases.clear()
-        self._first_id = self._next_id
-        self.steps, self._pass_number = steps, pass_number
+        """Lease the steps of this pass. Those of another pass become stale."""
+        self.steps, self._pass_number, self._end = steps, pass_number, steps.due
         self._failures.clear()
         self._delaying_step = -1
         for window in self._windows.values():
@@ -265,21 +271,22 @@ class Ledger(Generic[T]):
         window = self._windows.get(peer)
         return len(window.steps) if window else 0
 
-    def join(self, peer: bytes, *, wants: int, now: float) -> None:
+    @property
+    def lack(self) -> str:
+        """What this waits for besides batches, "" if nothing."""
+        return "" if self._windows else "no sender is connected; waiting for one"
+
+    def join(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
         """Add a peer that takes at most ``wants`` steps at a time."""
         self._windows[peer] = SenderWindow(max(1, min(wants, self._ahead)), now)
 
-    def leave(self, peer: bytes) -> None:
+    def leave(self, peer: bytes, reason: str = "") -> None:
         """Remove a peer, and lease its steps again."""
         if window := self._windows.pop(peer, None):
             self._return_steps(peer, window)
 
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
         """Yield new leases for all peers with room, a few steps for each in turn."""
-        for lease_id, (_, old) in list(self._leases.items()):
-            if old.stop > self.steps.due:
-                break
-            del self._leases[lease_id]
         self._throttle()
         granted = True
         while granted:
@@ -290,7 +297,7 @@ class Ledger(Generic[T]):
                     continue
                 lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
                 self._next_id += 1
-                self._leases[lease.id] = peer, lease
+                self._end = max(self._end, steps.stop)
                 if not window.steps:
                     window.last_arrival = now
                 window.steps.extend((lease.id, step) for step in steps)
@@ -302,13 +309,11 @@ class Ledger(Generic[T]):
     def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
         """Add an arrived step; return whether it was missing.
 
-        Otherwise it counts as ``repeated``, or as ``stale`` if its pass is over. Raises FrameDamaged if the
-        step was never leased to this peer.
+        Otherwise it counts as ``repeated``, or as ``stale`` if it is not from this pass or was not leased.
         """
-        if self._is_stale(lease_id, pass_number):
+        if not self._was_leased(pass_number, step):
             self.stale += 1
             return False
-        self._check(peer, lease_id, pass_number, step)
         is_fresh = self.steps.arrive(step, item)
         self.repeated += not is_fresh
         self._failures.pop(step, None)
@@ -316,43 +321,37 @@ class Ledger(Generic[T]):
         return is_fresh
 
     def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
-        """Record that a peer has sent all it can of its leases up to this one. Raises FrameDamaged."""
-        if not 0 <= lease_id < self._next_id:
-            raise FrameDamaged("a sender refers to a lease that does not exist")
+        """Record that a peer has sent all it can of its leases up to this one."""
         self._mark_sent(peer, now, until=(lease_id, sys.maxsize))
 
-    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> None:
+    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
         """Record a peer's report that the pass, or the part of step ``total``, ends before that step.
 
-        Raises FrameDamaged.
+        Return whether the peer is done. Raises FrameDamaged.
         """
-        if self._is_stale(lease_id, pass_number):
-            return
-        owner, lease = self._leases.get(lease_id, (b"", None))
-        if lease is None and 0 < lease_id < self._next_id:
-            return  # a forgotten lease: all its steps are before ``due``
-        is_leased = lease is not None and owner == peer and pass_number == self._pass_number
-        if not is_leased or not self.steps.end_at(total):
+        if not self._was_leased(pass_number, total):
+            return False
+        if not self.steps.end_at(total):
             raise FrameDamaged(f"a sender ended pass {pass_number} after {total} steps, which is not valid")
         for window in self._windows.values():
             window.steps = deque(held for held in window.steps if self.steps.is_missing(held[1]))
+        return False
 
     def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
         """Record that a peer failed at a step, and remove the peer."""
-        if not self._is_stale(lease_id, pass_number):
-            self._check(peer, lease_id, pass_number, step)
+        if self._was_leased(pass_number, step) and self.steps.is_missing(step):
             self._failures.setdefault(step, []).append(text)
         self.leave(peer)
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> SenderFailed | None:
         """The error of the step due, if MAX_FAILURES peers or all of them failed at it, else None."""
         step = min(self._failures, default=None)
         if step is None or self.steps.has_next:
             return None
         texts = self._failures[step]
         is_final = not self._windows or (step == self.steps.due and len(texts) >= MAX_FAILURES)
-        return texts[0] if is_final else None
+        return reported(SenderFailed, "a step of this pass cannot be made", texts[0]) if is_final else None
 
     def expire(self, now: float) -> None:
         """Suspend peers with expired leases if another peer can take over."""
@@ -395,19 +394,8 @@ class Ledger(Generic[T]):
         window.is_suspended = True
         self._windows[peer] = self._windows.pop(peer)  # last in turn
 
-    def _is_stale(self, lease_id: int, pass_number: int) -> bool:
-        """Return whether a lease is from before the last ``begin``, and is not usable in this pass."""
-        is_known = lease_id in self._leases and pass_number == self._pass_number
-        return pass_number < self._pass_number or (0 < lease_id < self._first_id and not is_known)
-
-    def _check(self, peer: bytes, lease_id: int, pass_number: int, step: int) -> None:
-        owner, lease = self._leases.get(lease_id, (peer, None))
-        if lease is None:  # forgotten, with all steps before ``due``
-            known = 0 < lease_id < self._next_id and 0 <= step < self.steps.due
-        else:
-            known = owner == peer and lease.start <= step < lease.stop
-        if not known or pass_number != self._pass_number:
-            raise FrameDamaged(f"a sender sent step {step} of pass {pass_number}, which was not leased to it")
+    def _was_leased(self, pass_number: int, step: int) -> bool:
+        return pass_number == self._pass_number and 0 <= step < self._end
 
     def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
@@ -427,3 +415,121 @@ class Ledger(Generic[T]):
         missing = [(lease, step) for lease, step in held if self.steps.is_missing(step)]
         self.leases_given_again += len({lease for lease, _ in missing})
         self.steps.unassign(step for _, step in missing)
+
+
+@dataclass
+class Share:
+    """The batches that a sender has of its own: how many were leased to it, and how many have arrived."""
+
+    name: str
+    leased: int = 0
+    arrived: int = 0
+
+
+class Shares(Ledger[T]):
+    """Leases to each of ``senders`` peers the batches of its own, which no other peer can make.
+
+    At most ``ahead`` of each are leased. Each name takes part once in a pass; further peers wait for the next
+    one. Batches are taken in order of arrival.
+    """
+
+    shares_steps = False
+
+    def __init__(self, *, senders: int, ahead: int) -> None:
+        super().__init__(ahead=min(ahead, MAX_LEASE), lease_seconds=math.inf)
+        self._senders = senders
+        self._waiting: dict[bytes, str] = {}  # names of peers that do not take part
+        self._open: dict[bytes, Share] = {}
+        self._ended: set[str] = set()  # names
+        self._arrived = 0  # batches
+        self._failure: SenderFailed | None = None
+
+    def begin(self, pass_number: int, steps: Steps[T]) -> None:
+        super().begin(pass_number, steps)
+        self._ended.clear()
+        self._arrived, self._failure = 0, None
+
+    @property
+    def open(self) -> list[bytes]:
+        """The peers that take part in this pass, and have not ended it."""
+        return list(self._open)
+
+    @property
+    def lack(self) -> str:
+        joined = len(self._open) + len(self._ended)
+        if joined == self._senders:
+            return ""
+        return f"{joined} of {self._senders} senders have joined this epoch (each name counts once); waiting for more"
+
+    def join(self, peer: bytes, *, wants: int, now: float, name: str = "") -> None:
+        self._waiting[peer] = name
+
+    def leave(self, peer: bytes, reason: str = "") -> None:
+        """Remove a peer. The pass fails if the peer gives a reason, or if a batch of it has arrived."""
+        self._waiting.pop(peer, None)
+        if (share := self._open.pop(peer, None)) is None:
+            return
+        if reason:
+            self._failure = self._failure or reported(SenderFailed, f"sender {share.name} failed", reason)
+        elif share.arrived:
+            self._fail(
+                f"sender {share.name} disconnected after {share.arrived} batches, before the end of its epoch; "
+                "iterate again, with a sender that sends its epoch from the beginning"
+            )
+
+    def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
+        for peer, name in list(self._waiting.items()):
+            names = {share.name for share in self._open.values()} | self._ended
+            if name not in names and len(names) < self._senders:
+                self._open[peer] = Share(self._waiting.pop(peer))
+        for peer, share in self._open.items():
+            if (stop := share.arrived + self._ahead) > share.leased and not self._failure:
+                yield peer, StepLease(self._next_id, self._pass_number, share.leased, stop)
+                self._next_id += 1
+                share.leased = stop
+
+    def arrive(self, peer: bytes, lease_id: int, pass_number: int, step: int, item: T, *, now: float) -> bool:
+        share = self._share_of(peer, pass_number)
+        if not share.arrived <= step < share.leased:
+            raise FrameDamaged("a batch was not leased, or arrived twice")
+        if self._failure or not self._is_complete(share, step):
+            return False
+        share.arrived += 1
+        self._arrived += 1
+        return self.steps.arrive(self._arrived - 1, item)
+
+    def idle(self, peer: bytes, lease_id: int, *, now: float) -> None:
+        """Do nothing: a batch that was lost is noticed when the next one, or the end, arrives."""
+
+    def end(self, peer: bytes, lease_id: int, pass_number: int, total: int) -> bool:
+        share = self._share_of(peer, pass_number)
+        if not self._is_complete(share, total):
+            return False
+        self._ended.add(self._open.pop(peer).name)
+        if len(self._ended) == self._senders:
+            self.steps.end_at(self._arrived)
+        return True
+
+    def fail(self, peer: bytes, lease_id: int, pass_number: int, step: int, text: str) -> None:
+        self.leave(peer, text)
+
+    @property
+    def failure(self) -> SenderFailed | None:
+        return self._failure
+
+    def _share_of(self, peer: bytes, pass_number: int) -> Share:
+        if peer not in self._open or pass_number != self._pass_number:
+            raise FrameDamaged("a sender refers to a pass that it does not take part in")
+        return self._open[peer]
+
+    def _is_complete(self, share: Share, sent: int) -> bool:
+        """Return whether all that a peer has sent arrived. If not, the pass fails."""
+        if share.arrived != sent:
+            self._fail(
+                f"sender {share.name} has sent {sent} batches, but {share.arrived} arrived; the receiver's "
+                "rejected counts the damaged ones"
+            )
+        return share.arrived == sent
+
+    def _fail(self, text: str) -> None:
+        self._failure = self._failure or SenderFailed(text)

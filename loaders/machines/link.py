@@ -126,7 +126,7 @@ class Link(Owned):
 
     The next batch is made while at most ``max_in_flight`` are being sent. The source has ``steps`` steps, and
     at most ``most`` are leased at a time. ``on_change`` is called after each batch, and before each wait for
-    the receiver. With ``bind`` the sender listens, and one receiver connects.
+    the receiver. With ``bind`` the sender listens, and one receiver connects; ``once`` means only one pass.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class Link(Owned):
         parts: int = 1,
         most: int = 1 << 16,
         bind: bool = False,
+        once: bool = False,
         max_reconnect_ms: int = 0,
         auth: SenderAuth | None = None,
         on_change: Callable[[Link], None] = lambda link: None,
@@ -152,6 +153,7 @@ class Link(Owned):
         self._hello = hello
         self._make = make
         self._max_in_flight = max_in_flight
+        self._once = once
         self._total, self._parts, self._most = steps, parts, most
         self._auth = auth
         self._on_change = on_change
@@ -227,8 +229,8 @@ class Link(Owned):
 
     def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
-        parts = self._data_frame(self._drawn[0], made)
-        size = sum(len(part) for part in parts[1:])
+        parts = wire.pack_delivery(self._drawn[0], made)
+        size = sum(len(part) for part in parts[1 + wire.BATCH_AT :])
         if size > self._limit:
             raise UsageError(
                 f"a batch of {size:,} bytes is above the receiver's limit of {self._limit:,}; send smaller ones, or "
@@ -251,24 +253,26 @@ class Link(Owned):
     def _end(self, total: int) -> None:
         """Report that the pass, or the part that contains step ``total``, ends before that step."""
         work = self._drawn[0]._replace(step=total)
-        self._socket.send(self._end_frame(work))
+        self._socket.send(wire.pack_step(FrameKind.END, work))
+        if self._once:
+            self._total = total  # the receiver may have sent more leases
         if self._leased and self._leased[0].pass_number == work.pass_number:
             self._leased = deque(held for held in self._leased if (held.step - total) % self._parts)
 
     def report(self, error: BaseException) -> None:
         """Report that the next step cannot be made, and wait briefly for the acknowledgement."""
-        frame = self._error_frame("".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:])
-        if not frame:
-            self.leave()
+        text = "".join(traceback.format_exception(error))[-MAX_TEXT_CHARACTERS:]
+        if not self.lag:
+            self.leave(text)
             return
         with suppress(*FAILED, OperationError):
-            self._socket.send(frame)
+            self._socket.send(wire.pack_step(FrameKind.ERROR, [*self._drawn, *self._leased][0], text=text))
             self.wait_for(lambda: self.is_done, ERROR_REPORT_TIMEOUT_S)
 
-    def leave(self) -> None:
+    def leave(self, reason: str = "") -> None:
         """Send STOP, so that the receiver leases this sender's steps to others at once."""
         if not self.is_done:
-            self._socket.send(pack_note(FrameKind.STOP))
+            self._socket.send(pack_note(FrameKind.STOP, text=reason))
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float = math.inf) -> bool:
         """Handle messages until ``holds()``; return False after ``timeout_s``."""
@@ -326,8 +330,10 @@ class Link(Owned):
     def _handle(self, message: Message, head: Head) -> None:
         """Handle one message. Raises FrameDamaged if it is not valid."""
         if head.kind == FrameKind.WELCOME:
-            self._session = wire.number_in(head.description, "session")
-            self._admit(message, head)
+            self._session, self._limit = (wire.number_in(head.description, n) for n in ("session", "limit"))
+            self.is_admitted, self._connection = True, message.connection
+        elif self._socket.binds and not self.is_admitted:
+            return  # a message to an earlier sender here
         elif head.kind == FrameKind.LEASE:
             self._add_lease(wire.read_lease(head))
         elif head.kind == FrameKind.CREDIT:
@@ -336,10 +342,6 @@ class Link(Owned):
             self.is_done = True
         elif head.kind == FrameKind.STOP:
             self._refusal = wire.text_in(head.description, "text")
-
-    def _admit(self, message: Message, head: Head) -> None:
-        self._limit = wire.number_in(head.description, "limit")
-        self.is_admitted, self._connection = True, message.connection
 
     def _add_lease(self, lease: StepLease) -> None:
         """Add the steps of a lease, except those held already because an earlier lease of them expired.
@@ -355,17 +357,6 @@ class Link(Owned):
             if (lease.pass_number, step) not in held:
                 self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id
-
-    def _data_frame(self, step: StepRef, made: LoadedStep) -> list[Buffer]:
-        return wire.pack_delivery(step, made)
-
-    def _end_frame(self, step: StepRef) -> list[Buffer]:
-        return wire.pack_step(FrameKind.END, step)
-
-    def _error_frame(self, text: str) -> list[Buffer]:
-        """Return an ERROR frame, empty if no step is leased."""
-        steps = [*self._drawn, *self._leased]
-        return wire.pack_step(FrameKind.ERROR, steps[0], text=text) if steps else []
 
     def __enter__(self) -> Self:
         return self

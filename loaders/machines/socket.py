@@ -10,23 +10,20 @@ import stat
 import struct
 import sys
 import termios
-import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import byte_count
-from shardprep.loaders.machines.codec import MAX_PARTS
+from shardprep.loaders.machines.codec import MAX_PARTS, PIECE
 
 EVENT = struct.Struct("=Hi")
 NO_LINGER = struct.pack("ii", 1, 0)  # closing a connection resets it
@@ -43,6 +40,7 @@ TCP_BYTES_RECEIVED = 128  # where Linux's struct tcp_info has tcpi_bytes_receive
 LOOK_INTERVAL_S = 0.1
 UNREAD_S = 2.0  # a busy machine may leave a connection unread for that long
 UNREAD_LOOKS = 3  # at least that many in that time, as the process may have been stopped
+MAX_BUFFER_BYTES = PIECE + 64  # encryption adds 33 bytes
 UNREAD_BYTES = 16 << 20  # that the kernel and libzmq may hold besides a message
 MONITOR = "inproc://monitor"
 DOMAIN = b"prep"  # of ZeroMQ's authentication
@@ -54,11 +52,7 @@ TRACKED_EVERY = 16  # messages
 FORM = re.compile(r"ipc://.*|tcp://(?:.+;)?(?:[^][:;/]+|\[[^][]+\]):(\*|[0-9]+)", re.DOTALL)
 MAX_PORT = 65_535
 PROBE_TIMEOUT_S = 1.0
-CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
-ATTEND_INTERVAL_S = 0.05
-ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 
-# For the protocols of FrameReceiver and of RemoteSource.
 POLL_INTERVAL_S = 0.5  # a waiting thread checks that often, so that a lost event or Ctrl-C cannot block it
 LINGER_MS = 500  # to send the last messages of a closed socket
 SPARE_MESSAGES = 16  # of a sender in flight, besides batches
@@ -415,135 +409,6 @@ class FrameSocket(Owned):
             self._monitor.close(linger=0)
             self._socket.close(linger=linger_ms)
             self._context.term()
-
-
-class ExclusiveUse(Owned):
-    """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
-
-    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is idle,
-    a background thread calls ``meanwhile`` every ATTEND_INTERVAL_S. ``name`` names the resource in errors.
-    """
-
-    def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
-        self._name = name
-        self._release_resource = release
-        self._closed = False
-        self._lock = threading.Lock()
-        self._user: int | None = None  # the using thread
-        self._released = threading.Event()
-        self.woken, self._waker = socket.socketpair()  # readable once this is closed
-        self._thread = threading.Thread(
-            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
-        )
-        try:
-            with starting_thread():
-                self._thread.start()
-        except BaseException:
-            self.close()
-            raise
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
-        self.check_open()
-        if self._user is not None or not self._lock.acquire(timeout=ATTENTION_S):
-            self.check_open()
-            raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
-        self._user = threading.get_ident()
-        try:
-            self.check_open()
-            yield
-        finally:
-            self._user = None
-            self._end_use()
-
-    def _end_use(self) -> None:
-        self._lock.release()
-        if self._closed:
-            self._release()
-
-    def _attend(self, meanwhile: Callable[[], None]) -> None:
-        while not self._released.wait(ATTEND_INTERVAL_S):
-            if self._lock.acquire(blocking=False):
-                try:
-                    meanwhile()
-                finally:
-                    self._end_use()
-
-    def check_open(self) -> None:
-        self.refuse_forked(self._name)
-        if self._closed:
-            raise UsageError(f"this {self._name} is closed; make a new one")
-
-    def close(self) -> None:
-        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; for any thread.
-
-        Does nothing in a forked copy of the process, whose sockets would wake a thread of the original.
-        """
-        if not self.made_here:
-            return
-        self._closed = True
-        with suppress(OSError):  # closed already
-            self._waker.send(b"x")
-        self._release()
-        if threading.get_ident() not in (self._user, self._thread.ident):
-            self._released.wait(CLOSE_TIMEOUT_S)
-
-    def _release(self) -> None:
-        if self._lock.acquire(blocking=False):  # never released again
-            self._release_resource()
-            self.woken.close()
-            self._waker.close()
-            self._released.set()
-            if self._thread.is_alive() and self._thread is not threading.current_thread():
-                self._thread.join(CLOSE_TIMEOUT_S)
-
-
-class Receiver(Owned, Closable, ABC):
-    """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
-
-    ``release`` closes the socket, and references neither this object nor its iterators. ``name`` names this
-    object in errors; ``superseded`` is the error once another iteration has begun. A context manager.
-    """
-
-    instead = "an endpoint has one receiver: make it where it is needed"
-
-    batches_never_change = True
-
-    def __init__(self, socket: FrameSocket, release: Callable[[], None], name: str, superseded: str) -> None:
-        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
-        self._socket = socket
-        self._superseded = superseded
-        self._iteration = 0  # number of the current one
-        self._exclusive = ExclusiveUse(name, release, socket.fetch)
-        Finalize(self, self._exclusive.close, exitpriority=20)
-
-    def _batches(self, iteration: int) -> Iterator[Any]:
-        while batch := self._draw(iteration):
-            yield batch.pop()
-
-    def _draw(self, iteration: int) -> list[Any]:
-        """Return a list of the next batch, or an empty list at the end of the iteration."""
-        with self._exclusive.use():
-            while True:
-                self._exclusive.check_open()
-                if iteration != self._iteration:
-                    raise UsageError(self._superseded)
-                if (batch := self._take()) is not None:
-                    return batch
-                self._wait(self._exclusive.woken)
-
-    @abstractmethod
-    def _take(self) -> list[Any] | None:
-        """Handle messages. Return a list of one batch, an empty one at the end, None if none is ready."""
-
-    @abstractmethod
-    def _wait(self, woken: socket.socket) -> None:
-        """Wait until something arrives, or ``woken`` is readable."""
-
-    def close(self) -> None:
-        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
-        self._exclusive.close()
 
 
 def bytes_of_limit(limit_bytes: int | str) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders.machines.codec import (
+    PIECE,
     Buffer,
     FrameDamaged,
     FrameKind,
@@ -20,7 +21,7 @@ from shardprep.loaders.machines.codec import (
     pack_note,
     unpack_batch,
 )
-from shardprep.loaders.machines.ledger import StepLease, StepRef
+from shardprep.loaders.machines.ledger import MAX_LEASE, StepLease, StepRef
 from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.epoch import LoadedStep
 
@@ -30,7 +31,6 @@ MAX_NAME_CHARACTERS = 40  # of a fact
 MAX_PARTS = 1 << 16
 VERSION = 1
 MAX_TERMS = 16_000  # characters
-MAX_LEASE = 1 << 16  # steps
 
 Facts = dict[str, str]
 
@@ -96,6 +96,10 @@ class SourceTerms:
         return cls(**value)
 
 
+UNSHARED = SourceTerms({"identity": "send_batches"}, UNKNOWN, UNKNOWN, picks=False)
+"""The terms of all senders of which each has its own batches."""
+
+
 @dataclass(frozen=True)
 class Hello:
     """A sender's first message. It takes at most ``wants`` leased steps at a time.
@@ -158,6 +162,9 @@ def read_step(head: Head) -> StepRef:
     return StepRef(session, lease, pass_number, head.number)
 
 
+BATCH_AT = 2  # the buffer of a DATA frame at which the batch begins, unless it has very many records
+
+
 def pack_delivery(work: StepRef, made: LoadedStep) -> list[Buffer]:
     """Return a DATA frame. Raises UsageError for a batch that cannot be sent."""
     counts = [len(made.skipped), len(made.left_out), len(made.omitted)]
@@ -170,7 +177,7 @@ def read_delivery(
     head: Head, parts: Sequence[Any], *, limit_bytes: int, memory: Memory
 ) -> tuple[StepRef, LoadedStep]:
     """Return a step and its batch, which is copied once into ``memory``. Raises FrameDamaged."""
-    match unpack_batch(head, parts, limit_bytes=limit_bytes, memory=memory):
+    match unpack_batch(head, parts, limit_bytes=limit_bytes + BATCH_AT * PIECE, memory=memory):
         case (np.ndarray() as meta, np.ndarray() as numbers, batch) if all(
             array.dtype == np.int64 and array.ndim == 1 for array in (meta, numbers)
         ) and len(meta) - len(StepRef._fields) in (2, 3):

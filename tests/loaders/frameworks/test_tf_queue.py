@@ -15,8 +15,8 @@ import pytest
 
 from shardprep.formats.errors import UsageError
 from shardprep.loaders import Loader, TrainTransform, TransformInput
+from shardprep.loaders.frames import FrameReceiver, SenderFailed, send_batches
 from shardprep.loaders.loader.stats import Verdict
-from shardprep.loaders.machines.frames import FrameReceiver, SenderFailed, send_batches
 from shardprep.loaders.prometheus import StatsCollector
 from shardprep.loaders.tf_inputs import (
     DatasetInput,

@@ -16,8 +16,11 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
-from shardprep.loaders.machines import frames
+from shardprep.loaders.machines import reception
 from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
+from shardprep.loaders.machines.ledger import StepRef
+from shardprep.loaders.machines.link import made_of
+from shardprep.loaders.machines.wire import UNSHARED, VERSION, Hello, pack_delivery, pack_step
 from support.remote_ends import ANY_PORT, TIMEOUT_S, python
 from support.scripts import line_of
 
@@ -89,11 +92,19 @@ def kind_of(answer: list[bytes]) -> FrameKind:
     return read_head(answer[0]).kind
 
 
+def joined(peer: zmq.Socket[bytes]) -> StepRef:
+    """Join the epoch of a receiver that iterates; return the peer's first step."""
+    peer.send_multipart(Hello("peer", "peer", UNSHARED, 12).pack())
+    session = read_head(peer.recv_multipart()[0]).description["session"]
+    lease = read_head(peer.recv_multipart()[0])
+    return StepRef(session, lease.number, lease.description["pass_number"], 0)
+
+
 @pytest.mark.parametrize("senders", [1, 2])
 def test_a_receiver_that_lacks_a_sender_logs_so_once(
     senders: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.01)
     with FrameReceiver(ANY_PORT, senders=senders) as receiver, in_thread(taken, receiver) as came:
         for _ in range(senders - 1):
             send_batches(numbers(5), receiver.endpoint)
@@ -164,20 +175,6 @@ def test_a_killed_receiver_raises_in_its_sender() -> None:
             send_batches(batches, endpoint)
 
 
-@pytest.mark.parametrize(
-    ("batch", "says"), [(np.zeros(1001, np.uint8), "1,001 bytes"), ("text", "a str cannot be sent")]
-)
-def test_a_batch_that_cannot_be_sent_raises_on_both_sides(batch: Any, says: str) -> None:
-    with (
-        FrameReceiver(ANY_PORT, limit_bytes=1000) as receiver,
-        in_thread(send_batches, [batch], receiver.endpoint) as sent,
-    ):
-        with pytest.raises(SenderFailed, match=says):
-            next(iter(receiver))
-        with pytest.raises(UsageError, match=says):
-            sent.result(TIMEOUT_S)
-
-
 def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
     chance = random.Random(1)
     legacy = b"\x01\x00" + b"".join(
@@ -208,7 +205,7 @@ def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
         [b""],
     ):
         peer.send_multipart(parts)
-    peer.send_multipart(pack_note(FrameKind.HELLO, name=""))
+    peer.send_multipart(pack_note(FrameKind.HELLO, VERSION, name=""))
     peer.send_multipart([bytes(10)] * 10_000)
     with in_thread(send_batches, numbers(3), receiver.endpoint):
         assert taken(receiver) == [0, 1, 2]
@@ -218,43 +215,30 @@ def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
     assert receiver.rejected == 6
 
 
-def test_a_repeated_batch_is_dropped_and_a_missing_one_raises(
+def test_a_repeated_batch_and_a_damaged_one_are_dropped_and_an_end_without_the_latter_raises(
     receiver: FrameReceiver, peer: zmq.Socket[bytes]
 ) -> None:
-    peer.send_multipart(pack_note(FrameKind.HELLO, name="peer"))
-    for number in (0, 0, 1, 3):
-        peer.send_multipart(pack_batch(numbers(4)[number], number))
     epoch = iter(receiver)
-
-    assert taken([next(epoch), next(epoch)]) == [0, 1]
-    assert receiver.rejected == 1
-    with pytest.raises(SenderFailed, match="2 arrived"):
+    with in_thread(lambda: [next(epoch), next(epoch)]) as came:
+        first = joined(peer)
+        for number in (0, 0, 1, 2):
+            *frame, last = pack_delivery(first._replace(step=number), made_of(numbers(3)[number], number))
+            peer.send_multipart([*frame, bytes(len(last)) if number == 2 else last])
+        peer.send_multipart(pack_step(FrameKind.END, first._replace(step=3)))
+        assert taken(came.result(TIMEOUT_S)) == [0, 1]
+    with pytest.raises(SenderFailed, match="has sent 3 batches, but 2 arrived"):
         next(epoch)
-    while kind_of(answer := peer.recv_multipart()) != FrameKind.STOP:
-        assert kind_of(answer) in (FrameKind.WELCOME, FrameKind.CREDIT)
-
-
-def test_a_damaged_batch_is_dropped_and_its_epoch_does_not_end_as_if_it_had_come(
-    receiver: FrameReceiver, peer: zmq.Socket[bytes]
-) -> None:
-    head, *parts = pack_batch(np.arange(10))
-    peer.send_multipart(pack_note(FrameKind.HELLO, name="peer"))
-    peer.send_multipart([head, bytes(len(part) for part in parts) + bytes(79)])
-    peer.send_multipart(pack_note(FrameKind.END, 1))
-
-    with pytest.raises(SenderFailed, match="0 arrived"):
-        next(iter(receiver))
-    assert receiver.rejected == 1
+    assert receiver.rejected == 2
+    while kind_of(answer := peer.recv_multipart()) != FrameKind.DONE:
+        assert kind_of(answer) in (FrameKind.LEASE, FrameKind.CREDIT)
 
 
 def test_an_epoch_is_over_once_its_end_arrives(
     receiver: FrameReceiver, peer: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "POLL_INTERVAL_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr(reception, "POLL_INTERVAL_S", 2 * TIMEOUT_S)
     with in_thread(list, receiver) as received:
-        peer.send_multipart(pack_note(FrameKind.HELLO, name="peer"))
-        assert kind_of(peer.recv_multipart()) is FrameKind.WELCOME
-        peer.send_multipart(pack_note(FrameKind.END))
+        peer.send_multipart(pack_step(FrameKind.END, joined(peer)))
         assert kind_of(peer.recv_multipart()) is FrameKind.DONE
         assert received.result(TIMEOUT_S) == []  # while the peer stays connected
 

@@ -21,7 +21,7 @@ from shardprep.loaders.flow.flow import Flow
 from shardprep.loaders.frames import ReceiverGone, send_batches
 from shardprep.loaders.machines import socket as frame_socket
 from shardprep.loaders.machines.codec import FrameKind, pack_note, read_head
-from shardprep.loaders.machines.ledger import StepLease
+from shardprep.loaders.machines.ledger import MAX_LEASE, StepLease
 from shardprep.loaders.machines.wire import VERSION, pack_lease
 from shardprep.loaders.remote import Refused, RemoteSource, serve
 from support.remote_ends import TIMEOUT_S, python
@@ -237,13 +237,13 @@ def test_a_machine_that_vanishes_is_noticed(kind: str, other_machine: Callable[.
 @contextmanager
 def hostile(*, frames: bool = False) -> Iterator[tuple[str, Callable[[], socket.socket]]]:
     """A place where a receiver should listen, and a function that takes a sender's connection."""
-    welcome = pack_note(FrameKind.WELCOME, 10**9 if frames else VERSION, session=7, limit=1 << 40)
+    welcome = pack_note(FrameKind.WELCOME, VERSION, session=7, limit=1 << 40)
 
     def accept() -> socket.socket:
         connection, _ = listener.accept()
         shake_hands(connection, b"ROUTER")
         read_frame(connection)  # HELLO
-        connection.sendall(frame(bytes(welcome[0])))
+        connection.sendall(frame(bytes(welcome[0])) + (lease(1, 0, MAX_LEASE) if frames else b""))
         return connection
 
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -21,8 +21,9 @@ import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.flow.flow import Flow
-from shardprep.loaders.machines import receive as reception, serve as sending
-from shardprep.loaders.machines.frames import SenderFailed
+from shardprep.loaders.frames import FrameReceiver, send_batches
+from shardprep.loaders.machines import reception, serve as sending
+from shardprep.loaders.machines.ledger import SenderFailed
 from shardprep.loaders.remote import NotAdmitted, Refused, RemoteSource, WrongReceiver, serve
 from support.key_files import KeyFolder
 from support.remote_ends import (
@@ -408,7 +409,10 @@ def test_what_is_no_state_is_refused() -> None:
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
     for make, says in (
         (lambda: Flow.from_iterable(["text"]), "cannot be sent"),
-        (lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]), "limit of 1,000"),
+        (
+            lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]),
+            "1,001 bytes is above the receiver's limit of 1,000",
+        ),
     ):
         with RemoteSource(ANY_PORT, limit_bytes=1000) as source, serving(make, source.endpoint) as (sent,):
             with pytest.raises(SenderFailed, match=says):
@@ -447,7 +451,7 @@ def test_closing_ends_senders_with_an_unread_hello() -> None:
     ):
         assert len(list(source)) == 15
         (late,) = stack.enter_context(serving(made_by("numbers", Path()), source.endpoint))
-        assert source._reception._socket._socket.poll(TIMEOUT_S * 1000)  # the HELLO has arrived
+        assert source._reception.socket._socket.poll(TIMEOUT_S * 1000)  # the HELLO has arrived
         source.close()
         assert late.result(TIMEOUT_S).batches == 0
         assert sent.result(TIMEOUT_S).batches == 15
@@ -498,6 +502,15 @@ def test_a_receiver_on_a_path_keeps_it_and_replaces_no_file(tmp_path: Path) -> N
 def test_a_receiver_with_an_ipv6_endpoint_names_its_others_as_they_were_given() -> None:
     with suppress(OperationError), RemoteSource(["tcp://[::1]:*", ANY_PORT]) as source:  # maybe no IPv6 here
         assert source.endpoints[1].startswith("tcp://127.0.0.1:")
+
+
+def test_a_sender_of_its_own_batches_and_one_of_shared_ones_are_refused_at_the_other_s_receiver() -> None:
+    with RemoteSource(ANY_PORT) as source, FrameReceiver(ANY_PORT) as receiver, ThreadPoolExecutor(2) as pool:
+        for drawn, send, given in ((source, send_batches, [1]), (receiver, serve, numbers(Path()))):
+            pool.submit(list, drawn)
+            with pytest.raises(Refused, match="serve"):
+                send(given, drawn.endpoint)
+            drawn.close()
 
 
 def test_what_cannot_be_served_is_refused(lmdb_shards: Path) -> None:

@@ -1,0 +1,502 @@
+"""The receiving end: its senders and their leases, drawn from by one thread at a time and closed by any."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import socket
+import threading
+from abc import ABC
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
+from shardprep.formats.runtime.sizes import count_of
+from shardprep.loaders.batches.pickling import MemoryPool
+from shardprep.loaders.machines import wire
+from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
+from shardprep.loaders.machines.keys import ReceiverAuth
+from shardprep.loaders.machines.ledger import Ledger, StepRef, Steps
+from shardprep.loaders.machines.socket import (
+    LINGER_MS,
+    MAX_TEXT_CHARACTERS,
+    POLL_INTERVAL_S,
+    FrameSocket,
+    Message,
+)
+from shardprep.loaders.order.epoch import LoadedStep
+
+MAX_SENDERS = 256
+MAX_BAD_FRAMES = 8  # per peer, before it is dropped
+MAX_REMEMBERED = 1000  # dropped peers, and bad frames
+MAX_REFUSALS = 100  # in the stats
+LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
+NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
+MAX_LOGGED = 100  # messages
+CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
+ATTEND_INTERVAL_S = 0.05
+ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
+
+log = logging.getLogger(__name__)
+
+
+class ExclusiveUse(Owned):
+    """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
+
+    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is idle,
+    a background thread calls ``meanwhile`` every ATTEND_INTERVAL_S. ``name`` names the resource in errors.
+    """
+
+    def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+        self._name = name
+        self._release_resource = release
+        self._closed = False
+        self._lock = threading.Lock()
+        self._user: int | None = None  # the using thread
+        self._released = threading.Event()
+        self.woken, self._waker = socket.socketpair()  # readable once this is closed
+        self._thread = threading.Thread(
+            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
+        )
+        try:
+            with starting_thread():
+                self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
+        self.check_open()
+        if self._user is not None or not self._lock.acquire(timeout=ATTENTION_S):
+            self.check_open()
+            raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
+        self._user = threading.get_ident()
+        try:
+            self.check_open()
+            yield
+        finally:
+            self._user = None
+            self._end_use()
+
+    def _end_use(self) -> None:
+        self._lock.release()
+        if self._closed:
+            self._release()
+
+    def _attend(self, meanwhile: Callable[[], None]) -> None:
+        while not self._released.wait(ATTEND_INTERVAL_S):
+            if self._lock.acquire(blocking=False):
+                try:
+                    meanwhile()
+                finally:
+                    self._end_use()
+
+    def check_open(self) -> None:
+        self.refuse_forked(self._name)
+        if self._closed:
+            raise UsageError(f"this {self._name} is closed; make a new one")
+
+    def close(self) -> None:
+        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; for any thread.
+
+        Does nothing in a forked copy of the process, whose sockets would wake a thread of the original.
+        """
+        if not self.made_here:
+            return
+        self._closed = True
+        with suppress(OSError):  # closed already
+            self._waker.send(b"x")
+        self._release()
+        if threading.get_ident() not in (self._user, self._thread.ident):
+            self._released.wait(CLOSE_TIMEOUT_S)
+
+    def _release(self) -> None:
+        if self._lock.acquire(blocking=False):  # never released again
+            self._release_resource()
+            self.woken.close()
+            self._waker.close()
+            self._released.set()
+            if self._thread.is_alive() and self._thread is not threading.current_thread():
+                self._thread.join(CLOSE_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class SenderReport:
+    """One connected sender.
+
+    ``name`` is the name that the sender gave, ``key`` the name of its authenticated key, "" without keys.
+    ``batches`` and ``bytes`` count its deliveries, ``rate`` is in batches per second since it joined, and
+    ``lag`` is the number of steps that are leased to it and have not arrived.
+    """
+
+    name: str
+    key: str
+    batches: int
+    bytes: int
+    rate: float
+    lag: int
+
+
+@dataclass(frozen=True)
+class RemoteStats:
+    """The counts of a RemoteSource since it was made.
+
+    ``senders`` are the connected ones. ``refused`` has the names and reasons of the last 100 refused senders;
+    ``not_admitted`` counts peers that did not complete the handshake. ``batches`` were taken; ``rejected``
+    counts damaged frames, ``repeated`` batches that had arrived before, and ``stale`` frames of a finished
+    pass or of a peer that was not admitted. ``leases_given_again`` counts leases with steps that were leased
+    to another sender. ``waited`` is the time in seconds that the consumer waited for batches.
+    """
+
+    senders: tuple[SenderReport, ...]
+    refused: tuple[tuple[str, str], ...]
+    not_admitted: int
+    batches: int
+    rejected: int
+    repeated: int
+    stale: int
+    leases_given_again: int
+    waited: float
+
+    def __repr__(self) -> str:
+        return f"<RemoteStats: {self.batches:,} batches, {len(self.senders)} senders connected, {len(self.refused)} refused>"
+
+    def __str__(self) -> str:
+        """Return a summary line, and one for each sender."""
+        lines = [
+            f"{count_of(self.batches, 'batch')} from {count_of(len(self.senders), 'sender')}; waited {self.waited:.1f} s for them; "
+            f"{self.repeated} repeated, {self.stale} stale, {self.rejected} rejected, "
+            f"{self.leases_given_again} leases given again, {self.not_admitted} not admitted"
+        ]
+        lines += [
+            f"  {s.name}: {count_of(s.batches, 'batch')}, {s.rate:.1f}/s, lag {s.lag}" for s in self.senders
+        ]
+        lines += [f"  refused {name}: {reason}" for name, reason in self.refused]
+        return "\n".join(lines if self.senders else [*lines, "  no sender is connected"])
+
+
+@dataclass
+class Sender:
+    """An admitted sender: its HELLO, its authenticated user, and the counts of its new batches."""
+
+    hello: wire.Hello
+    user: str
+    batches: int = 0
+    bytes: int = 0
+    joined: float = field(default_factory=monotonic)
+    last: float = field(default_factory=monotonic)
+
+
+class Reception(Owned):
+    """A receiver's socket, senders (by address) and leases. Not thread-safe, except for :meth:`stats`.
+
+    The first sender's ``terms`` bind all others.
+    """
+
+    def __init__(
+        self,
+        socket: FrameSocket,
+        auth: ReceiverAuth,
+        ledger: Ledger[LoadedStep],
+        *,
+        limit: int,
+        expected: wire.Facts | None = None,
+    ) -> None:
+        self.socket = socket
+        self.terms: wire.SourceTerms | None = None
+        self.senders: dict[bytes, Sender] = {}
+        self._expected = expected or {}  # of every sender
+        self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
+        self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
+        self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
+        self.sends_done = False  # whether close() sends DONE
+        self._auth = auth
+        self._limit = limit
+        self._ledger = ledger
+        self._memory = MemoryPool()
+        self._session = secrets.randbits(63)
+        self._batches = self._rejected = self._stale = self._logged = 0
+        self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
+        self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
+
+    def begin(self, pass_number: int, steps: Steps[LoadedStep]) -> None:
+        """Begin to lease the missing steps of a pass."""
+        self._ledger.begin(pass_number, steps)
+        self._limit_steps()
+        self._grant()
+
+    @property
+    def steps(self) -> Steps[LoadedStep]:
+        return self._ledger.steps
+
+    def take(self) -> list[LoadedStep]:
+        """Return a list of the next batch, empty before it arrives and after the pass.
+
+        Raises SenderFailed if a step cannot be made.
+        """
+        self._note_events()
+        while not self.steps.has_next and (message := self.socket.receive()):
+            self._handle(message)
+            self._grant()
+        if not self.steps.has_next:
+            if failure := self._ledger.failure:
+                raise failure
+            return []
+        self._batches += 1
+        taken = [self.steps.take()]
+        self._grant()
+        return taken
+
+    def receive_all(self) -> None:
+        """Handle everything that has arrived."""
+        self._note_events()
+        while message := self.socket.receive():
+            self._handle(message)
+        self._grant()
+
+    def wait(self, woken: socket.socket) -> None:
+        """Wait until something arrives, or ``woken`` is readable. All messages must be handled."""
+        if self._waited >= self._last_check + POLL_INTERVAL_S:
+            self._last_check = self._waited
+            self._check_senders()
+        began = monotonic()
+        self.socket.wait(POLL_INTERVAL_S, other=woken)
+        self._waited += monotonic() - began
+
+    def close(self) -> None:
+        if self.sends_done:
+            for address in self.senders:
+                self._send_note(address, FrameKind.DONE)
+            until = monotonic() + LATE_HELLO_TIMEOUT_S
+            while monotonic() < until and (message := self.socket.receive()):
+                if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
+                    with suppress(FrameDamaged):
+                        if read_head(message.parts[0]).kind == FrameKind.HELLO:
+                            self._send_note(message.peer, FrameKind.DONE)
+        self.socket.close(linger_ms=LINGER_MS)
+
+    def stats(self) -> RemoteStats:
+        return RemoteStats(
+            senders=tuple(
+                SenderReport(
+                    sender.hello.name,
+                    self._auth.name_of(sender.user),
+                    sender.batches,
+                    sender.bytes,
+                    sender.batches / max(sender.last - sender.joined, 1e-9) if sender.batches else 0.0,
+                    self._ledger.held(address),
+                )
+                for address, sender in list(self.senders.items())
+            ),
+            refused=tuple(self._refused),
+            not_admitted=self._auth.refused,
+            batches=self._batches,
+            rejected=self._rejected + self.socket.dropped,
+            repeated=self._ledger.repeated,
+            stale=self._stale + self._ledger.stale,
+            leases_given_again=self._ledger.leases_given_again,
+            waited=self._waited,
+        )
+
+    def _note_events(self) -> None:
+        for event, value in self.socket.events():
+            self._auth.note_event(event, value)
+
+    def _handle(self, message: Message) -> None:
+        if (is_dropped := message.peer in self._dropped) and self.socket.binds:
+            return
+        if message.parts and not self._auth.admits(message.user):
+            self._drop(message.peer, "its key is no longer in the allow-list")
+            return
+        try:
+            head = read_head(message.parts[0] if message.parts else b"")
+            if head.kind == FrameKind.HELLO:
+                self._handle_hello(message, head)
+            elif sender := self.senders.get(message.peer):
+                self._handle_admitted(message, sender, head)
+            elif not is_dropped:
+                self._stale += 1  # the peer has sent no HELLO
+        except FrameDamaged as error:
+            self._rejected += 1
+            self._bad.append(message.peer)
+            if self.socket.binds and self._bad.count(message.peer) >= MAX_BAD_FRAMES:
+                self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
+
+    def _handle_hello(self, message: Message, head: Head) -> None:
+        if head.number != wire.VERSION:
+            self._drop(message.peer, f"it uses version {head.number} of the protocol, not {wire.VERSION}")
+            return
+        hello = wire.Hello.read(head)
+        if message.peer in self.senders and self.socket.binds:
+            raise FrameDamaged("a sender sent HELLO twice")
+        for address, sender in list(self.senders.items()):
+            # an earlier connection of this sender, or an earlier sender where this socket connects
+            if sender.hello.instance == hello.instance or address == message.peer:
+                self._forget(address)
+        if reason := self._refusal_reason(hello):
+            self._drop(message.peer, reason, name=hello.name)
+            return
+        self.senders[message.peer] = Sender(hello, message.user)
+        self.terms = self.terms or hello.terms
+        self._limit_steps()
+        self._ledger.join(message.peer, name=hello.name, wants=hello.wants, now=self._waited)
+        welcome = pack_note(FrameKind.WELCOME, wire.VERSION, session=self._session, limit=self._limit)
+        self.socket.send(welcome, peer=message.peer)
+
+    def _refusal_reason(self, hello: wire.Hello) -> str:
+        """Return why a sender is refused, "" if it is not."""
+        if len(self.senders) >= MAX_SENDERS:
+            return f"there are {MAX_SENDERS} senders already"
+        if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:
+            return "send_batches() is for a FrameReceiver or ZMQInput, and serve() for a RemoteSource"
+        difference = hello.terms.difference(self._expected)
+        if self.terms and not difference:
+            difference = hello.terms.difference(self.terms)
+        return f"its batches would differ from the expected ones: {difference}" if difference else ""
+
+    def _limit_steps(self) -> None:
+        if terms := self.terms:
+            self._ledger.in_any_order = terms.picks or terms.parts > 1
+            self._ledger.steps = self.steps.in_parts(terms.parts)
+            if self.steps.total is None and terms.steps != wire.UNKNOWN:
+                self.steps.total = terms.steps
+
+    def _handle_admitted(self, message: Message, sender: Sender, head: Head) -> None:
+        address = message.peer
+        if head.kind == FrameKind.DATA:
+            self._handle_delivery(message, sender, head)
+        elif head.kind == FrameKind.CREDIT:
+            self._ledger.idle(address, head.number, now=self._waited)
+        elif head.kind == FrameKind.STOP:
+            self._forget(address, wire.text_in({"text": ""} | head.description, "text"))
+        elif head.kind == FrameKind.END:
+            if self._ledger.end(address, *self._step_of(wire.read_step(head))):
+                self.dismiss(address)
+        elif head.kind == FrameKind.ERROR:
+            work, text = wire.read_step(head), wire.text_in(head.description, "text")
+            self._ledger.fail(address, *self._step_of(work), text)
+            last = text.strip().rpartition("\n")[2]
+            self._log("%s: sender %s failed: %s", self.socket.endpoint, sender.hello.name, last)
+            self.dismiss(address)
+        else:
+            raise FrameDamaged("a sender sent a kind of frame that only receivers send")
+
+    def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
+        work, made = wire.read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
+        numbers = np.concatenate(made[2:])
+        most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
+            raise FrameDamaged("a batch has records that do not exist")
+        if self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited):
+            sender.batches += 1
+            sender.bytes += sum(len(part) for part in message.parts[1:])
+            sender.last = monotonic()
+
+    def _step_of(self, work: StepRef) -> tuple[int, int, int]:
+        """Return lease, pass and step. Raises FrameDamaged for a step of another session."""
+        if work.session != self._session:
+            raise FrameDamaged("a frame belongs to another session")
+        return work.lease, work.pass_number, work.step
+
+    def _grant(self) -> None:
+        for address, lease in self._ledger.grant(self._waited):
+            self.socket.send(wire.pack_lease(self._session, lease), peer=address)
+
+    def _check_senders(self) -> None:
+        """Forget disconnected senders and expire leases."""
+        for address in list(self.senders):
+            if not self._send_note(address, FrameKind.CREDIT):
+                self._forget(address)
+        self._ledger.expire(self._waited)
+        self._grant()
+        if not (lack := self._ledger.lack):
+            self._last_present = self._waited
+        elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
+            self._last_present = math.inf
+            self._log("%s: %s", self.socket.endpoint, lack)
+
+    def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
+        """Send a frame to a sender; return False if it is disconnected."""
+        return self.socket.send(pack_note(kind, 0, **notes), peer=address)
+
+    def dismiss(self, address: bytes) -> None:
+        """End a sender's work, and ignore what it still sends."""
+        self._send_note(address, FrameKind.DONE)
+        self._forget(address)
+        self._dropped.append(address)
+
+    def _forget(self, address: bytes, reason: str = "") -> None:
+        self.senders.pop(address, None)
+        self._ledger.leave(address, reason)
+
+    def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
+        """Send a peer the reason, and ignore it from now on."""
+        sender = self.senders.get(address)
+        name = name or (sender.hello.name if sender else "?")
+        self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
+        self._forget(address)
+        self._refused.append((name, reason))
+        self._dropped.append(address)
+        self._log("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)
+
+    def _log(self, text: str, *values: object) -> None:
+        """Log a message that a peer caused, at most MAX_LOGGED in all. Unlike a warning, it never raises."""
+        if self._logged < MAX_LOGGED:
+            self._logged += 1
+            log.warning(text, *values)
+
+
+class Receiver(Owned, Closable, ABC):
+    """Base of iterables over the batches of peers: one iteration at a time, in one thread at a time.
+
+    ``name`` names this object in errors; ``superseded`` is the error once another iteration has begun. A
+    context manager.
+    """
+
+    instead = "an endpoint has one receiver: make it where it is needed"
+
+    batches_never_change = True
+
+    def __init__(self, reception: Reception, *, name: str, superseded: str) -> None:
+        self._reception = reception
+        self.endpoint, self.endpoints = reception.socket.endpoint, reception.socket.endpoints
+        self._superseded = superseded
+        self._iteration = 0  # number of the current one
+        self._exclusive = ExclusiveUse(name, reception.close, reception.socket.fetch)
+        Finalize(self, self._exclusive.close, exitpriority=20)
+
+    def _batches(self, iteration: int) -> Iterator[Any]:
+        while batch := self._draw(iteration):
+            yield batch.pop()
+
+    def _draw(self, iteration: int) -> list[Any]:
+        """Return a list of the next batch, or an empty list at the end of the iteration."""
+        with self._exclusive.use():
+            while True:
+                self._exclusive.check_open()
+                if iteration != self._iteration:
+                    raise UsageError(self._superseded)
+                if made := self._take():
+                    return [made.pop().batch]
+                if self._reception.steps.is_over:
+                    return []
+                self._reception.wait(self._exclusive.woken)
+
+    def _take(self) -> list[LoadedStep]:
+        """Handle messages. Return a list of the next step, empty if none is ready."""
+        return self._reception.take()
+
+    def close(self) -> None:
+        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
+        self._exclusive.close()
