@@ -25,7 +25,7 @@ from measuring.conditions import conditions
 from measuring.data import Data, prepare
 from measuring.rates import Rate, measure
 
-from shardprep.formats.images.fast import decoder_name
+from shardprep.formats.images.decode import decoder_name
 
 CONTENDERS = {
     "one core, plain loop": "contenders.own_contenders.one_core",

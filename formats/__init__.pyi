@@ -45,7 +45,7 @@ from .exports.export import (
     Exported as Exported,
     export as export,
 )
-from .images.canaries import DecoderDiffers as DecoderDiffers
+from .images.decode import DecoderDiffers as DecoderDiffers
 from .images.header import read_image_header as read_image_header
 from .images.info import (
     ImageFlag as ImageFlag,

@@ -14,12 +14,11 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import ShardJob, is_other_file, shard_jobs
 from shardprep.formats.errors import BadImage, DataError
+from shardprep.formats.images.decode import crashes_decoder
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.record import content_digest, record_crc
@@ -214,11 +213,13 @@ class _Findings:
         for name in ("bad_images", "read", "hashed", "hashed_bytes", "shards", "size"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def check(self, reader: ByteReader, entry: np.void, *, has_images: bool, hashes: bool) -> None:
-        """Read and check an entry's image and columns; with ``hashes``, hash them as a conversion does."""
-        start, image = perf_counter(), b""
+    def check(self, job: ShardJob, reader: ByteReader, place: int) -> None:
+        """Read and check the image and the columns at a place; hash some, as a conversion does."""
+        entry, start, image = job.entries[place], perf_counter(), b""
         try:
-            if has_images:
+            if place in job.crashes:
+                raise BadImage(crashes_decoder(job.crashes[place]))
+            if job.has_images:
                 image = reader.read(entry)
                 read_image_header(image)
             data = b"".join([image, *reader.values(entry)])
@@ -231,7 +232,7 @@ class _Findings:
             return
         finally:
             self.read += perf_counter() - start
-        if hashes:
+        if place % SAMPLE_EVERY == 0:
             start, key, label = perf_counter(), entry["key"].item(), int(entry["label"])
             for _ in ("written", "read back"):
                 record_crc(key, label, data)
@@ -267,9 +268,9 @@ def check_images(job: ShardJob) -> _Findings:
     found, counter = _Findings(), ShardCounter(job.run, job.shard.number)
     with closing(counter), found.problems.collected(), copy(job.reader) as opened:  # open in one process
         opened.expect(job.entries)
-        for number, entry in enumerate(job.entries):
-            counter.set(number)
+        for place in range(len(job.entries)):
+            counter.set(place)
             with found.problems.collected():
-                found.check(opened, entry, has_images=job.has_images, hashes=number % SAMPLE_EVERY == 0)
+                found.check(job, opened, place)
         counter.set(len(job.entries))
     return found

@@ -49,7 +49,7 @@ from shardprep.formats.shards.read import (
     write_table,
 )
 from shardprep.formats.shards.tables import index_dtype, index_row
-from shardprep.formats.sources.source import IMAGE_SUFFIXES, ByteReader, Entries
+from shardprep.formats.sources.source import DECODED_SUFFIXES, IMAGE_SUFFIXES, ByteReader, Entries
 from shardprep.formats.sources.trees import TreeReader
 
 
@@ -211,7 +211,10 @@ class ShardJob:
 
     @property
     def decodes(self) -> bool:
-        return self.options.decode_check
+        keys = self.entries["key"].tolist() if self.has_images else []
+        return self.options.decode_check or any(
+            key.decode().lower().endswith(DECODED_SUFFIXES) for key in keys
+        )
 
     @property
     def container(self) -> str:
@@ -238,7 +241,7 @@ class ShardJob:
     def decode(self, place: int) -> None:
         if place < len(self.entries) and place not in self.crashes:
             with copy(self.reader) as reader:
-                check_decodes(reader.read(self.entries[place]))
+                _sample(self, reader, self.entries[place])
 
     def crashed(self, place: int, signal: str) -> ShardJob:
         return replace(self, crashes={**self.crashes, place: signal})

@@ -1,16 +1,26 @@
-"""Decoding of images, guarded against input that crashes the decoder; and encoding as PNG."""
+"""Decoding of images, guarded against input that crashes the decoder, and the comparison of decoders.
+
+Two decoders may decode one JPEG to different pixels, both within the standard. A model trained with one and
+evaluated with the other silently loses accuracy. Canaries, small images shipped with the package, reveal it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
+from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import PNG_SIGNATURE, without_animation
 from shardprep.formats.images.opencv import cv2
-from shardprep.formats.images.rare_kinds import is_base_media
 
 Encoded = bytes | bytearray | memoryview
 
@@ -30,7 +40,7 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
     decoding. Raises BadImage, with ``key``, if the bytes do not decode or give more than MAX_PIXELS, and
     MemoryError if memory is short, which says nothing about the image.
     """
-    is_swapped = flags & cv2.IMREAD_COLOR_RGB and is_base_media(image)
+    is_swapped = flags > 0 and flags & cv2.IMREAD_COLOR_RGB and image[4:8] == b"ftyp"
     if is_swapped:  # OpenCV 5.0 decodes an AVIF with alpha to BGR even if RGB is requested
         flags = flags & ~cv2.IMREAD_COLOR_RGB | cv2.IMREAD_COLOR
     try:
@@ -42,6 +52,8 @@ def decode(image: Encoded, flags: int, *, key: str | None = None) -> npt.NDArray
     except (BadImage, cv2.error) as error:
         if getattr(error, "code", 0) == cv2.Error.StsNoMem:
             raise MemoryError("there is no room for an image's pixels") from error
+        if "CV_IO_MAX_IMAGE" in str(error):
+            raise BadImage(f"too large: more than {MAX_PIXELS} pixels", key=key) from error
         raise BadImage(f"does not decode: {str(error).strip().splitlines()[-1]}", key=key) from error
     if pixels is None:
         raise BadImage("does not decode", key=key)
@@ -53,6 +65,12 @@ def check_decodes(image: bytes) -> None:
     decode(image, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
 
 
+def has_second_frame(image: bytes) -> bool:
+    """Whether a GIF that decodes has more than one frame."""
+    frames = cv2.imdecodemulti(np.frombuffer(image, np.uint8), cv2.IMREAD_GRAYSCALE, range=(0, 2))[1]
+    return len(frames) > 1
+
+
 def crashes_decoder(signal: str) -> str:
     """Return the description of an image that kills its decoding process by this signal."""
     return f"crashes the decoder ({signal})"
@@ -61,3 +79,103 @@ def crashes_decoder(signal: str) -> str:
 def png_of(pixels: npt.NDArray[Any]) -> bytes:
     """Encode RGB pixels, uint8 [height, width, 3], as PNG."""
     return bytes(cv2.imencode(".png", pixels[..., ::-1])[1])
+
+
+CANARIES = Path(__file__).resolve().parent.parent / "data" / "canaries"
+PIXELS = CANARIES / "pixels.tsv"  # name, reduction and digest of the pixels
+
+
+class DecoderDiffers(UserWarning):
+    """This machine's decoder produces different pixels than other machines do."""
+
+
+def canary_row(name: str, reduction: int) -> tuple[str, str, str]:
+    """Return name, reduction and a digest (16 hexadecimal digits) of a canary's pixels on this machine."""
+    flags = REDUCED_COLOR[reduction] | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        pixels = decode((CANARIES / name).read_bytes(), flags)
+    except BadImage:  # the decoder was built without this format
+        return name, str(reduction), "0" * 16
+    digest = hashlib.sha256(b"%d %d " % pixels.shape[:2] + pixels.tobytes()).hexdigest()
+    return name, str(reduction), digest[:16]
+
+
+class DecoderCheck(NamedTuple):
+    """This machine's decoder compared with the reference.
+
+    Attributes:
+        digest: 16 hexadecimal digits, equal on all machines that decode to the same pixels.
+        reference: The reference digest.
+        differing: Names of the images whose pixels differ.
+    """
+
+    digest: str
+    reference: str
+    differing: tuple[str, ...]
+
+
+@cache
+def checked_decoder() -> DecoderCheck:
+    """Decode all canaries (about 5 ms, once per process). If they are missing, nothing differs."""
+    try:
+        reference = [tuple(line.split("\t")) for line in PIXELS.read_text().splitlines()]
+        here = [canary_row(name, int(reduction)) for name, reduction, _ in reference]
+    except OSError:
+        return DecoderCheck("", "", ())
+    differing = (one[0] for one, other in zip(here, reference, strict=True) if one != other)
+    return DecoderCheck(_digest(here), _digest(reference), tuple(dict.fromkeys(differing)))
+
+
+def _digest(rows: Iterable[Iterable[str]]) -> str:
+    return hashlib.sha256("\n".join(map("\t".join, rows)).encode()).hexdigest()[:16]
+
+
+@cache
+def warn_of_decoder() -> None:
+    """Warn with DecoderDiffers, once per process, if this machine's decoder differs from the reference."""
+    if differing := checked_decoder().differing:
+        _warn(f"decodes some images ({', '.join(differing)}) to different pixels than the reference")
+
+
+def warn_of_other_decoder(digest: str) -> None:
+    """Warn with DecoderDiffers if the digest of another machine's :class:`DecoderCheck` differs."""
+    if digest != checked_decoder().digest:
+        _warn("decodes the same images to different pixels than this run's previous decoder")
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"OpenCV {cv2.__version__} of this machine {what}, and mixing decoders may cost a model accuracy: "
+        "install opencv-python-headless from the package index wherever the model is trained or evaluated",
+        DecoderDiffers,
+        stacklevel=4,  # the caller of the loader
+    )
+
+
+Decoder = Callable[[Encoded], npt.NDArray[np.uint8]]
+
+
+@cache
+def jpeg_decoder() -> Decoder | None:
+    """Return simplejpeg's decoder to RGB; None if it is not installed, or decodes a canary unlike OpenCV.
+
+    The decoder raises ValueError for an image it refuses, such as a damaged one. It ignores EXIF and releases
+    the GIL. The comparison takes about 5 ms, once per process.
+    """
+    try:
+        from simplejpeg import decode_jpeg  # an extra
+    except ImportError:
+        return None
+    decoder: Any = partial(decode_jpeg, colorspace="RGB", fastdct=False, fastupsample=False)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    try:
+        jpegs = [path.read_bytes() for path in CANARIES.glob("*.jpg")]
+        is_same = all(np.array_equal(decoder(image), decode(image, flags)) for image in jpegs)
+    except (OSError, ValueError):  # it refuses an intact image
+        return None
+    return decoder if jpegs and is_same else None
+
+
+def decoder_name() -> str:
+    """Return the name and version of the JPEG decoder."""
+    return f"simplejpeg {version('simplejpeg')}" if jpeg_decoder() else f"OpenCV {cv2.__version__}"

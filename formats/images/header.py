@@ -1,29 +1,323 @@
-"""Reads the properties of an image from its header, and checks from its structure that it is complete.
+"""Reads the properties of an image, and checks that it is complete.
 
-Nothing is decoded: a decoder is no checksum (it accepts 99.65 % of single flipped bytes) and takes a hundred
-times as long. ``prep verify --level decode`` finds what only decoding reveals.
+JPEG, PNG and WebP, of which large datasets consist, are read from their headers: a decoder is no checksum
+(it accepts 99.65 % of single flipped bytes) and takes a hundred times as long. ``prep verify --level decode``
+finds what only decoding reveals. A file of any other kind is decoded once.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 from shardprep.formats.errors import BadImage
-from shardprep.formats.images import kinds, rare_kinds as rare
-from shardprep.formats.images.info import MAX_PIXELS, ImageInfo
+from shardprep.formats.images import kinds
+from shardprep.formats.images.info import CONVERT_IT, MAX_PIXELS, ImageFlag, ImageInfo, kind_of
 from shardprep.formats.runtime.files import PASSING, reason_of
+
+MAX_CHUNKS = 1 << 16  # of a WebP; photographs have dozens, an animation one per frame
+NONE = ImageFlag(0)
+
+
+def not_decoded(what: str) -> BadImage:
+    """Return the error for an image that OpenCV refuses."""
+    return BadImage(f"{what}, which OpenCV does not decode{CONVERT_IT}")
+
+
+def decoded_wrongly(what: str) -> BadImage:
+    """Return the error for an image that OpenCV decodes to wrong pixels."""
+    return BadImage(f"{what}, which OpenCV decodes to wrong pixels{CONVERT_IT}")
+
+
+def _trailing(end: int, image: bytes) -> ImageFlag:
+    return ImageFlag.TRAILING_BYTES if end < len(image) else NONE
+
+
+WEBP_SIGNATURE = b"RIFF"
+_HAS_ANIMATION, _HAS_ALPHA = 0x02, 0x10
+_STILL = (b"VP8 ", b"VP8L")
+
+
+def read_webp(image: bytes) -> ImageInfo:
+    """Return the properties of a WebP. Raises BadImage unless its chunks fit, and it has an image."""
+    if image[8:12] != b"WEBP":
+        raise BadImage(f"not an image (a RIFF file of the kind {image[8:12].decode('latin-1')!r})")
+    at, end = 12, 8 + int.from_bytes(image[4:8], "little")
+    if end > len(image):
+        raise BadImage("truncated: the WebP has no end")
+    flags = ImageFlag.WEBP | _trailing(end, image)
+    canvas, features, has_image = (0, 0), 0, False
+    orientation: int | None = 1
+    for _ in range(MAX_CHUNKS):
+        if at >= end:
+            break
+        kind, length = struct.unpack_from("<4sI", image, at)
+        start, stop = at + 8, at + 8 + length
+        if stop > end:
+            raise BadImage(f"a WebP chunk at byte {at} does not fit")
+        if kind in _STILL and not features & _HAS_ANIMATION:
+            size, has_alpha = _bitstream(image, kind, start)
+            if at == 12:
+                return ImageInfo(*size, 4 if has_alpha else 3, flags)
+            if size != canvas:
+                raise BadImage("a WebP with an image of another size than its canvas")
+            has_image = True
+        elif at == 12:
+            if kind != b"VP8X":
+                raise BadImage(f"a WebP that begins with the chunk {kind.decode('latin-1')!r}")
+            features, low_width, high_width, low_height, high_height = struct.unpack_from(
+                "<B3xHBHB", image, start
+            )
+            canvas = 1 + low_width + (high_width << 16), 1 + low_height + (high_height << 16)
+        elif kind == b"EXIF":
+            orientation = kinds.exif_orientation(image[start:stop])
+        has_image |= kind == b"ANMF"
+        at = stop + length % 2
+    else:
+        raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
+    if not has_image:
+        raise BadImage("a WebP without an image")
+    if orientation is None:
+        flags |= ImageFlag.CORRUPT_EXIF
+    if features & _HAS_ANIMATION:
+        flags |= ImageFlag.SEVERAL
+    return ImageInfo(*canvas, 4 if features & _HAS_ALPHA else 3, flags, orientation or 1)
+
+
+def _bitstream(image: bytes, kind: bytes, start: int) -> tuple[tuple[int, int], bool]:
+    """Return the size of a still image, and whether it has alpha."""
+    if kind == b"VP8L":
+        signature, bits = struct.unpack_from("<BI", image, start)
+        if signature != 0x2F:
+            raise BadImage("a WebP without the signature of its lossless image")
+        return (1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)), bool(bits >> 28 & 1)
+    tag, code, width, height = struct.unpack_from("<B2x3sHH", image, start)
+    if tag & 1 or code != b"\x9d\x01\x2a":
+        raise BadImage("a WebP without the key frame of its image")
+    return (width & 0x3FFF, height & 0x3FFF), False
+
+
+def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
+    """Return the properties of an image that decodes; ``components`` 0 stands for the decoded channels."""
+    from shardprep.formats.images.decode import decode  # start-up time: OpenCV
+    from shardprep.formats.images.opencv import cv2
+
+    mode = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION if components else cv2.IMREAD_UNCHANGED
+    log = cv2.utils.logging
+    level = log.setLogLevel(log.LOG_LEVEL_SILENT)  # it warns of tags that it does not know
+    try:
+        height, width, channels = (*decode(image, mode).shape, 1)[:3]
+    except BadImage as error:
+        if error.message.startswith("too large"):
+            raise
+        what = f"a {kind_of(flags)} that is truncated, damaged or of an unusual form"
+        raise not_decoded(what) from error
+    finally:
+        log.setLogLevel(level)
+    return ImageInfo(width, height, components or channels, flags)
+
+
+GIF_SIGNATURES = (b"GIF87a", b"GIF89a")
+
+
+def read_gif(image: bytes) -> ImageInfo:
+    """Return the properties of a GIF. Raises BadImage unless it decodes."""
+    from shardprep.formats.images.decode import has_second_frame  # start-up time: OpenCV
+
+    flags = ImageFlag.GIF | (NONE if image.endswith(b";") else ImageFlag.TRAILING_BYTES)
+    info = _decoded(image, flags, components=3)
+    return replace(info, flags=flags | ImageFlag.SEVERAL) if has_second_frame(image) else info
+
+
+BMP_SIGNATURE = b"BM"
+_CORE = 12  # bytes of the oldest header
+_RLE8, _RLE4, _MASKS = 1, 2, 3
+_USUAL_MASKS = {16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)), 32: ((0xFF0000, 0xFF00, 0xFF),)}
+
+
+def read_bmp(image: bytes) -> ImageInfo:
+    """Return the properties of a BMP. Raises BadImage unless it decodes to its pixels."""
+    size, start, header = struct.unpack_from("<I4xII", image, 2)
+    depth, packing, packed = image[24], 0, 0
+    if header != _CORE:
+        depth, packing, packed = struct.unpack_from("<HII", image, 28)
+    if packing == _MASKS and struct.unpack_from("<3I", image, 54) not in _USUAL_MASKS.get(depth, ()):
+        raise decoded_wrongly("a BMP of unusual colour masks")
+    info = _decoded(image, ImageFlag.BMP)
+    row = (info.width * depth + 31) // 32 * 4
+    end = start + (packed if packing in (_RLE8, _RLE4) else row * info.height)
+    if end > len(image):
+        raise BadImage("truncated: the BMP has no end")
+    return replace(info, flags=info.flags | _trailing(max(end, size), image))
+
+
+NETPBM_SIGNATURES = tuple(f"P{form}{blank}".encode() for form in range(1, 7) for blank in " \t\r\n#")
+_NUMBER = rb"(?:\s|#[^\r\n]*+[\r\n])++(\d{1,9})"  # after blanks and comments
+_NETPBM = re.compile(rb"(?:P[14]%b|P[2356]%b)(?=[\s#])" % (_NUMBER * 2, _NUMBER * 3))
+
+
+def read_netpbm(image: bytes) -> ImageInfo:
+    """Return the properties of a PBM, PGM or PPM. Raises BadImage unless it decodes to its pixels."""
+    header = _NETPBM.match(image)
+    if header is None:
+        raise BadImage("a Netpbm file without the numbers of its header")
+    largest = int(header[5] or 255)
+    if largest not in (255, 65535):
+        raise decoded_wrongly(f"a Netpbm file with values up to {largest}")
+    form = image[1:2]
+    info = _decoded(image, ImageFlag.NETPBM, components=3 if form in b"36" else 1)
+    if form in b"123":  # text
+        return info
+    bits = info.components * (1 if form == b"4" else 8 if largest == 255 else 16)
+    end = header.end() + 1 + (info.width * bits + 7) // 8 * info.height
+    return replace(info, flags=info.flags | _trailing(end, image))
+
+
+SUN_RASTER_SIGNATURE = b"\x59\xa6\x6a\x95"
+_PACKED = 2
+
+
+def read_sun_raster(image: bytes) -> ImageInfo:
+    """Return the properties of a Sun raster. Raises BadImage unless it decodes."""
+    width, height, depth, length, form, _, map_bytes = struct.unpack_from(">7I", image, 4)
+    end = 32 + map_bytes + (length if form == _PACKED else (width * depth + 15) // 16 * 2 * height)
+    return _decoded(image, ImageFlag.SUN_RASTER | _trailing(end, image), components=3 if map_bytes else 0)
+
+
+_AVIF_BRANDS = frozenset([b"avif", b"avis"])
+_HEIC_BRANDS = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"])
+
+
+def is_base_media(image: bytes) -> bool:
+    """Whether the bytes begin like an MP4, HEIC or AVIF file."""
+    return image[4:8] == b"ftyp"
+
+
+def read_avif(image: bytes) -> ImageInfo:
+    """Return the properties of an AVIF. Raises BadImage unless it decodes.
+
+    OpenCV ignores rotation and mirroring in the image's properties, so neither is recorded.
+    """
+    end = min(int.from_bytes(image[:4], "big"), 1024)
+    brands = {image[8:12], *(image[at : at + 4] for at in range(16, end, 4))}
+    if not brands & _AVIF_BRANDS:
+        if brands & _HEIC_BRANDS:
+            raise not_decoded("HEIC")
+        raise BadImage(f"not an image (a file of the kind {image[8:12].decode('latin-1')!r})")
+    return _decoded(image, ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else NONE))
+
+
+_CODESTREAM = b"\xff\x4f\xff\x51"
+JPEG2000_SIGNATURES = (b"\0\0\0\x0cjP  \r\n\x87\n", _CODESTREAM)
+_COLOUR = re.compile(rb"colr(.)..(.{4})", re.DOTALL)
+_SRGB, _GRAY = 16, 17
+
+
+def read_jpeg2000(image: bytes) -> ImageInfo:
+    """Return the properties of a JPEG 2000. Raises BadImage unless it decodes to its pixels."""
+    start = image.find(_CODESTREAM)
+    if start < 0:
+        raise BadImage("a JPEG 2000 without a codestream")
+    boxes = image[:start]
+    if b"pclr" in boxes:
+        raise decoded_wrongly("a JPEG 2000 with a palette")
+    colour = _COLOUR.search(boxes)
+    if colour and colour[1] == b"\1" and int.from_bytes(colour[2], "big") not in (_SRGB, _GRAY):
+        raise decoded_wrongly("a JPEG 2000 with colours that are not sRGB or gray")
+    (components,) = struct.unpack_from(">H", image, start + 40)
+    if not 1 <= components <= 4:
+        raise not_decoded(f"a JPEG 2000 of {components} components")
+    if not set(image[start + 42 : start + 42 + 3 * components : 3]) <= {7, 15}:
+        raise not_decoded("a JPEG 2000 with samples that do not have 8 or 16 bits")
+    ends_file = not boxes or boxes[-8:-4] == bytes(4)  # without the size of its box
+    has_more = ends_file and not image.endswith(b"\xff\xd9")
+    return _decoded(image, ImageFlag.JPEG_2000 | (ImageFlag.TRAILING_BYTES if has_more else NONE), components)
+
+
+TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+MAX_SAMPLES = 16  # of a pixel
+_UNSIGNED = {1: "B", 3: "H", 4: "I"}
+_BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = (
+    258,
+    262,
+    277,
+    284,
+    322,
+    323,
+    339,
+)
+_GRAY_INVERTED, _TIFF_GRAY, _RGB, _PALETTE, _CMYK, _YCBCR = 0, 1, 2, 3, 5, 6
+_DECODED: dict[int, dict[int, tuple[int, ...]]] = {
+    1: {_GRAY_INVERTED: (1,), _TIFF_GRAY: (1,), _PALETTE: (1,)},
+    4: {_PALETTE: (1,)},
+    8: {_GRAY_INVERTED: (1, 2), _TIFF_GRAY: (1, 2), _RGB: (3, 4), _PALETTE: (1,), _CMYK: (4,), _YCBCR: (3,)},
+    16: {_GRAY_INVERTED: (1,), _TIFF_GRAY: (1,), _RGB: (3, 4)},
+}
+"""The numbers of samples that OpenCV decodes to their pixels, by bits and photometric interpretation."""
+
+
+def read_tiff(image: bytes) -> ImageInfo:
+    """Return the properties of a TIFF's first page. Raises BadImage unless it decodes to its pixels.
+
+    OpenCV always applies a TIFF's orientation, so the size is the rotated image's, and none is recorded.
+    """
+    tags, pages = _directories(image)
+    bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
+    samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
+    if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
+        what = (
+            f"a TIFF of {samples} samples of {bits} bits, of format {form} and interpretation {photometric}"
+        )
+        raise not_decoded(what)
+    if tags.get(_TILE_WIDTH, (0,))[0] * tags.get(_TILE_HEIGHT, (0,))[0] > MAX_PIXELS:
+        raise BadImage(f"too large: a TIFF with tiles of more than {MAX_PIXELS} pixels")
+    is_planar = samples > 1 and tags.get(_PLANAR, (1,)) != (1,)
+    if bits == 16 and (is_planar or (samples == 1 and _TILE_WIDTH in tags)):
+        raise decoded_wrongly("a TIFF of 16 bits in planes or gray tiles")
+    flags = ImageFlag.TIFF | (ImageFlag.SEVERAL if pages > 1 else NONE)
+    return _decoded(image, flags, 3 if photometric == _PALETTE else samples)
+
+
+def _directories(image: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
+    """Return the first page's tags of up to MAX_SAMPLES unsigned numbers, and the number of pages."""
+    order, is_big = "<" if image[:2] == b"II" else ">", b"*" not in image[2:4]
+    count_form, entry_form, pointer = (
+        order + form for form in (("Q", "HHQ", "Q") if is_big else ("H", "HHI", "I"))
+    )
+    before, step = struct.calcsize(entry_form), struct.calcsize(entry_form) + struct.calcsize(pointer)
+    tags: dict[int, tuple[int, ...]] = {}
+    pages: set[int] = set()
+    (at,) = struct.unpack_from(pointer, image, 8 if is_big else 4)
+    while at or not pages:
+        if at in pages:
+            raise BadImage("a TIFF of pages in a circle")
+        (count,) = struct.unpack_from(count_form, image, at)
+        first = at + struct.calcsize(count_form)
+        for entry in range(first, first + count * step, step) if not pages else ():
+            tag, kind, length = struct.unpack_from(entry_form, image, entry)
+            if kind in _UNSIGNED and 1 <= length <= MAX_SAMPLES:
+                form, start = f"{order}{length}{_UNSIGNED[kind]}", entry + before
+                if before + struct.calcsize(form) > step:
+                    (start,) = struct.unpack_from(pointer, image, start)
+                tags.setdefault(tag, struct.unpack_from(form, image, start))
+        pages.add(at)
+        (at,) = struct.unpack_from(pointer, image, first + count * step)
+    return tags, len(pages)
+
 
 READERS: dict[tuple[bytes, ...], Callable[[bytes], ImageInfo]] = {
     (kinds.JPEG_SIGNATURE,): kinds.read_jpeg,
     (kinds.PNG_SIGNATURE,): kinds.read_png,
-    (rare.WEBP_SIGNATURE,): rare.read_webp,
-    rare.TIFF_SIGNATURES: rare.read_tiff,
-    (rare.BMP_SIGNATURE,): rare.read_bmp,
-    rare.GIF_SIGNATURES: rare.read_gif,
-    rare.JPEG2000_SIGNATURES: rare.read_jpeg2000,
-    rare.NETPBM_SIGNATURES: rare.read_netpbm,
-    (rare.SUN_RASTER_SIGNATURE,): rare.read_sun_raster,
+    (WEBP_SIGNATURE,): read_webp,
+    TIFF_SIGNATURES: read_tiff,
+    (BMP_SIGNATURE,): read_bmp,
+    GIF_SIGNATURES: read_gif,
+    JPEG2000_SIGNATURES: read_jpeg2000,
+    NETPBM_SIGNATURES: read_netpbm,
+    (SUN_RASTER_SIGNATURE,): read_sun_raster,
 }
 """The reader of each kind of image, by its signatures."""
 
@@ -50,15 +344,17 @@ def read_image_header(image: bytes) -> ImageInfo:
     """Return the properties of ``image``, the bytes of an image file; they alone determine its kind.
 
     Raises BadImage unless OpenCV decodes the kind (JPEG, PNG, WebP, TIFF, BMP, GIF, JPEG 2000, Netpbm, AVIF,
-    Sun raster) and the file is intact, as far as that shows without decoding: a JPEG has a frame, a scan and
-    an end; a PNG's chunks, with those of an animation, match their CRCs and are in order; the parts of any
-    other file lie within it. More than ``MAX_PIXELS`` pixels, ``MAX_SCANS`` scans or endless parts count as
-    attacks on the decoder.
+    Sun raster) and the file is intact. JPEG, PNG and WebP are not decoded: a JPEG has a frame, a scan and an
+    end; a PNG's chunks, with those of an animation, match their CRCs and are in order; a WebP's chunks lie
+    within it. Any other file decodes, which a hostile one may use to crash the process. More than
+    ``MAX_PIXELS`` pixels, ``MAX_SCANS`` scans or endless parts count as attacks on the decoder.
     """
     try:
         info = _reader(image)(image)
     except PASSING:
         raise
+    except struct.error as error:
+        raise BadImage("truncated: the file ends within its header") from error
     except Exception as error:  # hostile bytes may cause any exception; it stays visible as the cause
         raise BadImage(reason_of(error)) from error
     if not info.width or not info.height:
@@ -70,23 +366,23 @@ def read_image_header(image: bytes) -> ImageInfo:
 
 def begins_as_image(head: bytes) -> bool:
     """Whether a file with these first bytes is certainly an image: no text begins like it."""
-    known: tuple[bytes, ...] = (kinds.JPEG_SIGNATURE, kinds.PNG_SIGNATURE, *rare.TIFF_SIGNATURES)
-    known += (*rare.GIF_SIGNATURES, *rare.JPEG2000_SIGNATURES)
+    known: tuple[bytes, ...] = (kinds.JPEG_SIGNATURE, kinds.PNG_SIGNATURE, *TIFF_SIGNATURES)
+    known += (*GIF_SIGNATURES, *JPEG2000_SIGNATURES)
     return head.startswith(known) or head[8:12] in (b"WEBP", b"avif", b"heic")
 
 
 def is_image_file(data: bytes) -> bool:
     """Whether the bytes begin like an image that can be read."""
-    return data.startswith(tuple(chain.from_iterable(READERS))) or rare.is_base_media(data)
+    return data.startswith(tuple(chain.from_iterable(READERS))) or is_base_media(data)
 
 
 def _reader(image: bytes) -> Callable[[bytes], ImageInfo]:
     for signatures, reader in READERS.items():
         if image.startswith(signatures):
             return reader
-    if rare.is_base_media(image):
-        return rare.read_avif
-    for names, error in ((_NOT_DECODED, rare.not_decoded), (_DECODED_WRONGLY, rare.decoded_wrongly)):
+    if is_base_media(image):
+        return read_avif
+    for names, error in ((_NOT_DECODED, not_decoded), (_DECODED_WRONGLY, decoded_wrongly)):
         for signature, name in names.items():
             if image.startswith(signature):
                 raise error(name)

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.canaries import checked_decoder
+from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.reports.examine import Examination, report
 from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS, THIS
 from shardprep.formats.runtime.files import save_bytes, user_path

@@ -59,7 +59,7 @@ class Unit(Protocol):
 class Job(Protocol[Built_co]):
     """The work on one file, safe to kill and repeat. Picklable.
 
-    ``output`` is the output folder. ``decodes`` is whether the job decodes images, which may crash.
+    ``output`` is the output folder. ``decodes`` is whether it is expected to decode images, which may crash.
     """
 
     @property
@@ -187,9 +187,9 @@ def completed(
 class JobRunner(Owned):
     """Runs jobs in local processes, or on an ``executor``, which is left open.
 
-    ``workers`` is the number of processes. None is one per usable CPU. 0 builds in this process, or in one
-    other process if images are decoded, because a decoder may crash. With an executor, ``workers`` is the
-    number of jobs submitted at a time, and None is AT_ONCE.
+    ``workers`` is the number of processes. None is one per usable CPU. 0 builds in this process, and in one
+    other process from the first job that decodes images, because a decoder may crash. With an executor,
+    ``workers`` is the number of jobs submitted at a time, and None is AT_ONCE.
     """
 
     workers: int | None = None
@@ -222,12 +222,10 @@ class JobRunner(Owned):
         with self.progress.task(title, records=records, size=size):
             if self.executor is not None:
                 run.on(self.executor, AT_ONCE if self.workers is None else max(1, self.workers))
-            elif (first := run.take()) is not None:
-                run.again.append(first)
+            else:
                 count = usable_cpus() if self.workers is None else self.workers
-                if count == 0 and not first.decodes:
-                    run.here()
-                else:
+                if (first := run.here() if count == 0 else run.take()) is not None:
+                    run.again.append(first)
                     with WorkerPool(max(1, count)) as pool:
                         run.on(pool, count + 1)
         return [run.built[number] for number in sorted(run.built)]
@@ -248,10 +246,12 @@ class _Run(Generic[Built]):
     def take(self) -> Job[Built] | None:
         return self.again.popleft() if self.again else next(self.jobs, None)
 
-    def here(self) -> None:
-        while (job := self.take()) is not None:
+    def here(self) -> Job[Built] | None:
+        """Build in this process until a job decodes images, and return that job."""
+        while (job := self.take()) is not None and not job.decodes:
             self.built[job.shard.number] = job.build()
             self._tell()
+        return job
 
     def on(self, executor: Executor, at_once: int) -> None:
         is_pool = isinstance(executor, WorkerPool)
@@ -281,7 +281,7 @@ class _Run(Generic[Built]):
     def _retry(self, job: Job[Built], error: ChildDied | ChildLost) -> Job[Built]:
         """Return the job to submit again after its worker died. Raises WorkerDied the second time."""
         number, at = job.shard.number, self.counters.done(job.shard.number)
-        if isinstance(error, ChildDied) and job.decodes and (signal := _crash_of(job, at)):
+        if isinstance(error, ChildDied) and (signal := _crash_of(job, at)):
             return job.crashed(at, signal)
         if number in self.retried:
             advice = "remove it" if isinstance(error, ChildDied) else "build with fewer --workers"

@@ -469,9 +469,13 @@ class SourceOptions:
         return cls(**found)
 
 
+DECODED_SUFFIXES = (
+    *(".tif", ".tiff", ".bmp", ".dib", ".gif", ".jp2", ".j2k", ".jpc"),
+    *(".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
+)
+"""Suffixes of images that a conversion decodes."""
 IMAGE_SUFFIXES = (
-    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".gif"),
-    *(".jp2", ".j2k", ".jpc", ".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".ras", ".sr"),
+    *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".apng", ".webp", *DECODED_SUFFIXES),
     *(".heic", ".heif", ".jxl", ".exr", ".hdr", ".pfm", ".pam"),  # listed only to be refused by name
 )
 """Suffixes of possible images; the bytes decide."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
-from shardprep.formats.images.canaries import warn_of_decoder, warn_of_other_decoder
+from shardprep.formats.images.decode import warn_of_decoder, warn_of_other_decoder
 from shardprep.formats.images.pictures import Gallery
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.owned import Closable, Owned

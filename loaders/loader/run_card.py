@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError
-from shardprep.formats.images.canaries import checked_decoder
+from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.runtime.files import naming_file, save_bytes, user_path

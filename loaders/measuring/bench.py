@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.images.fast import decoder_name
+from shardprep.formats.images.decode import decoder_name
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import Clock, Fill
 from shardprep.loaders.loader.loader import DEFAULT_SLOTS, Loader

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage, UsageError
 from shardprep.formats.images.crop_ready import AHEAD, Crop, grid_of
-from shardprep.formats.images.decode import Encoded, decode
-from shardprep.formats.images.fast import jpeg_decoder
+from shardprep.formats.images.decode import Encoded, decode, jpeg_decoder
 from shardprep.formats.images.info import MAX_PIXELS
 from shardprep.formats.images.kinds import jpeg_orientation, jpeg_size
 from shardprep.formats.images.opencv import cv2

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import BadImage
 from shardprep.formats.images.decode import Encoded, decode
-from shardprep.formats.images.header import read_image_header
+from shardprep.formats.images.header import WEBP_SIGNATURE, read_image_header
 from shardprep.formats.images.kinds import jpeg_orientation, png_orientation
 from shardprep.formats.images.opencv import cv2
 from shardprep.loaders.transforms.contract import Array
@@ -116,7 +116,8 @@ def turn_of(image: Encoded, *, key: str | None = None) -> Turn:
     if orientation is not None:
         return TURNS[orientation - 1]
     encoded = bytes(image)
-    turn = TURNS[(png_orientation(encoded) or read_image_header(encoded).orientation) - 1]
+    is_webp = encoded.startswith(WEBP_SIGNATURE)
+    turn = TURNS[(png_orientation(encoded) or (read_image_header(encoded).orientation if is_webp else 1)) - 1]
     shown = decode(image, cv2.IMREAD_COLOR_RGB, key=key)
     stored = decode(image, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
     if not np.array_equal(turn.pixels(stored), shown):

@@ -11,12 +11,11 @@ Pillow and TensorFlow's ``decode_jpeg(dct_method="INTEGER_ACCURATE")`` use.
 from __future__ import annotations
 
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from shardprep.formats.images.canaries import FOLDER, PIXELS, Canary, pixels_of
+from shardprep.formats.images.decode import CANARIES as FOLDER, PIXELS, canary_row
 
 PHOTOGRAPHS = FOLDER.parent / "photographs"
 # The photograph, the corner and the sides of each, its mode and how it is encoded.
@@ -45,11 +44,10 @@ def main() -> None:
     for name in IMAGES:
         if not (FOLDER / name).exists():
             (FOLDER / name).write_bytes(encoded(name))
-    made = [Canary(name) for name in sorted(IMAGES)]
-    made[1:1] = [Canary("jpeg-420.jpg", reduction) for reduction in (2, 4, 8)]
-    lines = (f"{canary}\t{pixels_of(canary)}\n" for canary in made)
-    (FOLDER / PIXELS).write_text("".join(lines))
-    print(Path(FOLDER / PIXELS).read_text(), end="")
+    made = [(name, 1) for name in sorted(IMAGES)]
+    made[1:1] = [("jpeg-420.jpg", reduction) for reduction in (2, 4, 8)]
+    PIXELS.write_text("".join("\t".join(canary_row(*canary)) + "\n" for canary in made))
+    print(PIXELS.read_text(), end="")
 
 
 if __name__ == "__main__":

@@ -38,15 +38,15 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sitecustomize" not in sys.modules or not hasattr(sys.modules["sitecustomize"], "imdecode")
 
 
-def crashing(jpeg: bytes) -> bytes:
-    """An intact image at which the installed decoder crashes."""
-    return jpeg[:2] + segment(0xFE, CRASH) + jpeg[2:]
+def crashing(image: bytes) -> bytes:
+    """An intact JPEG or BMP at which the installed decoder crashes."""
+    return image + CRASH if image.startswith(b"BM") else image[:2] + segment(0xFE, CRASH) + image[2:]
 
 
-def write_images(folder: Path, count: int, *crashing_ones: int) -> Path:
+def write_images(folder: Path, count: int, *crashing_ones: int, suffix: str = ".jpg") -> Path:
     """Folders of two classes with so many different images, some of which crash the decoder."""
     for at in range(count):
-        image = encoded(pixels(8 + at, 9, 3))
+        image = encoded(pixels(8 + at, 9, 3), suffix)
         image = crashing(image) if at in crashing_ones else image
-        write(folder / f"class{at % 2}" / f"{at:03}.jpg", image)
+        write(folder / f"class{at % 2}" / f"{at:03}{suffix}", image)
     return folder

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardprep.formats import DecoderDiffers
-from shardprep.formats.images import canaries
-from shardprep.formats.images.canaries import checked_decoder
+from shardprep.formats.images import decode as canaries
+from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.reports.gate import gate
 from shardprep.loaders import Loader, TrainTransform

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardprep.formats import Finding, WorkerDied, verify
+from shardprep.formats import Finding, WorkerDied, plan_conversion, verify
 from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
 from support.crashing_decoder import write_images
@@ -34,6 +34,19 @@ def test_convert_leaves_them_out_alike_for_any_number_of_workers(tmp_path: Path)
     assert {entry["key"]: entry["reason"] for entry in quarantine} == {
         f"class{at % 2}/{at:03}.jpg": REASON for at in (3, 4, 10)
     }
+
+
+@pytest.mark.slow
+def test_a_kind_that_is_always_decoded_ends_neither_a_dry_run_nor_a_conversion(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "source", 4, 2, suffix=".bmp")
+    planned = plan_conversion(source, tmp_path / "out", workers=1)
+    manifest = converted(source, tmp_path / "out", workers=0, on_bad_image="skip")
+    (entry,) = json.loads((tmp_path / "out" / "quarantine.json").read_bytes())
+
+    assert [f"{problem.first.key}: {problem.first.message}" for problem in planned.problems] == [
+        f"class0/002.bmp: {REASON}"
+    ]
+    assert (manifest.records, entry["key"], entry["reason"]) == (3, "class0/002.bmp", REASON)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every kind of image that OpenCV decodes is read from its header; the others are refused by name."""
+"""Each kind that OpenCV decodes is read from its header, or decoded once; others are refused by name."""
 
 import struct
 from pathlib import Path
@@ -9,9 +9,8 @@ import pytest
 
 from shardprep.formats import BadImage, ImageFlag, read_image_header, verify
 from shardprep.formats.images import kinds as jpeg
-from shardprep.formats.images.header import READERS
+from shardprep.formats.images.header import MAX_CHUNKS, READERS
 from shardprep.formats.images.info import ImageInfo
-from shardprep.formats.images.rare_kinds import MAX_BLOCKS, MAX_PARTS
 from shardprep.formats.verification.levels import LEVELS
 from shardprep.loaders import decode_rgb
 from support.datasets import converted
@@ -127,6 +126,7 @@ def named(brand: bytes) -> bytes:
     return b"\0\0\0\x18ftyp" + brand + bytes(4) + brand + b"mif1" + bytes(90)
 
 
+UNUSUAL = "truncated, damaged or of an unusual form, which OpenCV does not decode: convert it to PNG or JPEG$"
 REFUSED = {
     "HEIC": (named(b"heic"), "^HEIC, which OpenCV does not decode: convert it to PNG or JPEG$"),
     "HEIF of mif1": (named(b"mif1"), "^HEIC, which OpenCV does not decode"),
@@ -143,7 +143,7 @@ REFUSED = {
     "an empty file": (b"", r"^not an image \(empty\)"),
     "text": (b"not found\n", r"^not an image \(starts with 6e 6f 74"),
     "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "TIFF of 3 samples of 32 bits, of format 3"),
-    "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),
+    "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), UNUSUAL),
     "TIFF of 12 bits": (raw_tiff(**{"258": 12}), "12 bits"),
     "TIFF of signed samples": (raw_tiff(**{"339": 2}), "of format 2"),
     "TIFF of 16 bits in gray tiles": (
@@ -155,11 +155,11 @@ REFUSED = {
         bmp(32, packing=3, rest=struct.pack("<3I", 255, 255 << 8, 255 << 16)),
         "unusual colour masks, which OpenCV decodes to wrong pixels",
     ),
-    "BMP of JPEG": (bmp(24, packing=4), "compression 4, which OpenCV does not decode"),
+    "BMP of JPEG": (bmp(24, packing=4), UNUSUAL),
     "JPEG 2000 of CMYK": (JP2.replace(b"colr\1\0\0\0\0\0\x10", b"colr\1\0\0\0\0\0\x0c"), "not sRGB or gray"),
     "JPEG 2000 of 12 bits": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\x0b\1\1" * 3), "8 or 16 bits"),
-    "JPEG 2000 in subsamples": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\7\1\1\7\2\2\7\2\2"), "subsampled"),
-    "Sun raster in RGB": (encoded(COLOUR, ".sr").replace(b"\0\0\0\1\0\0\0\0", b"\0\0\0\3\0\0\0\0", 1), "type 3"),
+    "JPEG 2000 in subsamples": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\7\1\1\7\2\2\7\2\2"), UNUSUAL),
+    "Sun raster in RGB": (encoded(COLOUR, ".sr").replace(b"\0\0\0\1\0\0\0\0", b"\0\0\0\3\0\0\0\0", 1), UNUSUAL),
 }  # fmt: skip
 
 
@@ -175,26 +175,17 @@ HOSTILE = {
         "too large: a TIFF with tiles",
     ),
     "TIFF bomb": (raw_tiff(**{"256": 1 << 20, "257": 1 << 20}), "too large"),
-    "TIFF without pixels' places": (raw_tiff(**{"273": None}), "without the places"),
-    "TIFF with pixels after the end": (raw_tiff(**{"279": 9999}), "truncated"),
-    "BigTIFF of odd pointers": (raw_tiff(big=True).replace(b"+\0\x08\0", b"+\0\x04\0"), "pointers"),
     "WebP bomb": (extended_webp(width=1 << 14, height=1 << 14), "another size|too large"),
-    "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * MAX_PARTS), "parts"),
+    "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * MAX_CHUNKS), "chunks"),
     "WebP with a chunk that does not fit": (LOSSLESS[:16] + b"\xff\xff" + LOSSLESS[18:], "does not fit"),
-    "GIF of too many blocks": (gif(FRAME[:-3] + b"\1x" * MAX_BLOCKS + b"\0"), "more than"),
-    "GIF without an image": (gif(), "without an image"),
-    "GIF with a frame outside": (gif(FRAME, width=2), "does not fit its screen"),
     "GIF bomb": (gif(FRAME, width=65535, height=65535), "too large"),
     "BMP bomb": (bmp(8, packing=1)[:18] + struct.pack("<ii", 1 << 20, 1 << 20) + bmp(8, packing=1)[26:], "too large|truncated"),
-    "PPM bomb": (b"P6 999999999 999999999 255\n", "truncated"),
+    "PPM bomb": (b"P6 999999999 999999999 255\n", "too large"),
     "PPM of a word": (b"P6 3 two 255\n", "without the numbers"),
-    "JPEG 2000 bomb": (codestream(JP2)[:8] + struct.pack(">II", 1 << 20, 1 << 20) + codestream(JP2)[16:], "tiles|large"),
+    "JPEG 2000 bomb": (codestream(JP2)[:8] + struct.pack(">II", 1 << 20, 1 << 20) + codestream(JP2)[16:], UNUSUAL),
     "JP2 without a codestream": (JP2[: JP2.index(b"jp2c") - 4], "without a codestream"),
-    "JP2 of an empty box": (JP2[:12] + b"\0\0\0\4" + JP2[16:], "too short"),
-    "JP2 of too many boxes": (JP2[:12] + b"\0\0\0\x08free" * MAX_PARTS, "parts"),
-    "AVIF of no size": (KINDS["colour.avif"][0].replace(b"ispe", b"free"), "without the size"),
-    "AVIF bomb": (KINDS["colour.avif"][0].replace(struct.pack(">II", 45, 34), b"\0\1\0\0" * 2), "too large"),
-    "Sun raster bomb": (encoded(COLOUR, ".sr")[:4] + struct.pack(">II", 1 << 31, 1 << 31) + bytes(24), "truncated|type"),
+    "AVIF bomb": (KINDS["colour.avif"][0].replace(struct.pack(">II", 45, 34), b"\0\1\0\0" * 2), UNUSUAL),
+    "Sun raster bomb": (encoded(COLOUR, ".sr")[:4] + struct.pack(">II", 1 << 31, 1 << 31) + bytes(24), UNUSUAL),
 }  # fmt: skip
 
 
@@ -243,10 +234,7 @@ def test_what_would_harm_a_decoder_or_is_not_decoded_to_its_pixels_is_refused(na
 
 
 def test_bytes_that_trip_the_reader_of_images_are_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trip(image: bytes) -> None:
-        raise struct.error("short")
-
-    monkeypatch.setitem(READERS, (jpeg.JPEG_SIGNATURE,), trip)
-    with pytest.raises(BadImage, match=r"cannot be read \(error: short\)") as caught:
+    monkeypatch.setitem(READERS, (jpeg.JPEG_SIGNATURE,), {}.pop)
+    with pytest.raises(BadImage, match=r"cannot be read \(KeyError: ") as caught:
         read_image_header(b"\xff\xd8\xff")
-    assert isinstance(caught.value.__cause__, struct.error)
+    assert isinstance(caught.value.__cause__, KeyError)

@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image as Pillow
 
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.images import fast
+from shardprep.formats.images import decode as fast
 from shardprep.formats.images.crop_ready import Crop
 from shardprep.formats.images.opencv import require_opencv
 from shardprep.formats.records.record import Record
