@@ -247,7 +247,8 @@ def bench_loader(
             make, transform=made, explain=explain, trace=trace, watched=watched, disk=profile, **chosen
         )
         if html:
-            from shardprep.loaders.loader.run_page import json_of, run_page, save_page  # start-up time
+            from shardprep.loaders.loader.json_files import json_of
+            from shardprep.loaders.loader.run_page import run_page, save_page  # start-up time
 
             disk_json = profile.to_json() if profile else None
             spans = json_of(trace) if trace else None

@@ -126,7 +126,8 @@ def file_of(file: Path, dataset: Path | str, folder: Path | str) -> Path:
 
 def report_run(run: Path, output: Path, *, trace: Path | None, disk: Path | None) -> Output:
     """Write the page of a loader's run, from the file of its stats."""
-    from shardprep.loaders.loader.run_page import json_of, run_page, save_page
+    from shardprep.loaders.loader.json_files import json_of
+    from shardprep.loaders.loader.run_page import run_page, save_page
     from shardprep.loaders.measuring.disk import DiskProfile  # start-up time
 
     profile = DiskProfile.load(disk).to_json() if disk else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,24 +15,17 @@ from enum import Enum
 from importlib.metadata import version
 from itertools import zip_longest
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, ShardprepError, UnknownVersion, UsageError
+from shardprep.formats.errors import ShardprepError, UsageError
 from shardprep.formats.images.decode import checked_decoder
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.files import naming_file, save_bytes, user_path
-from shardprep.formats.runtime.json_record import (
-    built,
-    built_fields,
-    canonical_json,
-    parse_canonical_json,
-    plain,
-)
+from shardprep.formats.runtime.json_record import built
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
 from shardprep.loaders.order.parts import MAX_RECORDS, Records
 from shardprep.loaders.transforms.augment import ColorJitter
@@ -168,15 +160,11 @@ def _restored(value: Any) -> Any:
     return _made(value["name"], value["arguments"]) if "arguments" in value else ColorJitter(**value)
 
 
-FORMAT = "shardprep run card"
-VERSION = 1
-LARGEST = 1 << 20  # bytes of a file
-ADVICE = "write it with loader.card().save(path)"
 PLANNED = ("shuffle", "seed", "batch_size", "rank", "world_size", "drop_last")
 
 
 @dataclass(frozen=True)
-class RunCard:
+class RunCard(JsonRecord):
     """The options of a rank's run, as JSON, so that :meth:`.Loader.replay` works on any machine.
 
     Attributes:
@@ -201,6 +189,10 @@ class RunCard:
         gaps: The Loader's argument, None without omitted records.
     """
 
+    KIND: ClassVar[str] = "run card"
+    ADVICE: ClassVar[str] = "write it with loader.card().save(path)"
+    ADDED: ClassVar = ("without", "gaps")
+
     dataset: str
     split: str
     records: ChosenRecords | None
@@ -219,6 +211,10 @@ class RunCard:
     versions: dict[str, str]
     without: ChosenRecords | None = None
     gaps: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.gaps not in ((None,) if self.without is None else ("close", "keep")):
+            raise ValueError(f"its gaps are {self.gaps!r}")
 
     @classmethod
     def of(cls, plan: EpochPlan, **others: Any) -> Self:
@@ -247,51 +243,6 @@ class RunCard:
         """Return a card of bounded size, without the numbers of chosen and omitted records."""
         records, without = (each and replace(each, numbers=None) for each in (self.records, self.without))
         return replace(self, records=records, without=without)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a value of JSON types."""
-        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
-        if self.without is None:  # releases before 0.4 do not know these
-            del values["without"], values["gaps"]
-        return {"format": FORMAT, "version": VERSION} | values
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Return the card that ``to_json`` described.
-
-        Raises DataError unless the card has exactly this JSON, UnknownVersion for another version.
-        """
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise DataError(f"is not a run card; {ADVICE}")
-        if value.get("version") != VERSION:
-            raise UnknownVersion(f"run card version {value.get('version')!r}; this release knows {VERSION}")
-        try:
-            card = cls(**built_fields(cls, value))
-            if card.gaps not in ((None,) if card.without is None else ("close", "keep")):
-                raise ValueError(f"its gaps are {card.gaps!r}")
-            same = canonical_json(card.to_json()) == canonical_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UsageError) as error:
-            raise DataError(f"is a damaged run card ({error}); {ADVICE}") from error
-        if not same:
-            raise DataError(f"is a damaged run card: it has unexpected parts; {ADVICE}")
-        return card
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the card to a file, replacing an existing one. Raises OSError, OperationError."""
-        final = user_path(path).absolute()
-        save_bytes(final, canonical_json(self.to_json()))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file. Raises DataError if it holds no card, UnknownVersion, OSError."""
-        file = user_path(path)
-        data = read_small_file(file, LARGEST)
-        try:
-            value = parse_canonical_json(data)
-        except ValueError as error:
-            raise DataError(f"is not a run card ({error}); {ADVICE}", path=file) from error
-        with naming_file(file):
-            return cls.from_json(value)
 
 
 def decoder_of(state: Mapping[str, Any]) -> str | None:

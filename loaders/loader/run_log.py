@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from shardprep.formats.runtime.key_files import fingerprint
 from shardprep.formats.runtime.owned import LockDescriptor
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import read_small_file
+from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.loader.replay import RunOrder, Sighting
-from shardprep.loaders.loader.run_card import FORMAT as CARD_FORMAT, RunCard
+from shardprep.loaders.loader.run_card import RunCard
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
 from shardprep.loaders.order.omission import Ranges
 from shardprep.loaders.order.parts import MAX_RECORDS
@@ -31,17 +32,13 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
     from shardprep.loaders.loader.options import Chosen
 
-FORMAT = "shardprep run log"
-VERSION = 1
 SIGNATURE_BYTES = 1024  # more than a signature's line
-LARGEST = 1 << 30  # bytes of a log: a line for each rank and epoch
 MOST_KEYS = 20  # in a statement
-ADVICE = "loader.log_epoch(path) writes a log, and a state is loader.state_dict() as JSON"
 _SIGNATURE = b'{"format": "shardprep signature"'  # the beginning of a signature's line
 
 
 @dataclass(frozen=True)
-class LogEntry:
+class LogEntry(JsonRecord):
     """One rank's deliveries of one epoch, or of a part of it.
 
     Attributes:
@@ -52,6 +49,10 @@ class LogEntry:
         origin: The place where the receipt began.
         passed: Ranges of places that were skipped.
     """
+
+    KIND: ClassVar[str] = "run log"
+    ADVICE: ClassVar[str] = "loader.log_epoch(path) writes a log, and a state is loader.state_dict() as JSON"
+    MOST_BYTES: ClassVar[int] = 1 << 30  # a line for each rank and epoch
 
     card: RunCard
     receipt: Receipt
@@ -97,7 +98,7 @@ class LogEntry:
 
     def line(self) -> bytes:
         """Return the entry as a line of a log: JSON with a SHA-256 of its rest."""
-        return json.dumps(self._value() | {"sha256": self._digest()}).encode() + b"\n"
+        return json.dumps(self.to_json() | {"sha256": self._digest()}).encode() + b"\n"
 
     def append_to(self, path: str | os.PathLike[str]) -> None:
         """Append the line to a file, creating it if needed, and flush it.
@@ -120,22 +121,16 @@ class LogEntry:
                 os.ftruncate(log.fileno(), size)
                 raise
 
-    def _value(self) -> dict[str, Any]:
-        values = {field.name: plain(getattr(self, field.name)) for field in fields(self)}
-        return {"format": FORMAT, "version": VERSION} | values
-
     def _digest(self) -> str:
-        return hashlib.sha256(canonical_json(self._value())).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_json())).hexdigest()
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """Return the entry in a line or in a loader's state. Raises DataError, UnknownVersion."""
-        is_line = isinstance(value, dict) and value.get("format") == FORMAT
-        if is_line and value.get("version") != VERSION:
-            raise UnknownVersion(f"run log version {value.get('version')!r}; this release knows {VERSION}")
+        is_line = cls.is_format_of(value)
         is_state = isinstance(value, dict) and {"epoch", "place", "receipt"} <= value.keys()
         if not is_line and not is_state:
-            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}")
+            raise DataError(f"is neither the log of a run nor a loader's state; {cls.ADVICE}")
         if "card" not in value:
             raise DataError("is a state without a card, from an older release")
         try:
@@ -145,7 +140,7 @@ class LogEntry:
             if isinstance(error, UnknownVersion):
                 raise
             raise DataError(f"is neither the log of a run nor a loader's state: {error}") from error
-        if is_line and value != part._value() | {"sha256": part._digest()}:
+        if is_line and value != part.to_json() | {"sha256": part._digest()}:
             raise DataError("was changed: its SHA-256 does not match")
         return part
 
@@ -177,14 +172,15 @@ class RunLog:
         Raises DataError, MissingExtra for a signature without the package that checks it, OSError.
         """
         file = Path(user_path(path))
-        data = read_small_file(file, LARGEST)
+        data = read_small_file(file, LogEntry.MOST_BYTES)
         with suppress(ValueError, RecursionError):
-            if isinstance(value := json.loads(data), dict) and value.get("format") != FORMAT:
-                if value.get("format") == CARD_FORMAT:
-                    return cls(RunCard.load(file))
-                with naming_file(file):
+            value = json.loads(data)
+            with naming_file(file):
+                if RunCard.is_format_of(value):
+                    return cls(RunCard.from_json(value))
+                if isinstance(value, dict) and not LogEntry.is_format_of(value):
                     entry = LogEntry.from_json(value)
-                return cls(entry.card, [entry])
+                    return cls(entry.card, [entry])
         lines, signer = data, None
         if (place := data.rfind(_SIGNATURE)) >= 0:
             from shardprep.loaders.loader.signature import Signature  # an extra
@@ -198,11 +194,11 @@ class RunLog:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"line {number} is not JSON; {ADVICE}", path=file) from error
+                raise DataError(f"line {number} is not JSON; {LogEntry.ADVICE}", path=file) from error
             with naming_file(file, f"line {number} "):
                 entries.append(LogEntry.from_json(value))
         if not entries:
-            raise DataError(f"is empty; {ADVICE}", path=file)
+            raise DataError(f"is empty; {LogEntry.ADVICE}", path=file)
         return cls(_listing_card(entries), entries, signer)
 
     @classmethod
@@ -381,7 +377,9 @@ def prove(
         raise DataError("there is no log to prove a run from")
     for place, log in zip(places, read, strict=True):
         if not log.entries:
-            raise DataError(f"is neither the log of a run nor a loader's state; {ADVICE}", path=place)
+            raise DataError(
+                f"is neither the log of a run nor a loader's state; {LogEntry.ADVICE}", path=place
+            )
     signers = _signers(places, read, signed_by)
     if save is not None:
         final, folder = Path(user_path(save)).resolve(), Path(user_path(dataset)).resolve()

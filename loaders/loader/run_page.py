@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from shardprep.formats.reports.pages import bars, line_chart, page, shown_name, 
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.json_record import built
 from shardprep.formats.runtime.sizes import size
-from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.stats import StageLoad
 
 MOST_PARTS = 1000  # of the time
@@ -321,9 +319,6 @@ def timeline(trace: Any) -> Markup:
     )
 
 
-LARGEST = 64 << 20  # bytes of a file of stats; a trace of 200,000 spans has 100 MB
-
-
 def run_page(
     values: Any, *, name: str = "run", disk: Mapping[str, Any] | None = None, trace: Any = None
 ) -> str:
@@ -354,15 +349,6 @@ def run_page(
         )
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise DataError(f"these are not the values of a run: {type(error).__name__}: {error}") from error
-
-
-def json_of(path: str | os.PathLike[str], *, most: int = LARGEST) -> Any:
-    """Read a JSON file. Raises DataError, which names the file, and OSError."""
-    path = user_path(path)
-    try:
-        return json.loads(read_small_file(path, most))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}", path=path) from error
 
 
 def save_page(text: str, path: str | os.PathLike[str]) -> None:

@@ -12,26 +12,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from shardprep.formats.errors import DataError, NoSpace, UnknownVersion, UsageError
+from shardprep.formats.errors import NoSpace, UsageError
 from shardprep.formats.runtime.files import (
     NETWORK_FILESYSTEMS,
     filesystem_type,
     naming,
-    naming_file,
-    save_bytes,
     user_path,
 )
-from shardprep.formats.runtime.json_record import built_fields
 from shardprep.formats.shards.columns import MAX_OPEN
 from shardprep.formats.shards.manifest import MANIFEST_NAME, read_manifest
-from shardprep.formats.sources.listing import read_small_file
 from shardprep.loaders.loader.ahead import CHUNK_BYTES
+from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.measuring.disk_files import (
     COLD,
     DIRECT,
@@ -54,12 +51,6 @@ __all__ = [
     "SmallFileReads",
     "measure_disk",
 ]
-
-FORMAT = "shardprep disk profile"
-VERSION = 1
-
-LARGEST = 1 << 20
-ADVICE = "measure again with prep bench-disk --save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class DiskProfile:
+class DiskProfile(JsonRecord):
     """The profile of a disk. Immutable, picklable, comparable; ``from_json(p.to_json()) == p``.
 
     ``kind`` of ``path`` is "file", "folder" or "dataset"; ``filesystem`` is the type of its file system.
@@ -157,6 +148,9 @@ class DiskProfile:
     ``writing`` is the rate of writes with fsync; None if not measured, with the reason in ``missing``.
     ``remarks`` are sentences for the reader.
     """
+
+    KIND: ClassVar[str] = "disk profile"
+    ADVICE: ClassVar[str] = "measure again with prep bench-disk --save"
 
     path: str
     kind: str
@@ -191,45 +185,13 @@ class DiskProfile:
 
     def to_json(self) -> dict[str, Any]:
         """Return a value of JSON types, with derived values; docs/reference/bench-disk.md lists the keys."""
-        values: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        for name in ("sequential", "random", "remarks"):
-            values[name] = list(values[name])
+        values = super().to_json()
         for name in ("images_per_second", "sequential_over_random"):
             values[name] = getattr(self, name)
         return values
 
-    @classmethod
-    def from_json(cls, value: Any) -> DiskProfile:
-        """Return the profile with exactly this JSON. Raises DataError for other values, UnknownVersion."""
-        if not isinstance(value, dict) or value.get("format") != FORMAT:
-            raise DataError(f"is not a disk profile; {ADVICE}")
-        if value.get("version") != VERSION:
-            found = value.get("version")
-            raise UnknownVersion(f"profile version {found}; this release knows {VERSION}; {ADVICE}")
-        try:
-            profile = cls(**built_fields(cls, value))
-            if json.dumps(profile.to_json(), sort_keys=True) != json.dumps(value, sort_keys=True):
-                raise ValueError("its parts are inconsistent")
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise DataError(f"is a damaged disk profile ({why}); {ADVICE}") from error
-        return profile
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile to a file, atomically; an existing file is replaced. Raises OSError."""
-        data = json.dumps(self.to_json(), indent=2) + "\n"
-        save_bytes(user_path(path), data.encode("ascii"), mode=0o644)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> DiskProfile:
-        """Read a profile from a file. Raises DataError if it holds none, UnknownVersion, OSError."""
-        path = user_path(path)
-        try:
-            value = json.loads(read_small_file(path, LARGEST))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"is not a disk profile: it is not JSON; {ADVICE}", path=path) from error
-        with naming_file(path):
-            return cls.from_json(value)
+    def _text(self) -> str:
+        return json.dumps(self.to_json(), indent=2) + "\n"
 
 
 def _over(rate: float | None, other: float | None) -> float | None:
