@@ -333,9 +333,9 @@ class Dispatcher(Owned):
             worker.ready = True
             del self._failed_starts[worker.index]
         elif answer is Answer.DONE:
+            lease = self._leases.finish(worker.index, lease_id, rest)
             if (trace := self.trace) is not None:
-                trace.finished(worker.index, lease_id)
-            self._leases.finish(worker.index, lease_id, rest)
+                trace.finished(worker.index, lease)
         elif worker.ready:
             self._leases.fail(worker.index, lease_id, row, bytes(rest))
         else:
@@ -444,7 +444,7 @@ class Dispatcher(Owned):
             self.ring.load(self._leases.open(plan.items, plan.written, plan.filled), plan.inputs)
         if lease := self._leases.take(worker.index):
             if (trace := self.trace) is not None:
-                trace.leased(worker.index, lease)
+                trace.leased(lease)
             with suppress(OSError):  # the worker has ended, which its channel will report
                 worker.process.channel.send(*pack_lease(lease))
 

@@ -159,12 +159,13 @@ class Leases:
         self._held[worker][lease.id] = lease
         return lease
 
-    def finish(self, worker: int, lease_id: int, message: memoryview) -> None:
+    def finish(self, worker: int, lease_id: int, message: memoryview) -> Lease:
         """Record that the worker has written the lease's rows; ``message`` holds their outcomes."""
         lease = self._held[worker].pop(lease_id)
         if batch := self._batch_of(lease):
             batch.outcomes.append(LeaseOutcomes(lease.first, len(lease.items), message))
             batch.missing -= len(lease.items)
+        return lease
 
     def fail(self, worker: int, lease_id: int, row: int, error: bytes) -> None:
         """Record that a row of the worker's lease raised ``error``."""

@@ -69,23 +69,19 @@ class Trace:
         self._clock = clock
         self._read = clock.copy()
         self._free = [self.began] * len(clock)
-        self._underway: list[deque[tuple[Lease, float]]] = [deque() for _ in clock]
+        self._sent: dict[int, float] = {}  # by lease
 
-    def leased(self, worker: int, lease: Lease) -> None:
-        """Record that the lease was sent to the worker."""
-        self._underway[worker].append((lease, perf_counter()))
+    def leased(self, lease: Lease) -> None:
+        """Record that the lease was sent to a worker, perhaps again."""
+        self._sent[lease.id] = perf_counter()
 
-    def finished(self, worker: int, lease_id: int) -> None:
-        """Record that the worker has finished the lease; earlier ones sent to it were reassigned."""
-        now, underway = perf_counter(), self._underway[worker]
-        stages, began = self._spent(worker), self._free[worker]
+    def finished(self, worker: int, lease: Lease) -> None:
+        """Record that the worker has finished the lease; one sent before the trace began is left out."""
+        now, began, stages = perf_counter(), self._free[worker], self._spent(worker)
         self._free[worker] = now
-        while underway:
-            lease, sent = underway.popleft()
-            if lease.id == lease_id:
-                place = worker, lease.run, lease.batch, lease.first, len(lease.items)
-                self.leases.append(LeaseSpan(*place, max(sent, began), now, stages))
-                return
+        if (sent := self._sent.pop(lease.id, None)) is not None:
+            place = worker, lease.run, lease.batch, lease.first, len(lease.items)
+            self.leases.append(LeaseSpan(*place, max(sent, began), now, stages))
 
     def filled_here(self, wait: BatchWait) -> None:
         """Record that the consumer's thread has filled the batch."""
