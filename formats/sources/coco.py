@@ -124,10 +124,6 @@ class CocoFolder(Source):
     """The categories of the splits read so far."""
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.of_split)
-
-    @property
     def folders(self) -> tuple[Path, ...]:
         return tuple(one.images.resolve() for one in self.of_split.values())
 

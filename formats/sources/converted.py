@@ -43,19 +43,15 @@ def converted_dataset(path: Path) -> ConvertedDataset | None:
 
 @dataclass(frozen=True)
 class ConvertedDataset(Source):
-    """A converted dataset; ``members`` has the folder and manifest of each split."""
+    """A converted dataset; ``of_split`` has the folder and manifest of each split."""
 
     LAYOUT = "dataset"
 
-    members: Mapping[str, tuple[Path, Manifest]]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.members)
+    of_split: Mapping[str, tuple[Path, Manifest]]
 
     @property
     def description(self) -> str:
-        manifests = [manifest for _, manifest in self.members.values()]
+        manifests = [manifest for _, manifest in self.of_split.values()]
         counts = (f"{manifest.split} of {manifest.records:,}" for manifest in manifests)
         things = "images" if all(manifest.has_images for manifest in manifests) else "records"
         names = ", ".join(dict.fromkeys(name for manifest in manifests for name in manifest.schema.names))
@@ -63,10 +59,10 @@ class ConvertedDataset(Source):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(folder.resolve() for folder, _ in self.members.values())
+        return tuple(folder.resolve() for folder, _ in self.of_split.values())
 
     def listed(self, split: str, known: Entries | None) -> Listing:
-        folder, manifest = self.members[split]
+        folder, manifest = self.of_split[split]
         index = checked_index(folder, manifest)
         entries = np.zeros(len(index), entry_dtype(index.dtype["key"].itemsize, 1))
         for column in ("key", "label", "length"):
@@ -88,7 +84,7 @@ class ConvertedDataset(Source):
         )
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        folder, manifest = self.members[split]
+        folder, manifest = self.of_split[split]
         rows = checked_boxes(folder, manifest)
         return None if rows is None else boxes_by_key(rows, checked_index(folder, manifest)["key"], labels)
 

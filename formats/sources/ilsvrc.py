@@ -35,7 +35,6 @@ from shardprep.formats.sources.devkit import FORMS
 from shardprep.formats.sources.listing import EntryTable, record_key
 from shardprep.formats.sources.pairs import refuse_unpaired
 from shardprep.formats.sources.source import (
-    SPLITS,
     Entries,
     Listing,
     Problems,
@@ -69,22 +68,18 @@ MOST_NAMED = 3  # classes or folders in a message
 
 @dataclass(frozen=True, kw_only=True)
 class IlsvrcSource(Source):
-    """A source with annotation files beside its images; ``places`` has the archive or folder of each split.
+    """A source with annotation files beside its images; ``of_split`` has the archive or folder of each split.
 
     ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from.
     With ``check_md5``, listing a split reads its whole archive.
     """
 
     layout: str
-    places: Mapping[str, Any]
+    of_split: Mapping[str, Any]
     beside: Path | None = None
     url: str = ""
     check_md5: bool = False
     official_packing: ClassVar[bool] = False
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in SPLITS if split in self.places)
 
     @cached_property
     def annotation_files(self) -> AnnotationFiles:
@@ -111,7 +106,7 @@ class IlsvrcSource(Source):
             check_first_label(self.labels, len(found.entries), first[0] if first else None, "the source")
         expected = self.expected(split)
         differs = expected is not None and expected != len(found.entries)
-        archives = [self.places[split]] if self.official_packing else []
+        archives = [self.of_split[split]] if self.official_packing else []
         if (devkit := self.annotation_files.path(*FORMS)) and devkit.is_file():
             archives.append(devkit)
         return replace(
@@ -204,7 +199,7 @@ def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | No
     """Return the source of a folder's archives with official names; None if there are none."""
     names = _archives_among(each.name for each in folder.iterdir())
     paths = {split: folder / name for split, name in names.items()}
-    return OfficialTars(places=paths, beside=folder, check_md5=check_md5) if paths else None
+    return OfficialTars(of_split=paths, beside=folder, check_md5=check_md5) if paths else None
 
 
 def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
@@ -213,7 +208,7 @@ def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
         first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
     paths = dict.fromkeys(splits, path)
-    return OfficialTars(places=paths, beside=path.parent, check_md5=check_md5) if paths else None
+    return OfficialTars(of_split=paths, beside=path.parent, check_md5=check_md5) if paths else None
 
 
 def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
@@ -234,7 +229,9 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     copied = CopiedFiles(
         file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
     )
-    return OfficialTars(places=paths, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
+    return OfficialTars(
+        of_split=paths, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +239,7 @@ class OfficialTars(IlsvrcSource):
     """The official archives; ``copied`` are the small files beside those in object storage."""
 
     layout: str = "official-tars"
-    places: Mapping[str, Path | RemoteFile]
+    of_split: Mapping[str, Path | RemoteFile]
     copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
     official_packing = True
 
@@ -251,32 +248,24 @@ class OfficialTars(IlsvrcSource):
         if self.annotation_files.space is not None:
             return self.annotation_files.space
         wnids: set[str] = set()
-        if "train" in self.places:
-            with opened_archive(self.places["train"]) as archive:
+        if "train" in self.of_split:
+            with opened_archive(self.of_split["train"]) as archive:
                 wnids = {wnid for wnid, _ in _members(archive, "train")}
         return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
 
     def known_by(self, split: str) -> Mapping[str, Any]:
         truth = self.truth_of_flat().said if split == "val" else {}
-        path = self.places[split]
-        if isinstance(path, RemoteFile):
-            place: dict[str, Any] = {
-                "archive": path.url,
-                "size": path.stored.size,
-                "e_tag": path.stored.e_tag,
-            }
-        else:
-            status, name = path.stat(), os.fsencode(path.resolve()).hex()
-            place = {"archive": name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+        path = self.of_split[split]
         return {
-            **place,
+            "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
+            "state": archive_of(path).state,
             "split": split,
             "classes": self.labels.digest,
             "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
         }
 
     def find(self, split: str, known: Entries | None = None) -> Listing:
-        path, problems = self.places[split], Problems()
+        path, problems = self.of_split[split], Problems()
         with opened_archive(path) as archive:
             entries = self._listed(archive, split, problems) if known is None else known
         identity = archive.identity if isinstance(archive, ArchiveFile) else None
@@ -382,7 +371,7 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
         )
     if not names:
         return None
-    return Tree(layout="class-folders", places={split: ""}, root=path, source_options=options)
+    return Tree(layout="class-folders", of_split={split: ""}, root=path, source_options=options)
 
 
 def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md5: bool) -> Tree | None:
@@ -394,7 +383,7 @@ def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md
     if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
         places["test"] = f"{test}/test"  # the official archive contains a folder test
     return Tree(
-        layout=layout, places=places, root=root, source_options=options, beside=beside, check_md5=check_md5
+        layout=layout, of_split=places, root=root, source_options=options, beside=beside, check_md5=check_md5
     )
 
 
@@ -410,18 +399,20 @@ def _with_splits(folder: Path, depth: int) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree(IlsvrcSource):
-    """A source in folders; ``places`` are relative to ``root``."""
+    """A source in folders, which are relative to ``root``."""
 
-    places: Mapping[str, str]
+    of_split: Mapping[str, str]
     root: Path
     source_options: SourceOptions
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.places.values())
+        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.of_split.values())
         if not self.source_options.follow_symlinks:
             return tuple(tops)
-        names = ((place, name) for split, place in self.places.items() for name in ("", *self.classes[split]))
+        names = (
+            (place, name) for split, place in self.of_split.items() for name in ("", *self.classes[split])
+        )
         places = (self.root / place / name for place, name in names)
         return (*tops, *(place.resolve() for place in places if place.is_symlink()))
 
@@ -434,21 +425,21 @@ class Tree(IlsvrcSource):
     def classes(self) -> dict[str, list[str]]:
         """The class folders of each split, none if it is flat. Raises SourceDamaged for unusable folders."""
         walk = FolderWalk(self.root, self.source_options.follow_symlinks)
-        classes = {split: walk.folders(folder) for split, folder in self.places.items()}
+        classes = {split: walk.folders(folder) for split, folder in self.of_split.items()}
         walk.problems.raise_all()
         for split, names in classes.items():
-            refuse_unpaired(self.root, self.root / self.places[split], names)
+            refuse_unpaired(self.root, self.root / self.of_split[split], names)
         return classes
 
     @property
     def _folders(self) -> list[Path]:
-        return [self.root / place for place in self.places.values()]
+        return [self.root / place for place in self.of_split.values()]
 
     def refuse_others(self) -> None:
         """Raise UsageError for a folder that may be either a split or a class."""
         others = other_folders(self.root, self._folders)
-        if others and "train" not in self.places:
-            split, name = next(iter(self.places.items()))
+        if others and "train" not in self.of_split:
+            split, name = next(iter(self.of_split.items()))
             raise UsageError(
                 f"holds {name} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it if it "
                 f"is a class, or give {self.root / name} with --split {split}",
@@ -456,7 +447,7 @@ class Tree(IlsvrcSource):
             )
 
     def find(self, split: str, known: Entries | None = None) -> Listing:
-        place, classes, problems = self.places[split], self.classes[split], Problems()
+        place, classes, problems = self.of_split[split], self.classes[split], Problems()
         walk = FolderWalk(self.root, self.source_options.follow_symlinks, problems)
         table = EntryTable(self.root, problems)
         if classes or split == "train":

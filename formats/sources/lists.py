@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,7 +69,7 @@ _PLAIN = ("path", "label")
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table of images: its columns of paths, labels and splits, the kinds of others, and unused names."""
+    """A table of images: its columns of paths, labels and splits, the kinds of others, and all names."""
 
     file: ArchiveFile
     form: TableForm
@@ -77,12 +77,12 @@ class ListedTable:
     labels: str | None = "label"
     splits: str | None = None
     kinds: dict[str, CellKind] = field(default_factory=dict)
-    left_out: dict[str, None] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
-    def leave_out(self, names: Iterable[str]) -> None:
-        """Add the names of unused columns."""
+    @property
+    def left_out(self) -> list[str]:
         used = (self.paths, self.labels, self.splits, *self.kinds, "")
-        self.left_out.update(dict.fromkeys(name for name in names if name not in used))
+        return [name for name in self.names if name not in used]
 
 
 @dataclass
@@ -202,7 +202,6 @@ class ListedImages:
                     raise ValueError(
                         "has different columns from the table of another split; give all tables the same columns"
                     )
-                table.leave_out(table.form.names)
             lines = Lines(file, table.form.limit)
             with self._at(path, lambda: lines.number):
                 for row in table.form.rows(lines):
@@ -218,8 +217,6 @@ class ListedImages:
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""
-        if table.form.is_open:
-            table.leave_out(row.cells)
         place = file = label = None
         is_list = self._source.is_list
         with self.problems.collected("path"), self._at(table.file.path, lambda: row.line):
@@ -368,7 +365,7 @@ class LabelledList(ListedSource):
         if twice := next((name for name in taken if names.count(name) > 1), None):
             raise ValueError(f"has the column {twice!r} twice; rename one")
         form = TableForm(taken if is_json else names, form.delimiter, is_open=is_json)
-        return ListedTable(file, form, path, label, split, kinds)
+        return ListedTable(file, form, path, label, split, kinds, names)
 
     def place_of(self, table: ListedTable, row: TableRow) -> tuple[str, str, str]:
         path, split = row.cells[table.paths], self.split
@@ -494,7 +491,7 @@ class MetadataFolder(ListedSource):
             label = _column(names, options.label_column, (), "--label-column")
         used = (path, label, self._split_column(form, file))
         kinds = cell_kinds(names, options.column_choices, used, typed=not form.delimiter)
-        return ListedTable(file, form, *used, kinds)
+        return ListedTable(file, form, *used, kinds, names)
 
     def _split_column(self, form: TableForm, file: ArchiveFile) -> str | None:
         """Return the column of splits, unless splits have folders, or it is chosen, or has other values."""

@@ -180,10 +180,6 @@ class PairedFolders(Source):
     source_options: SourceOptions
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.of_split)
-
-    @property
     def folders(self) -> tuple[Path, ...]:
         every = ((one.images, *one.partners.values()) for one in self.of_split.values())
         return tuple(folder.resolve() for folders in every for folder in folders)

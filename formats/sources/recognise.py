@@ -46,37 +46,33 @@ _UNKNOWN_SOURCE = (
 
 @dataclass(frozen=True)
 class MixedSource(Source):
-    """A combination of sources; ``members`` has the one of each split, all with the same classes."""
+    """A combination of sources; ``of_split`` has the one of each split, all with the same classes."""
 
-    members: Mapping[str, IlsvrcSource]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.members)
+    of_split: Mapping[str, IlsvrcSource]
 
     @property
     def description(self) -> str:
-        parts = ", ".join(f"{split} of {member.layout}" for split, member in self.members.items())
+        parts = ", ".join(f"{split} of {member.layout}" for split, member in self.of_split.items())
         return f"{parts} ({self._labels().counted})"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return tuple(dict.fromkeys(f for member in self.members.values() for f in member.folders))
+        return tuple(dict.fromkeys(f for member in self.of_split.values() for f in member.folders))
 
     def listed(self, split: str, known: Entries | None) -> Listing:
         self._labels()
-        return self.members[split].listed(split, known)
+        return self.of_split[split].listed(split, known)
 
     def known_by(self, split: str) -> Mapping[str, Any] | None:
         self._labels()
-        return self.members[split].known_by(split)
+        return self.of_split[split].known_by(split)
 
     def boxes(self, split: str, labels: LabelSpace) -> Rows | None:
-        return self.members[split].boxes(split, labels)
+        return self.of_split[split].boxes(split, labels)
 
     def _labels(self) -> LabelSpace:
         """Return the label space of all splits. Raises LabelConflict if they differ."""
-        (first, one), *others = self.members.items()
+        (first, one), *others = self.of_split.items()
         for split, other in others:
             if other.labels.digest != one.labels.digest:
                 raise LabelConflict(

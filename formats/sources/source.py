@@ -321,15 +321,19 @@ def boxes_by_key(rows: Rows, keys: npt.NDArray[np.bytes_], labels: LabelSpace) -
 
 
 class Source(ABC):
-    """A dataset to convert; ``TAKES`` names the options it accepts that not every source does."""
+    """A dataset to convert; ``TAKES`` names the options it accepts that not every source does.
+
+    ``of_split`` has what each split consists of.
+    """
 
     LAYOUT: ClassVar[str] = ""
     TAKES: ClassVar[tuple[str, ...]] = ()
+    of_split: Mapping[str, Any]
 
     @property
-    @abstractmethod
     def splits(self) -> tuple[str, ...]:
         """The splits found, in the order train, val, test."""
+        return tuple(split for split in SPLITS if split in self.of_split)
 
     @property
     def description(self) -> str:
