@@ -139,9 +139,9 @@ class ListedSource(Source):
         found, follow = self.found, self.source_options.follow_symlinks
         one = found.images[split]
         table = one.table
-        reader: ByteReader = TreeReader(self.root, follow)
-        if found.keeps_rows:
-            images = TreeReader(self.root, follow, IMAGE_COLUMNS)
+        images = TreeReader(self.root, follow, IMAGE_COLUMNS)
+        reader: ByteReader = images
+        if found.fields:
             reader = RowReader(images, table.file.path, table.file.identity, table.form, found.fields)
         notes = () if self.is_list else other_folders_note(self.root, self.folders)
         if table.left_out:
@@ -169,7 +169,7 @@ class ListedImages:
     """The listed images of each split, and the problems of rows and images.
 
     ``kinds`` are the columns' kinds by header, the same in all tables. Entries have the line of their row,
-    and its place if it ``keeps_rows``.
+    and its place if there are any.
     """
 
     def __init__(self, source: ListedSource) -> None:
@@ -179,13 +179,12 @@ class ListedImages:
         self.fields: dict[str, Field] = {}
         self.space = LabelSpace.of(())
         self.classes = Classes()
-        self.keeps_rows = bool(source.source_options.columns) or not source.is_list
         follow = source.source_options.follow_symlinks
         self._walk = FolderWalk(source.root, follow, self.problems)
 
     def split_images(self, split: str, table: ListedTable) -> SplitImages:
         if split not in self.images:
-            more = [("line", "<i8"), *([("image_length", "<i8"), ("row_length", "<i8")] * self.keeps_rows)]
+            more = [(name, "<i8") for name in ("line", "image_length", "row_length")]
             self.images[split] = SplitImages(table, EntryTable(table.file.path, self.problems, more))
         return self.images[split]
 
@@ -254,14 +253,14 @@ class ListedImages:
             walk = FolderWalk(self._walk.top, self._walk.follow_symlinks, self.problems, one.ignored)
             if walk.is_left_out(file):
                 return
-        key, length = record_key(path.partition("/")[0], path), row.length if self.keeps_rows else 0
+        length, offset = (row.length, row.offset) if self.kinds else (0, 0)
         one.rows.append(
-            key,
+            record_key(path.partition("/")[0], path),
             label,
             length=file.size + length,
-            offset=row.offset if self.keeps_rows else 0,
+            offset=offset,
             file=file,
-            more=(row.line, file.size, length) if self.keeps_rows else (row.line,),
+            more=(row.line, file.size, length),
         )
 
     def finish(self) -> None:

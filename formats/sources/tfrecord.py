@@ -55,10 +55,13 @@ class WireField(NamedTuple):
     end: int
 
 
-def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> Iterator[WireField]:
-    """Yield the fields of the message between two offsets.
+def parts(
+    window: ByteWindow, start: int, end: int, most: int = MAX_VALUES, only: tuple[int, ...] = ()
+) -> Iterator[WireField]:
+    """Yield the fields of the message between two offsets; those with numbers in ``only`` have a length.
 
-    Raises ValueError for damaged fields, and for more than ``most``: millions of empty ones take minutes.
+    Raises ValueError for damaged and other fields, and for more than ``most``: millions of empty ones take
+    minutes.
     """
     at, count = start, 0
     while at < end:
@@ -76,6 +79,8 @@ def parts(window: ByteWindow, start: int, end: int, most: int = MAX_VALUES) -> I
         begin = at + after
         if not 0 <= size <= end - begin or not number:
             raise ValueError(f"a field of type {kind} and {size} bytes does not fit into its message")
+        if only and (kind != LENGTH or number not in only):
+            raise ValueError("the record is not a tf.train.Example")
         at = begin + size
         yield WireField(number, kind, begin, at)
 
@@ -191,36 +196,29 @@ class Features(dict[str, Feature]):
 
 def features(window: ByteWindow) -> Features:
     """Return the features of an example. Raises ValueError for anything else."""
-    found = Features()
-    for example in parts(window, window.start, window.end, MAX_FEATURES):
-        if example.number != 1 or example.kind != LENGTH:
-            raise ValueError("the record is not a tf.train.Example")
-        for entry in parts(window, example.start, example.end, MAX_FEATURES):
-            name, feature = _named(window, entry)
-            if name in found or len(found) == MAX_FEATURES:
-                raise ValueError(f"the feature {name!r} occurs twice, or there are more than {MAX_FEATURES}")
+    found, most = Features(), MAX_FEATURES
+    for example in parts(window, window.start, window.end, most, (1,)):
+        for entry in parts(window, example.start, example.end, most, (1,)):
+            name, feature = "", Feature(window, "", entry.end, entry.end)
+            for part in parts(window, entry.start, entry.end, most, (1, 2)):
+                if part.number == 2:
+                    feature = _feature(window, part)
+                elif part.end - part.start > MAX_NAME_BYTES:
+                    raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
+                else:
+                    name = window.take(part.start, part.end).decode()
+            if name in found or len(found) == most:
+                raise ValueError(f"the feature {name!r} occurs twice, or there are more than {most}")
             found[name] = feature
     return found
 
 
-def _named(window: ByteWindow, entry: WireField) -> tuple[str, Feature]:
-    if entry.number != 1 or entry.kind != LENGTH:
-        raise ValueError("the record is not a tf.train.Example")
-    name, feature = "", Feature(window, "", entry.end, entry.end)
-    for part in parts(window, entry.start, entry.end, MAX_FEATURES):
-        if part.kind != LENGTH or part.number not in (1, 2):
-            raise ValueError("a feature has something other than a name and a value")
-        if part.number == 1:
-            if part.end - part.start > MAX_NAME_BYTES:
-                raise ValueError(f"the name of a feature has {part.end - part.start} bytes")
-            name = window.take(part.start, part.end).decode()
-            continue
-        feature = Feature(window, "", part.end, part.end)
-        for of_kind in parts(window, part.start, part.end, MAX_FEATURES):
-            if of_kind.kind != LENGTH or of_kind.number not in _KINDS or feature.kind:
-                raise ValueError("a feature is not one list of bytes, floats or integers")
-            feature = Feature(window, _KINDS[of_kind.number], of_kind.start, of_kind.end)
-    return name, feature
+def _feature(window: ByteWindow, value: WireField) -> Feature:
+    lists = [*parts(window, value.start, value.end, MAX_FEATURES, tuple(_KINDS))]
+    if len(lists) > 1:
+        raise ValueError("a feature is not one list of bytes, floats or integers")
+    number, _, start, end = lists[0] if lists else (0, 0, value.end, value.end)
+    return Feature(window, _KINDS.get(number, ""), start, end)
 
 
 HEAD = struct.Struct("<QI")  # length, masked CRC-32C of its 8 bytes
