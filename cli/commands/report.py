@@ -22,10 +22,9 @@ from shardprep.cli.console.options import (
 from shardprep.cli.console.output import Output, each_dataset
 from shardprep.cli.console.runs import RunOptions, chosen_options, option_of, refuse_typed, typed_options
 from shardprep.formats.errors import printable
-from shardprep.formats.reports.examine import report as report_dataset
+from shardprep.formats.reports.examine import PIXELS, report as report_dataset
 from shardprep.formats.reports.find import ImageMatch, find as find_images
 from shardprep.formats.reports.gate import KINDS, GateResult, Limit, gate as gate_dataset, read_limits
-from shardprep.formats.reports.observations import PIXELS
 from shardprep.formats.runtime.files import naming_file
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.dataset import splits_of

@@ -1,37 +1,432 @@
-"""The examination of a dataset: its content, also compared with another dataset's."""
+"""The examination of a dataset: its content and oddities, also compared with another dataset's."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import png_of
-from shardprep.formats.reports.duplicates import Duplicates, duplicates, shared
-from shardprep.formats.reports.observations import (
-    KINDS,
-    OTHER,
-    THIS,
-    RecordNames,
-    chosen,
-    contact_sheets,
-    index_statistics,
-    observations,
+from shardprep.formats.images.info import EXTREME_ASPECT, KINDS as IMAGE_KINDS, ImageFlag
+from shardprep.formats.reports.duplicates import (
+    DISTANCE,
+    EQUAL_BYTES,
+    Duplicates,
+    Links,
+    duplicates,
+    shared,
 )
-from shardprep.formats.reports.pixels import EXTREMES, ImageReading, thumbnail
+from shardprep.formats.reports.pixels import EXTREMES, ImageReading, Numbers, PixelStatistics, thumbnail
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress, shown
+from shardprep.formats.runtime.sizes import count_of, round_step
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.shards.manifest import QUARANTINE_NAME
+from shardprep.formats.shards.read import Rows
 from shardprep.formats.shards.summary import class_counts, inspect
 from shardprep.formats.verification.checks import quarantined
+
+MOST_SHOWN = 24  # examples per kind
+
+THIS, OTHER = "this", "other"
+
+Json = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """A kind of observation: its title, advice, the noun of what is counted, and whether it needs fixing."""
+
+    title: str
+    advice: str
+    what: str = "image"
+    is_bad: bool = False
+
+
+KINDS = {
+    "damaged": Kind(
+        "Images that cannot be read or decoded",
+        "prep verify --level decode lists all of them; prep repair rebuilds damaged shards.",
+        is_bad=True,
+    ),
+    "leaks": Kind(
+        "Images equal or similar to one in the other dataset",
+        "Scores on the second dataset will be inflated by images that both have; leave each out of one of "
+        "them.",
+        "pair",
+        is_bad=True,
+    ),
+    "suspects": Kind(
+        "Equal or similar images with different labels",
+        "Where two images have equal bytes, one of the labels is wrong. Similar images may belong to two "
+        "classes: look at them.",
+        "pair",
+        is_bad=True,
+    ),
+    "equal bytes": Kind("Images with equal bytes", "They count twice in training and in accuracy.", "pair"),
+    "look alike": Kind(
+        "Images that look alike", "They may be scaled or compressed again, or frames of one scene.", "pair"
+    ),
+    "empty classes": Kind(
+        "Classes without images",
+        "A model cannot learn these classes from this split; check whether a folder is missing in the "
+        "source.",
+        "class",
+        is_bad=True,
+    ),
+    "quarantined": Kind(
+        "Images that the conversion left out",
+        "They are in the source but not in the dataset; quarantine.json lists all of them.",
+    ),
+    "EXIF orientation": Kind(
+        "Images rotated by EXIF",
+        'Their pixels are stored rotated; a transform with orientation="apply" rotates them back.',
+    ),
+    "CMYK": Kind("CMYK images", "Their colours depend on the decoder; convert them to RGB."),
+    "tiny": Kind(
+        "Images under 32 pixels", "Crops of them are mostly enlarged; check whether they belong here."
+    ),
+    "extreme aspect": Kind("Images over 16:1", "A random crop shows only a stripe of them."),
+    "corrupt EXIF": Kind("Corrupt EXIF", "Their orientation is unknown."),
+    "several frames": Kind("Several pages or frames", "The first is decoded."),
+    "trailing bytes": Kind("Bytes after the end of the image", "Decoders ignore them."),
+}
+"""The kinds of observations by their JSON names."""
+
+OF_PIXELS = ("damaged", "leaks", "suspects", "equal bytes", "look alike")  # kinds that need images read
+
+
+def observation(kind: str, count: int, *, measured: str = "", **more: Any) -> Json:
+    """Return an observation of one of KINDS as a JSON object; ``measured`` is a sentence before the advice.
+
+    ``more`` may have ``is_partial``, if only some images were examined; the first ``records``, ``pairs`` or
+    ``names``; ``all_pairs``; and the records to ``leave_out``, without which nothing would be found.
+    """
+    known = KINDS[kind]
+    lists = dict.fromkeys(("records", "pairs", "names", "all_pairs", "leave_out"), ())
+    told = known._asdict() | {"advice": f"{measured} {known.advice}".lstrip()}
+    return {"kind": kind, "count": count, "is_partial": False} | told | lists | more
+
+
+@dataclass(frozen=True)
+class RecordNames:
+    """The records of one or two datasets, numbered consecutively, in the form that a page shows.
+
+    ``named`` are the datasets ("this" or "other") and numbers of the records that :meth:`shown` returned.
+    """
+
+    datasets: Sequence[Dataset]
+    named: set[tuple[str, int]] = field(default_factory=set)
+
+    def place(self, number: int) -> tuple[str, int]:
+        """Return a record's dataset, "this" or "other", and its number there."""
+        first = len(self.datasets[0])
+        return (THIS, number) if number < first else (OTHER, number - first)
+
+    def shown(self, number: int, note: str = "") -> Json:
+        """Return a record as a JSON object; ``note`` adds a remark, such as why it is damaged.
+
+        The class is None without a label; ``width`` and ``height`` are pixels, ``bytes`` is the image's size.
+        """
+        which, record = self.place(number)
+        self.named.add((which, record))
+        dataset = self.datasets[0 if which == THIS else 1]
+        row = dataset.index[record]
+        label = int(row["label"])
+        its_class = dataset.manifest.labels.classes[label] if label >= 0 else None
+        return {
+            "dataset": which,
+            "record": record,
+            "key": row["key"].decode("utf-8", "replace"),
+            "label": label,
+            "class_name": its_class.name if its_class else None,
+            "class_words": its_class.words if its_class else None,
+            "width": int(row["width"]),
+            "height": int(row["height"]),
+            "bytes": int(row["length"]),
+            "note": note,
+        }
+
+    def pairs(self, links: Links) -> list[Json]:
+        """Return the first of these links; the distance is None if the bytes are equal."""
+        return [
+            {"distance": _distance(distance), "records": [self.shown(first), self.shown(second)]}
+            for first, second, distance in links[:MOST_SHOWN].tolist()
+        ]
+
+    def all_pairs(self, links: Links) -> list[tuple[int, str, int, int | None]]:
+        """Return (first record, dataset of the second, second record, distance) of all these links."""
+        return [
+            (first, *self.place(second), _distance(distance)) for first, second, distance in links.tolist()
+        ]
+
+
+def _distance(found: int) -> int | None:
+    return None if found == EQUAL_BYTES else found
+
+
+MOST_POINTS = 1000  # in a scatter plot
+BINS = 32
+OUTLIERS = 0.5  # percent of the values at each end
+RENARD = (1, 1.25, 1.6, 2, 2.5, 3.15, 4, 5, 6.3, 8)  # ISO 3: round numbers in equal ratios
+TINY = 32  # pixels of the shorter side
+
+
+def histogram(values: npt.NDArray[Any], *, is_logarithmic: bool = False) -> dict[str, list[Any]]:
+    """Return round ``edges`` [n + 1] and ``counts`` [n] of positive numbers.
+
+    A logarithmic histogram of widely spread values has edges in equal ratios. The first and last bars hold
+    any outliers. Equal values are one bar.
+    """
+    if not len(values):
+        return {"edges": [0.0, 1.0], "counts": [0]}
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return {"edges": [round(low, 3)] * 2, "counts": [len(values)]}
+    first, last = (float(part) for part in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
+    if first == last:
+        first, last = low, high
+    if is_logarithmic and first * 10 < last:
+        decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)))
+        inner = np.array([digit * 10.0**decade for decade in decades for digit in RENARD])
+    else:
+        step = round_step(max((last - first) / BINS, 0 if values.dtype.kind == "f" else 1))
+        inner = np.arange(math.ceil(first / step), math.floor(last / step) + 1) * step
+    inner = inner[(inner > first) & (inner < last)]
+    edges = np.array([low, *inner, high])
+    counts = np.histogram(values, edges)[0].tolist()
+    return {"edges": [round(edge, 3) for edge in edges.tolist()], "counts": counts}
+
+
+def index_statistics(index: Rows, classes: int, seed: int) -> Json:
+    """Return statistics of an index of images in this number of classes, as a JSON object.
+
+    All are histograms, except ``sides`` (width, height) and ``weights`` (pixels, bytes) of a seeded sample.
+    """
+    sizes = np.bincount(index["label"][index["label"] >= 0], minlength=classes)
+    chosen = np.sort(_sample(len(index), MOST_POINTS, seed))
+    width, height, length = (index[name][chosen].astype(np.int64) for name in ("width", "height", "length"))
+    return {
+        "class_sizes": histogram(sizes),
+        "width": histogram(index["width"]),
+        "height": histogram(index["height"]),
+        "bytes": histogram(index["length"], is_logarithmic=True),
+        "aspect": histogram(index["width"] / np.maximum(index["height"], 1), is_logarithmic=True),
+        "sides": np.stack([width, height], axis=1).tolist(),
+        "weights": np.stack([width * height, length], axis=1).tolist(),
+    }
+
+
+def odd_records(index: Rows) -> dict[str, list[int]]:
+    """Return the record numbers of unusual images, by oddity; an image may have several."""
+    flags, width, height = index["flags"], index["width"].astype(np.int64), index["height"].astype(np.int64)
+    is_jpeg = flags & sum(IMAGE_KINDS.values()) == 0
+    found = {
+        "CMYK": (index["components"] == 4) & is_jpeg,
+        "EXIF orientation": index["orientation"] != 1,
+        "corrupt EXIF": (flags & ImageFlag.CORRUPT_EXIF) != 0,
+        "tiny": np.minimum(width, height) < TINY,
+        "extreme aspect": np.maximum(width, height) > EXTREME_ASPECT * np.minimum(width, height),
+        "several frames": (flags & ImageFlag.SEVERAL) != 0,
+        "trailing bytes": (flags & ImageFlag.TRAILING_BYTES) != 0,
+    }
+    return {name: np.flatnonzero(mask).tolist() for name, mask in found.items()}
+
+
+def same_size(indexes: list[Rows]) -> Numbers:
+    """Return the numbers, over all indexes, of images that share length, width and height with another one.
+
+    Only these can have equal bytes. Small groups come first: pairs, then groups of three, and so on.
+    """
+    columns = [np.concatenate([index[name] for index in indexes]) for name in ("height", "width", "length")]
+    order = np.lexsort(columns)
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)
+    sizes = np.diff(np.append(np.flatnonzero(is_new), len(order)))
+    per_record = np.repeat(sizes, sizes)
+    shared = per_record > 1
+    return order[shared][np.argsort(per_record[shared], kind="stable")]
+
+
+def _sample(count: int, most: int, seed: int) -> Numbers:
+    """Choose at most ``most`` different numbers below ``count``."""
+    return np.random.default_rng(seed).choice(count, min(count, most), replace=False)
+
+
+PIXELS = ("none", "sample", "all")
+MOST_DECODED = 4096  # images of a sample
+MOST_COMPARED = 8192  # further images, read for their digests
+
+
+def chosen(indexes: list[Rows], pixels: str, seed: int) -> tuple[list[tuple[Numbers, Numbers]], Json]:
+    """Choose the images to read from each dataset, and count them.
+
+    For each dataset, returns the numbers of the images to decode, and of others to compare, in order. A
+    sample is MOST_DECODED images of each dataset, and up to MOST_COMPARED images of the same size as another,
+    whose bytes may be equal. Raises UsageError for unknown ``pixels``.
+    """
+    if pixels not in PIXELS:
+        raise UsageError(f"unknown pixels {pixels!r}; known are {', '.join(PIXELS)}")
+    candidates = same_size(indexes) if pixels != "none" else np.empty(0, np.int64)
+    compared = candidates if pixels == "all" else candidates[:MOST_COMPARED]
+    choices, start = [], 0
+    for index in indexes:
+        mine = compared[(compared >= start) & (compared < start + len(index))] - start
+        most = {"none": 0, "sample": MOST_DECODED, "all": len(index)}[pixels]
+        decoded = np.sort(_sample(len(index), most, seed))
+        choices.append((decoded, np.setdiff1d(mine, decoded)))
+        start += len(index)
+    return choices, {
+        "pixels": pixels,
+        "images": start,
+        "seed": seed,
+        "decoded": sum(len(decoded) for decoded, _ in choices),
+        "compared": sum(map(len, chain.from_iterable(choices))),
+        "same_size": len(candidates),
+        "same_size_compared": len(compared),
+    }
+
+
+def observations(
+    names: RecordNames,
+    looked_at: Json,
+    statistics: PixelStatistics,
+    inside: Duplicates,
+    across: Duplicates | None,
+    quarantine: Sequence[Mapping[str, str]],
+) -> list[Json]:
+    """Return the observations with a count above zero.
+
+    ``inside`` are the duplicates within the dataset, ``across`` those shared with the other one, numbered
+    consecutively; ``quarantine`` lists the images that the conversion left out, with key and reason.
+    """
+    dataset, is_partial = names.datasets[0], looked_at["decoded"] < looked_at["images"]
+    counts, damaged = class_counts(dataset), [record for record, _ in statistics.damaged]
+    empty = [each.name for each in counts if not each.images] if any(each.images for each in counts) else []
+    shown = [names.shown(record, reason) for record, reason in statistics.damaged[:MOST_SHOWN]]
+    reasons = [f"{one['key']}: {one['reason']}" for one in quarantine[:MOST_SHOWN]]
+    index = dataset.index if dataset.manifest.has_images else dataset.index[:0]
+    found = [
+        observation("empty classes", len(empty), names=empty[: 4 * MOST_SHOWN]),
+        observation("damaged", len(damaged), is_partial=is_partial, records=shown, leave_out=damaged),
+        *_of_duplicates(names, inside, across, is_partial=is_partial),
+        observation("quarantined", len(quarantine), names=reasons),
+        *(
+            observation(kind, len(odd), records=[*map(names.shown, odd[:MOST_SHOWN])], leave_out=odd)
+            for kind, odd in odd_records(index).items()
+        ),
+    ]
+    return [one for one in found if one["count"]]
+
+
+def _of_duplicates(
+    names: RecordNames, inside: Duplicates, across: Duplicates | None, *, is_partial: bool
+) -> list[Json]:
+    labels, records = _labels(names.datasets), len(names.datasets[0])
+    both = inside.links if across is None else np.concatenate([inside.links, across.links])
+    is_bounded = inside.is_bounded or (across is not None and across.is_bounded)
+
+    def of(kind: str, links: Links, leave_out: Numbers) -> Json:
+        return observation(
+            kind,
+            len(links),
+            is_partial=is_partial or is_bounded,
+            measured=_measured(links),
+            pairs=names.pairs(links),
+            all_pairs=names.all_pairs(links),
+            leave_out=np.unique(leave_out).tolist(),
+        )
+
+    wrong = both[_differ(labels, both)]
+    ends = np.concatenate([wrong["first"], wrong["second"]])
+    exact, near = (links[~_differ(labels, links)] for links in (inside.exact, inside.near))
+    return [
+        of("suspects", wrong, ends[ends < records]),
+        *([of("leaks", across.links, across.links["first"])] if across else []),
+        of("equal bytes", exact, exact["second"]),
+        of("look alike", near, near["second"]),
+    ]
+
+
+def _labels(datasets: Sequence[Dataset]) -> Numbers:
+    """Return the labels of all records; the other dataset's are translated by class name.
+
+    -2 is a class that only the other dataset has, -1 no label.
+    """
+    mine = datasets[0].manifest.labels.label_of
+    parts = [datasets[0].index["label"].astype(np.int64)]
+    for other in datasets[1:]:
+        known = [mine.get(each.name, -2) for each in other.manifest.labels.classes]
+        parts.append(np.array([*known, -1])[other.index["label"]])
+    return np.concatenate(parts)
+
+
+def _measured(links: Links) -> str:
+    """Describe how many links are between equal bytes, and how much the hashes of the others differ."""
+    exact = int(np.count_nonzero(links["distance"] == EQUAL_BYTES))
+    parts = [f"{count_of(exact, 'pair')} with equal bytes"] if exact else []
+    if near := len(links) - exact:
+        parts.append(
+            f"{count_of(near, 'pair')} of perceptual hashes that differ in at most {DISTANCE} of 64 bits"
+        )
+    return f"{', '.join(parts)}."
+
+
+def _differ(labels: Numbers, links: Links) -> npt.NDArray[np.bool_]:
+    """Return a mask of the links between different labels, ignoring images without a label."""
+    first, second = labels[links["first"]], labels[links["second"]]
+    differ: npt.NDArray[np.bool_] = (first != second) & (first != -1) & (second != -1)
+    return differ
+
+
+MOST_PICTURES = 480  # on all sheets
+MOST_OF_A_NAMED_CLASS = 60
+OF_ANY_CLASS = 8
+MOST_CLASSES = 24  # if none is named
+
+
+def contact_sheets(names: RecordNames, classes: Sequence[str], seed: int) -> list[Json]:
+    """Return sheets of the named ``classes``, or small sheets of random ones if none is named.
+
+    Each has some ``records`` of a class, its number of ``images``, and its ``words``, None if unknown. Raises
+    UsageError for an unknown class.
+    """
+    dataset, rng = names.datasets[0], np.random.default_rng(seed)
+    labels = dataset.index["label"]
+    if classes:
+        chosen = [_label(dataset, name) for name in dict.fromkeys(classes)]
+        most = min(MOST_OF_A_NAMED_CLASS, max(1, MOST_PICTURES // len(chosen)))
+    else:
+        present = np.unique(labels[labels >= 0])
+        chosen = np.sort(rng.choice(present, min(len(present), MOST_CLASSES), replace=False)).tolist()
+        most = OF_ANY_CLASS
+    sheets = []
+    for label in chosen:
+        records = np.flatnonzero(labels == label)
+        some = np.sort(rng.choice(records, min(len(records), most), replace=False)).tolist()
+        each = dataset.manifest.labels.classes[label]
+        sheet = {"name": each.name, "words": each.words, "images": len(records)}
+        sheets.append(sheet | {"records": [names.shown(number) for number in some]})
+    return sheets
+
+
+def _label(dataset: Dataset, name: str) -> int:
+    label = dataset.manifest.labels.label_of.get(name)
+    if label is None:
+        close = get_close_matches(name, dataset.classes, 3)
+        hint = f"; close are {printable(', '.join(close))}" if close else ""
+        raise UsageError(f"has no class {printable(name)!r}{hint}", path=dataset.path)
+    return label
 
 
 @dataclass(frozen=True)
@@ -94,18 +489,6 @@ class Examination:
         Raises OperationError if ``path`` is a folder or a device, OSError.
         """
         save_bytes(user_path(path), self.to_html().encode())
-
-
-def shown_in(value: Any) -> Iterator[tuple[str, int]]:
-    """Yield the records that a JSON object names at any depth."""
-    if isinstance(value, dict):
-        if value.keys() >= {"dataset", "record", "key"}:
-            yield value["dataset"], value["record"]
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return
-    for part in value:
-        yield from shown_in(part)
 
 
 MOST_LISTED = 50  # archives, and shards; all are counted
@@ -274,9 +657,10 @@ def report(
         }
         pictures: dict[tuple[str, int], bytes] = {}
         if looked_at["decoded"]:
-            named = set(shown_in(found))
             for which, one in zip((THIS, OTHER), opened, strict=False):
-                records = np.array(sorted(number for where, number in named if where == which), np.int64)
+                records = np.array(
+                    sorted(number for where, number in names.named if where == which), np.int64
+                )
                 made = reading.each("pictures of", thumbnail, one, records)
                 pictures |= {(which, number): picture for number, picture in made.items()}
     examined = Examination(found, pictures)

@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 
 from shardprep.formats.errors import UsageError, printable
 from shardprep.formats.images.decode import checked_decoder
-from shardprep.formats.reports.examine import Examination, report
-from shardprep.formats.reports.observations import KINDS as OBSERVED, OF_PIXELS, THIS
+from shardprep.formats.reports.examine import KINDS as OBSERVED, OF_PIXELS, THIS, Examination, report
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.shards.manifest import read_manifest

@@ -254,15 +254,9 @@ class StoredIndex:
         if isinstance(wanted, slice):
             return self._rows(np.arange(*wanted.indices(len(self))))
         numbers = np.asarray(wanted)
+        np.broadcast_to(np.int8(0), len(self))[wanted]  # raises IndexError as any array does
         if numbers.dtype == bool:
-            if numbers.shape != (len(self),):
-                raise IndexError(f"the mask has the shape {numbers.shape}, but there are {len(self)} records")
             numbers = np.flatnonzero(numbers)
-        if numbers.size and numbers.dtype.kind not in "iu":
-            raise TypeError(f"records are chosen by whole numbers, not by {numbers.dtype}")
-        wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
-        if wrong.size:
-            raise IndexError(f"record {wrong.flat[0]} of {len(self)}")
         rows = self._rows(np.atleast_1d(numbers.astype(np.int64) % len(self)))
         return rows if numbers.ndim else rows[0]
 

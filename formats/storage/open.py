@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import Any, overload
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import byte_count, checked_int
@@ -110,16 +110,11 @@ def cached_place(
                 "the dataset",
                 path=place.url,
             )
-        return place, cache, _limit_bytes(cache_limit)
+        if isinstance(cache_limit, str):
+            cache_limit = byte_count(cache_limit, of="cache_limit")
+        return place, cache, None if cache_limit is None else checked_int(cache_limit, "cache_limit", least=1)
     if cache is not None or cache_limit is not None:
         raise UsageError(
             "is not a URL: a dataset on this machine is read in place, without a cache", path=path
         )
     return None
-
-
-def _limit_bytes(limit: int | str | None) -> int | None:
-    if limit is None:
-        return None
-    found = limit if isinstance(limit, SupportsIndex) else byte_count(limit, of="cache_limit")
-    return checked_int(found, "cache_limit", least=1)

@@ -25,8 +25,8 @@ from shardprep.formats import (
     report,
 )
 from shardprep.formats.reports.duplicates import near_pairs
+from shardprep.formats.reports.examine import observation
 from shardprep.formats.reports.gate import _check, read_limits
-from shardprep.formats.reports.observations import observation
 from support.crashing_decoder import write_images
 from support.datasets import converted, flip, prep, prep_here, writable
 from support.examined import Made, made_datasets
@@ -136,7 +136,7 @@ def test_the_result_and_its_page_do_not_depend_on_the_workers(built: Built, foun
 
 
 def test_a_sample_says_that_there_may_be_more(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardprep.formats.reports.observations.MOST_DECODED", 5)
+    monkeypatch.setattr("shardprep.formats.reports.examine.MOST_DECODED", 5)
 
     sampled = report(built[0], workers=0)
 
