@@ -187,10 +187,6 @@ def read_sun_raster(image: bytes) -> ImageInfo:
     return _decoded(image, ImageFlag.SUN_RASTER | _trailing(end, image), components=3 if map_bytes else 0)
 
 
-_AVIF_BRANDS = frozenset([b"avif", b"avis"])
-_HEIC_BRANDS = frozenset([b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"])
-
-
 def is_base_media(image: bytes) -> bool:
     """Whether the bytes begin like an MP4, HEIC or AVIF file."""
     return image[4:8] == b"ftyp"
@@ -201,10 +197,9 @@ def read_avif(image: bytes) -> ImageInfo:
 
     OpenCV ignores rotation and mirroring in the image's properties, so neither is recorded.
     """
-    end = min(int.from_bytes(image[:4], "big"), 1024)
-    brands = {image[8:12], *(image[at : at + 4] for at in range(16, end, 4))}
-    if not brands & _AVIF_BRANDS:
-        if brands & _HEIC_BRANDS:
+    brands = image[8 : min(int.from_bytes(image[:4], "big"), 1024)]
+    if b"avif" not in brands and b"avis" not in brands:
+        if re.search(b"hei[cxms]|hev[cx]|m[is]f1", brands):
             raise not_decoded("HEIC")
         raise BadImage(f"not an image (a file of the kind {image[8:12].decode('latin-1')!r})")
     return _decoded(image, ImageFlag.AVIF | (ImageFlag.SEVERAL if image[8:12] == b"avis" else NONE))

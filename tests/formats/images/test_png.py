@@ -50,11 +50,11 @@ MALFORMED = {
 
 @pytest.mark.parametrize("image", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_animation_is_refused(image: bytes) -> None:
-    with pytest.raises(BadImage, match=r"animated PNG|acTL"):
+    with pytest.raises(BadImage, match=r"animated PNG|out of order"):
         read_image_header(image)
-    with pytest.raises(BadImage, match=r"animated PNG|acTL"):
+    with pytest.raises(BadImage, match=r"animated PNG|out of order"):
         check_decodes(image)
-    with pytest.raises(BadImage, match=r"key: .*(animated PNG|acTL)"):
+    with pytest.raises(BadImage, match=r"key: .*(animated PNG|out of order)"):
         decode_rgb(memoryview(image), key="key")
 
 
