@@ -186,25 +186,34 @@ Value = tuple[bytes, int, bytes]
 
 @dataclass(frozen=True, eq=False)
 class FileCheck:
-    """A check of the records or column values in the file ``entry`` at ``path``. Picklable.
+    """A check of the file ``entry`` at ``path``, with its records or column values, at a level. Picklable.
 
-    Its methods run in separate processes: a damaged container may crash the library that opens it, and a
-    damaged image the decoder. ``container`` is empty for a column's table of values of one size. ``keys`` are
-    the records' keys, and ``rows`` their rows of the index or the column's table; None if these are damaged.
-    ``number`` is the shard's, and ``field`` its column, None for records. ``region`` is the part of the
-    archive that holds the images, None if the shard does. With ``decode``, values are decoded, too.
+    If it ``reads`` these, its methods run in separate processes: a damaged container may crash the library
+    that opens it, and a damaged image the decoder. ``container`` is empty for any other file, such as a
+    column's table of values of one size. ``keys`` are the records' keys, and ``rows`` their rows of the index
+    or the column's table; None if these are damaged. ``number`` is the shard's, and ``field`` its column,
+    None for records. ``region`` is the part of the archive that holds the images, None if the shard does.
     """
 
     path: Path
     entry: FileEntry
-    decode: bool
-    container: str
-    keys: npt.NDArray[np.bytes_] | None
-    rows: Rows | None
+    level: str
+    container: str = ""
+    keys: npt.NDArray[np.bytes_] | None = None
+    rows: Rows | None = None
     number: int = 0
     field: Field | None = None
     has_images: bool = True
     region: Region | None = None
+
+    @property
+    def decode(self) -> bool:
+        return self.level == "decode"
+
+    @property
+    def reads(self) -> bool:
+        """Whether records or values are read, not only hashed."""
+        return self.level in ("records", "decode") and (self.container != "" or self.field is not None)
 
     def found(self) -> CheckResult:
         """Hash the file, and check the content of the same file, even if it is renamed."""
@@ -213,10 +222,13 @@ class FileCheck:
             if hash_descriptor(descriptor) != self.entry.sha256:
                 self._add(found, None, OTHER_SHA256)
             if self.region:
-                changes_in(self.path.with_name(ARCHIVE_NAME), self.region).add_to(found)
+                archive = self.path.with_name(ARCHIVE_NAME)
+                if hash_region(archive, self.region) != self.region.sha256:
+                    found.findings.append(Finding(ARCHIVE_NAME, changed_in(archive, self.region)))
             same = Path(f"/proc/self/fd/{descriptor}")
             path = same if same.exists() else self.path
-            for key, label, value in self._values(path, found, range(self.entry.records)):
+            values = self._values(path, found, range(self.entry.records)) if self.reads else ()
+            for key, label, value in values:
                 digests.append(content_digest(key, label, value))
                 if self.decode:
                     self._decode(key, value, found)
@@ -330,12 +342,6 @@ class FileCheck:
             self._add(found, text_of(key), error.message)
 
 
-def changes_in(archive: Path, region: Region) -> CheckResult:
-    """Check that a region of an archive is unchanged since it was indexed."""
-    is_same = hash_region(archive, region) == region.sha256
-    return CheckResult([] if is_same else [Finding(ARCHIVE_NAME, changed_in(archive, region))])
-
-
 def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckResult:
     """Run a check in one of the ``children``, and find the images that crash the decoder.
 
@@ -363,7 +369,7 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
     except ChildDied:
         if not check.decode:
             raise
-    found = result(replace(check, decode=False).found)
+    found = result(replace(check, level="records").found)
     crashed = decoded(range(check.entry.records))
     if not crashed.findings:
         problem = "the decoder crashed on its images together, but on none of them alone"

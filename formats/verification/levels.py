@@ -26,14 +26,13 @@ from shardprep.formats.runtime.executors import (
     other_machine,
     refuse_other_versions,
 )
-from shardprep.formats.runtime.files import hash_descriptor, hash_file
+from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.columns import unlisted_columns
-from shardprep.formats.shards.in_place import Region
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -50,12 +49,10 @@ from shardprep.formats.shards.tables import (
     checked_index,
 )
 from shardprep.formats.verification.checks import (
-    OTHER_SHA256,
     CheckResult,
     FileCheck,
     Finding,
     Report,
-    changes_in,
     check_quarantine,
     checked,
     false_claims,
@@ -250,18 +247,12 @@ class _Verification:
             return
         names = {entry.name for entry in sound}
         tables = self._read_tables(names)
-        if level == "full":
-            self._hash(sound)
-            if manifest.archive and is_there:
-                self._hash_regions(manifest.archive.regions)
-            return
-        checks = self._record_checks(tables)
-        if not is_there:
-            for shard in manifest.shards:
-                del checks[shard.name]
-        self._hash([entry for entry in sound if entry.name not in checks])
-        self._check_promises(tables.get(INDEX_NAME), names)
-        self._check_records([checks[entry.name] for entry in sound if entry.name in checks])
+        if level != "full":
+            self._check_promises(tables.get(INDEX_NAME), names)
+        checks = self._checks({} if level == "full" else tables, is_there=is_there)
+        digests = self._check([checks[name] for name in checks if name in names])
+        if level != "full" and not self.report.exit_code:
+            self._check_roots(digests)
 
     def _archive_issue(self) -> str:
         """Describe what is wrong with the size of the images' archive; empty if nothing is."""
@@ -294,27 +285,30 @@ class _Verification:
                 tables[entry.name] = checks[entry.name](self.files.folder, self.manifest)
         return tables
 
-    def _record_checks(self, tables: Mapping[str, Rows | None]) -> dict[str, FileCheck]:
-        """Return the check of each file with records by its name, using the intact tables."""
-        manifest, folder, decode = self.manifest, self.report.dataset, self.report.level == "decode"
+    def _checks(self, tables: Mapping[str, Rows | None], *, is_there: bool) -> dict[str, FileCheck]:
+        """Return the check of each file that has not been read as a table, by its name.
+
+        Records and values are compared with the intact ``tables``, unless the archive of the images is not
+        there.
+        """
+        manifest, folder, level = self.manifest, self.report.dataset.absolute(), self.report.level
+        checks = {entry.name: FileCheck(folder / entry.name, entry, level) for entry in manifest.files}
         index = tables.get(INDEX_NAME)
         keys = None if index is None else np.ascontiguousarray(index["key"])
         regions = manifest.archive.regions if manifest.archive else (None,) * len(manifest.shards)
-        ends = list(accumulate(shard.records for shard in manifest.shards))
-        checks = {}
-        for number, (shard, end) in enumerate(zip(manifest.shards, ends, strict=True)):
+        ends = accumulate(shard.records for shard in manifest.shards)
+        for number, (shard, end, region) in enumerate(zip(manifest.shards, ends, regions, strict=True)):
             part = slice(end - shard.records, end)
-            of_shard = checks[shard.name] = FileCheck(
-                path=folder / shard.name,
-                entry=shard,
-                decode=decode,
+            of_shard = replace(
+                checks[shard.name],
                 container=manifest.container,
                 keys=None if keys is None else keys[part],
                 rows=None if index is None else index[part],
                 number=number,
                 has_images=manifest.has_images,
-                region=regions[number],
             )
+            if is_there:
+                checks[shard.name] = replace(of_shard, region=region)
             for column in manifest.column_entries:
                 table = tables.get(column.table.name)
                 for entry in column.shards[number : number + 1]:
@@ -324,13 +318,12 @@ class _Verification:
                         entry=entry,
                         rows=None if table is None else table[part],
                         field=column.field,
-                        region=None,
                     )
         for column in manifest.column_entries:
+            own = checks.pop(column.table.name)
             if column.field.is_fixed:
-                name = column.table.name
-                checks[name] = FileCheck(folder / name, column.table, decode, "", keys, None, 0, column.field)
-        return checks
+                checks[own.entry.name] = replace(own, keys=keys, field=column.field)
+        return {name: check for name, check in checks.items() if name not in (INDEX_NAME, BOXES_NAME)}
 
     def _check_promises(self, index: Rows | None, sound: set[str]) -> None:
         if index is not None:
@@ -342,29 +335,7 @@ class _Verification:
             with reading(QUARANTINE_NAME, self.report), hand:
                 check_quarantine(self.files.folder, self.manifest)
 
-    def _hash(self, entries: list[FileEntry]) -> None:
-        """Hash the files except those hashed while reading them."""
-        varying = [column.table.name for column in self.manifest.column_entries if not column.field.is_fixed]
-        unread = [entry for entry in entries if entry.name not in (INDEX_NAME, BOXES_NAME, *varying)]
-        self._check("hash", unread, [partial(_hash, self.files, entry) for entry in unread])
-
-    def _hash_regions(self, regions: Sequence[Region]) -> None:
-        shards = zip(self.manifest.shards, regions, strict=True)
-        parts = [replace(shard, size=region.size) for shard, region in shards]
-        link = self.report.dataset.absolute() / ARCHIVE_NAME
-        self._check("hash", parts, [partial(changes_in, link, region) for region in regions])
-
-    def _check_records(self, checks: Sequence[FileCheck]) -> None:
-        room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
-        files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
-        children = self.children if self.elsewhere is None else None
-        calls = [
-            partial(_check_apart, self.files, check, file.size, children)
-            for check, file in zip(checks, files, strict=True)
-        ]
-        digests = self._check(self.report.level, files, calls)
-        if self.report.exit_code:
-            return
+    def _check_roots(self, digests: Mapping[str, bytes]) -> None:
         if content_root(digests[s.name] for s in self.manifest.shards) != self.manifest.records_root:
             self._found(MANIFEST_NAME, "its content_root differs from that of the records")
         for column in self.manifest.column_entries:
@@ -375,34 +346,38 @@ class _Verification:
                 )
                 self._found(MANIFEST_NAME, problem)
 
-    def _check(
-        self, title: str, files: Sequence[FileEntry], calls: Sequence[Callable[[], CheckResult]]
-    ) -> dict[str, bytes]:
-        """Make each file's call, report the results in order, and return the digests by name.
+    def _check(self, checks: Sequence[FileCheck]) -> dict[str, bytes]:
+        """Make the checks, report the results in order, and return the digests by name.
 
-        The calls are made in threads, or pickled and made on the executor. An unreadable file is reported
-        without stopping the others. ExecutorFailed and OtherMachine stop everything.
+        They are made in threads, or pickled and made on the executor. An unreadable file is reported without
+        stopping the others. ExecutorFailed and OtherMachine stop everything.
         """
+        room = dict(zip((s.name for s in self.manifest.shards), self.manifest.image_room, strict=True))
+        files = [replace(each.entry, size=room.get(each.entry.name, each.entry.size)) for each in checks]
+        children = self.children if self.elsewhere is None else None
+        calls = [
+            partial(_found_by, check, self.files, file.size, children)
+            for check, file in zip(checks, files, strict=True)
+        ]
         count = usable_cpus() if self.workers is None else max(1, self.workers)
         records, size = sum(file.records for file in files), sum(file.size for file in files)
         made: dict[int, CheckResult] = {}
         places, done_records, done_bytes = iter(range(len(files))), 0, 0
-        safe = [partial(_found_in, file.name, call) for file, call in zip(files, calls, strict=True)]
         sent = []
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
-            sizes = {file.name: file.size for file in self.manifest.files}
             sent = [
-                ExecutorCall(partial(seen.called, file.name, sizes[file.name], call), seen.path, file.name)
-                for file, call in zip(files, safe, strict=True)
+                ExecutorCall(partial(seen.called, entry.name, entry.size, call), seen.path, entry.name)
+                for entry, call in zip((check.entry for check in checks), calls, strict=True)
             ]
 
         def submit(place: int) -> Future[Any]:
             if sent:
                 return sent[place].submitted(executor)
             with starting_thread():
-                return threads.submit(safe[place])
+                return threads.submit(calls[place])
 
+        title = "hash" if self.report.level == "full" else self.report.level
         with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:
             try:
                 at_once = count + 1 if self.elsewhere is None else self.workers or AT_ONCE
@@ -421,30 +396,20 @@ class _Verification:
         return {file.name: made[place].digests for place, file in enumerate(files)}
 
 
-def _found_in(name: str, call: Callable[[], CheckResult]) -> CheckResult:
-    """Make the call for a file; its errors are findings, too."""
+def _found_by(check: FileCheck, files: DatasetFiles, size: int, children: WorkerPool | None) -> CheckResult:
+    """Make a check of ``size`` bytes; its errors are findings, too.
+
+    Records are read in one of the children, or in a new one if there are none, as on another machine.
+    """
     found = CheckResult()
-    with reading(name, found):
+    with reading(check.entry.name, found):
         try:
-            return call()
+            with files.at_hand(check.entry) as path:
+                check = replace(check, path=path)
+                if not check.reads:
+                    return check.found()
+                with WorkerPool(1) if children is None else nullcontext(children) as pool:
+                    return checked(check, SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)
         except ShardDamaged as error:
-            found.findings.append(Finding(name, f"its container is unreadable: {error.message}"))
+            found.findings.append(Finding(check.entry.name, f"its container is unreadable: {error.message}"))
     return found
-
-
-def _hash(files: DatasetFiles, entry: FileEntry) -> CheckResult:
-    """Hash a file through one descriptor, even if it is renamed."""
-    with files.at_hand(entry) as path, opened(path) as descriptor:
-        is_same = hash_descriptor(descriptor) == entry.sha256
-    return CheckResult([] if is_same else [Finding(entry.name, OTHER_SHA256)])
-
-
-def _check_apart(
-    files: DatasetFiles, check: FileCheck, size: int, children: WorkerPool | None
-) -> CheckResult:
-    """Make a check in one of the children, or in a new one if there are none, as on another machine."""
-    with (
-        files.at_hand(check.entry) as path,
-        WorkerPool(1) if children is None else nullcontext(children) as pool,
-    ):
-        return checked(replace(check, path=path), SHARD_TIMEOUT_S + size / SLOWEST_BYTES_PER_SECOND, pool)

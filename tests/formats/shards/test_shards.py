@@ -120,7 +120,7 @@ def test_records_that_changed_places_are_found(tmp_path: Path, kind: str) -> Non
 
     rows = index_rows(PICTURES)
     entry = FileEntry(path.name, path.stat().st_size, hash_file(path), len(PICTURES))
-    found = FileCheck(path, entry, False, kind, rows["key"], rows).found().findings
+    found = FileCheck(path, entry, "records", kind, rows["key"], rows).found().findings
     assert [finding.key for finding in found] == ["n0", "n1"]
 
 
