@@ -106,8 +106,8 @@ def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
     from shardprep.formats.images.opencv import cv2
 
     mode = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION if components else cv2.IMREAD_UNCHANGED
-    log = cv2.utils.logging
-    level = log.setLogLevel(log.LOG_LEVEL_SILENT)  # it warns of tags that it does not know
+    log = getattr(cv2.utils, "logging", cv2)  # OpenCV 4 has its functions itself
+    level = log.setLogLevel(0)  # silent; it warns of tags that it does not know
     try:
         height, width, channels = (*decode(image, mode).shape, 1)[:3]
     except BadImage as error:
