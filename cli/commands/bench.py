@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardprep.cli.console.options import (
+    ANY_PATH,
     FOLDER_OR_URL,
     LOADER_OPTIONS,
     Parsed,
@@ -28,7 +29,6 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import Output, each_dataset, fields
 from shardprep.cli.console.progress import SHARE, CommandBar, CommandProgress
-from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.storage.collection import open_records
 from shardprep.formats.storage.open import datasets_in
@@ -45,22 +45,12 @@ SWEPT = {"workers": 0, "batch-size": 1, "slots": 3}  # and their smallest values
 BAR = 40  # characters
 
 
-def _existing(text: str) -> Path:
-    """Return an existing path. Raises OSError for a path without permission, which is not a usage error."""
-    path = user_path(text)
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{text} does not exist") from None
-    return path
-
-
 @command(
     "Measure how fast a disk can feed training.",
     "bench-disk shards/train",
     "bench-disk shards/train --seconds 60 --save disk.json",
 )
-@click.argument("path", type=Parsed("path", _existing, "file"))
+@click.argument("path", type=ANY_PATH)
 @click.option("--seconds", type=click.FloatRange(min=0), default=20, help="Total time to measure.")
 @click.option(
     "--record-bytes",

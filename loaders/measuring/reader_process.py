@@ -24,10 +24,8 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
     """
     numbers = array.array("q", sys.stdin.buffer.read())
     names = {file: f"{folder or '/dev/fd'}/{file}" for file in set(numbers[::2])}
-    files: dict[int, int | str] = dict(names)
-    if not folder:
-        files = {file: os.open(name, flags) if flags else file for file, name in names.items()}
-    pieces = [(files[file], offset) for file, offset in zip(numbers[::2], numbers[1::2], strict=True)]
+    opened = {file: os.open(name, flags) if flags and not folder else file for file, name in names.items()}
+    pieces = [(opened[file], offset) for file, offset in zip(numbers[::2], numbers[1::2], strict=True)]
     (ready, is_ready), (start, starts) = os.pipe(), os.pipe()
     for number in range(depth):
         if not os.fork():
@@ -38,7 +36,7 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
             own, parent = pieces[number::depth], os.getppid()
             os.close(is_ready)
             os.read(start, 1)
-            found = _read(own, into, ahead, flags, seconds, parent)
+            found = _read(own, into, ahead, flags, names if folder else {}, seconds, parent)
             os.write(1, (" ".join(map(repr, (number, *found))) + "\n").encode())
             os._exit(0)
     os.close(is_ready)
@@ -49,21 +47,28 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
 
 
 def _read(
-    pieces: list[tuple[int | str, int]], into: memoryview, ahead: int, flags: int, seconds: float, parent: int
+    pieces: list[tuple[int, int]],
+    into: memoryview,
+    ahead: int,
+    flags: int,
+    names: dict[int, str],
+    seconds: float,
+    parent: int,
 ) -> tuple[int, int, int, float, float]:
     """Read the pieces until they end, the time is over, or the parent is gone."""
     count = size = error = 0
     requests, began = iter(pieces), time.perf_counter()
+    end = began + seconds
     try:
         for file, offset in pieces:
             for wanted in islice(requests, 1 if count else 1 + ahead) if ahead else ():
-                os.posix_fadvise(*wanted, len(into), os.POSIX_FADV_WILLNEED)  # type: ignore[arg-type]
-            descriptor = os.open(file, flags) if isinstance(file, str) else file
+                os.posix_fadvise(*wanted, len(into), os.POSIX_FADV_WILLNEED)
+            descriptor = os.open(names[file], flags) if names else file
             size += os.preadv(descriptor, [into], offset)
-            if descriptor is not file:
+            if names:
                 os.close(descriptor)
             count += 1
-            if time.perf_counter() >= began + seconds or os.getppid() != parent:
+            if time.perf_counter() >= end or os.getppid() != parent:
                 break
     except OSError as failed:
         error = failed.errno or 5
