@@ -340,21 +340,17 @@ def _quality_lines(found: ShuffleQuality) -> Iterator[str]:
 
 
 def sweep_lines(sweep: Sweep) -> Iterator[str]:
-    option = sweep.option.replace("_", "-")
-    most, mark = (
-        sweep.fastest.speed.images_per_second,
-        "█" if "utf" in (sys.stdout.encoding or "").lower() else "#",
-    )
+    option, (value, fastest) = sweep.option.replace("_", "-"), sweep.fastest
+    mark = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
     yield f"{option:>10}{'images/s':>11}{'CPU µs':>9}{'p99 ms':>9}  limit"
-    for value, speed in ((run.value, run.speed) for run in sweep.runs):
-        limit = speed.verdict.limit if speed.verdict else "too short"
-        bar = mark * max(1, round(BAR * speed.images_per_second / most))
+    for each, speed in sweep.runs:
+        bar = mark * max(1, round(BAR * speed.images_per_second / fastest.images_per_second))
         yield (
-            f"{value:>10,}{speed.images_per_second:>11,.0f}{speed.cpu * 1e6:>9,.0f}{speed.gap_p99 * 1e3:>9,.1f}"
-            f"  {limit:14}{bar}"
+            f"{each:>10,}{speed.images_per_second:>11,.0f}{speed.cpu * 1e6:>9,.0f}{speed.gap_p99 * 1e3:>9,.1f}"
+            f"  {speed.limit or 'too short':14}{bar}"
         )
-    if any(run.speed.is_too_short for run in sweep.runs):
+    if any(speed.is_too_short for _, speed in sweep.runs):
         yield "The runs are too short to tell which is fastest; measure longer."
     else:
-        yield f"Fastest with {option}={sweep.fastest.value}."
+        yield f"Fastest with {option}={value}."
     yield ""

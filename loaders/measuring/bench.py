@@ -66,12 +66,11 @@ def bench(
     sweep = probes = against = quality = None
     if swept:
         option, values = swept
-        runs = [measure(partial(make, **{option: n}), seconds=seconds, watched=watched) for n in values]
-        sweep = Sweep(option, tuple(map(SweepRun, values, runs)))
-        make = partial(make, **{option: sweep.fastest.value})
-    if sweep and not trace:
-        speed = sweep.fastest.speed
-    else:
+        runs = [(n, measure(partial(make, **{option: n}), seconds=seconds, watched=watched)) for n in values]
+        sweep = Sweep(option, tuple(runs))
+        fastest, speed = sweep.fastest
+        make = partial(make, **{option: fastest})
+    if not sweep or trace:
         speed = measure(make, seconds=seconds, trace=trace, watched=watched)
     if explain and speed.verdict:
         probes = probe(make, speed, transform, seconds=seconds * PROBE_SHARE)
@@ -101,30 +100,24 @@ class LoaderBench:
 
 
 @dataclass(frozen=True)
-class SweepRun:
-    value: int
-    speed: LoaderSpeed
-
-
-@dataclass(frozen=True)
 class Sweep:
-    """The runs of a sweep, in the given order of the values of ``option``, a parameter of the loader."""
+    """The values of ``option``, a parameter of the loader, in the given order, and the speed with each."""
 
     option: str
-    runs: tuple[SweepRun, ...]
+    runs: tuple[tuple[int, LoaderSpeed], ...]
 
     @property
-    def fastest(self) -> SweepRun:
-        return max(self.runs, key=lambda run: run.speed.images_per_second)
+    def fastest(self) -> tuple[int, LoaderSpeed]:
+        return max(self.runs, key=lambda run: run[1].images_per_second)
 
     def to_json(self) -> dict[str, Any]:
         names = ("images_per_second", "bytes_per_second", "gap_p50", "gap_p99", "cpu", "starved")
         runs = []
-        for run in self.runs:
-            verdict = run.speed.verdict.to_dict() if run.speed.verdict else None
-            figures = {name: getattr(run.speed, name) for name in names}
-            runs.append({"value": run.value, **figures, "verdict": verdict})
-        return {"option": self.option, "fastest": self.fastest.value, "runs": runs}
+        for value, speed in self.runs:
+            verdict = speed.verdict.to_dict() if speed.verdict else None
+            figures = {name: getattr(speed, name) for name in names}
+            runs.append({"value": value, **figures, "verdict": verdict})
+        return {"option": self.option, "fastest": self.fastest[0], "runs": runs}
 
 
 def measure(

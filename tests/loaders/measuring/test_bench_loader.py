@@ -20,7 +20,6 @@ from shardprep.loaders.measuring.bench import (
     LoaderBench,
     LoaderSpeed,
     Sweep,
-    SweepRun,
     bench,
     measure,
     once_more,
@@ -51,7 +50,7 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     make = partial(MOST, dataset, transform=transform)
 
     found = bench(make, transform, seconds=0.01, explain=True, disk=full_profile())
-    lines = list(sweep_lines(Sweep("batch_size", (SweepRun(22, found.speed),))))
+    lines = list(sweep_lines(Sweep("batch_size", ((22, found.speed),))))
 
     assert found.speed.verdict is found.probes is found.speed.to_json()["stats"]["verdict"] is None
     assert found.speed.sentence.startswith("The run is too short to tell what limits it: ")
