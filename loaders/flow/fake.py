@@ -26,8 +26,6 @@ BYTES_PER_PIXEL = 0.57  # measured with this grain and quality
 GRAIN, QUALITY = 7, 96
 ASPECTS = (4 / 3, 4 / 3, 3 / 4, 1.0)
 
-Pixels = npt.NDArray[np.uint8]
-
 
 def fake_files(seed: int) -> list[memoryview]:
     """Make fifty JPEG files, 110 KB on average. Deterministic for equal releases of OpenCV and NumPy."""
@@ -35,30 +33,22 @@ def fake_files(seed: int) -> list[memoryview]:
     folder = resources.files("shardprep.formats.data.photographs")
     names = sorted(path.name for path in folder.iterdir() if path.name.endswith(".jpg"))
     files = [(folder / name).read_bytes() for name in names if name != "cmyk.jpg"]
-    photographs = [cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR) for file in files]
+    photographs: list[Any] = [cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR) for file in files]
     count = PER_PHOTOGRAPH * len(photographs)
     sizes = np.exp(SPREAD * rng.standard_normal(count))
     pixels = sizes / sizes.mean() * MEAN_BYTES / BYTES_PER_PIXEL
-    return [
-        memoryview(_file(photographs[n % len(photographs)], area, rng))  # type: ignore[arg-type]
-        for n, area in enumerate(pixels.tolist())
-    ]
-
-
-def _file(photograph: Pixels, area: float, rng: np.random.Generator) -> bytes:
-    aspect = ASPECTS[rng.integers(len(ASPECTS))]
-    target = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-    image = cv2.resize(_crop(photograph, rng), target, interpolation=cv2.INTER_CUBIC)
-    grain = GRAIN * rng.standard_normal(image.shape, np.float32)
-    noisy = np.clip(image + grain, 0, 255).astype(np.uint8)
-    return cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-
-
-def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
-    """A random crop of 60 to 100 % of each side."""
-    height, width = (round(side * rng.uniform(0.6, 1.0)) for side in photograph.shape[:2])
-    y, x = rng.integers(photograph.shape[0] - height + 1), rng.integers(photograph.shape[1] - width + 1)
-    return photograph[y : y + height, x : x + width]
+    made = []
+    for n, area in enumerate(pixels.tolist()):
+        aspect, photograph = ASPECTS[rng.integers(len(ASPECTS))], photographs[n % len(photographs)]
+        target = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        height, width = (round(side * rng.uniform(0.6, 1.0)) for side in photograph.shape[:2])
+        y, x = (int(rng.integers(side + 1)) for side in np.subtract(photograph.shape[:2], (height, width)))
+        image = cv2.resize(photograph[y : y + height, x : x + width], target, interpolation=cv2.INTER_CUBIC)
+        grain = GRAIN * rng.standard_normal(image.shape, np.float32)
+        noisy = np.clip(image + grain, 0, 255).astype(np.uint8)
+        file = cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+        made.append(memoryview(file))
+    return made
 
 
 @dataclass(frozen=True)

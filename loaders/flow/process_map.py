@@ -121,50 +121,48 @@ class ItemGroups:
         return batch
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        ended = False
-        while not ended:
-            places: list[tuple[int, int, int, int]] = []
-            inputs: list[tuple[int, PickledValue]] = []
-            failure = None
-            try:
-                ended = self._fill(places, inputs)
-            except Exception as error:  # raised once the items before it are sent
-                ended, failure = True, error
-            if places:
-                items = np.zeros(len(places), ITEM)
-                for column, values in zip(ITEM.fields or (), zip(*places, strict=True), strict=False):
-                    items[column] = values
-                end = round_up(sum(places[-1][2:]))
-                yield BatchRequest(items, tuple(inputs)).with_rows(
-                    self._known.value, at=end, room=INPUT_BYTES
-                )
-            if failure is not None:
-                raise failure
+        numbers, inputs, end = list[int](), list[tuple[int, PickledValue]](), 0
+        size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+        try:
+            for item, number in self._numbered:
+                piece = self._pickled(item, number, room=INPUT_BYTES - end)
+                numbers.append(number)
+                inputs.append((end, piece))
+                end = round_up(end + piece.size)
+                if len(numbers) >= size or (
+                    self._least < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
+                ):
+                    del item, piece
+                    yield self._request(numbers, inputs, end)
+                    numbers, inputs, end = [], [], 0
+                    size, full_at = self._size(), perf_counter() + GROUP_TIMEOUT_S
+        except Exception:  # raised again once the items before it are sent
+            if numbers:
+                yield self._request(numbers, inputs, end)
+            raise
+        if numbers:
+            yield self._request(numbers, inputs, end)
 
-    def _fill(self, places: list[tuple[int, int, int, int]], inputs: list[tuple[int, PickledValue]]) -> bool:
-        """Add the items of a group and their positions. Return whether the items have ended."""
-        size, full_at, end = self._size(), perf_counter() + GROUP_TIMEOUT_S, 0
-        for item, number in self._numbered:
-            try:
-                piece = PickledValue.of(item, copied=not self._never_change)
-            except Exception as error:
-                raise UsageError(
-                    f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
-                    "in the function, from values that can be sent"
-                ) from error
-            if end + piece.size > INPUT_BYTES:
-                raise UsageError(
-                    f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
-                    f"the limit of {INPUT_BYTES / 2**30:.0f} GiB. Read its data in the function"
-                )
-            places.append((self._pass, number, end, piece.size))
-            inputs.append((end, piece))
-            end = round_up(end + piece.size)
-            if len(places) >= size or (
-                self._least < self._rows and (end >= GROUP_BYTES or perf_counter() >= full_at)
-            ):
-                return False
-        return True
+    def _pickled(self, item: Any, number: int, *, room: int) -> PickledValue:
+        try:
+            piece = PickledValue.of(item, copied=not self._never_change)
+        except Exception as error:
+            raise UsageError(
+                f"item {number}, a {type(item).__name__}, cannot be sent to another process: {error}. Create it "
+                "in the function, from values that can be sent"
+            ) from error
+        if piece.size > room:
+            raise UsageError(
+                f"item {number} has {piece.size / 2**30:.1f} GiB; with the other items of its group that exceeds "
+                f"the limit of {INPUT_BYTES / 2**30:.0f} GiB. Read its data in the function"
+            )
+        return piece
+
+    def _request(self, numbers: list[int], inputs: list[tuple[int, PickledValue]], end: int) -> BatchRequest:
+        items = np.zeros(len(numbers), ITEM)
+        items["pass"], items["number"] = self._pass, numbers
+        items["at"], items["size"] = zip(*((at, piece.size) for at, piece in inputs), strict=True)
+        return BatchRequest(items, tuple(inputs)).with_rows(self._known.value, at=end, room=INPUT_BYTES)
 
     def _size(self) -> int:
         """Return the size of the next group; sizes double, so that slots seldom change layout."""
