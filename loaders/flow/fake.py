@@ -72,6 +72,7 @@ class MadeUp:
             checked_int(value, name, least=1)
         checked_seconds(self.seconds, "the time per record")
         seed_of(self.seed)
+        self._records  # noqa: B018 - in advance, so that the first batch takes no longer than others
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), astuple(self)
