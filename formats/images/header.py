@@ -38,66 +38,44 @@ def _trailing(end: int, image: bytes) -> ImageFlag:
 
 WEBP_SIGNATURE = b"RIFF"
 _HAS_ANIMATION, _HAS_ALPHA = 0x02, 0x10
-_STILL = (b"VP8 ", b"VP8L")
+_IMAGES = frozenset([b"VP8 ", b"VP8L", b"ANMF"])
 
 
 def read_webp(image: bytes) -> ImageInfo:
     """Return the properties of a WebP. Raises BadImage unless its chunks fit, and it has an image."""
     if image[8:12] != b"WEBP":
         raise BadImage(f"not an image (a RIFF file of the kind {image[8:12].decode('latin-1')!r})")
-    at, end = 12, 8 + int.from_bytes(image[4:8], "little")
+    at, end, first = 12, 8 + int.from_bytes(image[4:8], "little"), image[12:16]
     if end > len(image):
         raise BadImage("truncated: the WebP has no end")
-    flags = ImageFlag.WEBP | _trailing(end, image)
-    canvas, features, has_image = (0, 0), 0, False
-    orientation: int | None = 1
-    for _ in range(MAX_CHUNKS):
+    places: dict[bytes, tuple[int, int]] = {}
+    for _ in range(MAX_CHUNKS if first == b"VP8X" else 1):  # what follows a single image is ignored
+        kind, length = struct.unpack_from("<4sI", image, at)
+        places[kind] = at + 8, at + 8 + length
+        if at + 8 + length > end:
+            raise BadImage(f"a WebP chunk at byte {at} does not fit")
+        at += 8 + length + length % 2
         if at >= end:
             break
-        kind, length = struct.unpack_from("<4sI", image, at)
-        start, stop = at + 8, at + 8 + length
-        if stop > end:
-            raise BadImage(f"a WebP chunk at byte {at} does not fit")
-        if kind in _STILL and not features & _HAS_ANIMATION:
-            size, has_alpha = _bitstream(image, kind, start)
-            if at == 12:
-                return ImageInfo(*size, 4 if has_alpha else 3, flags)
-            if size != canvas:
-                raise BadImage("a WebP with an image of another size than its canvas")
-            has_image = True
-        elif at == 12:
-            if kind != b"VP8X":
-                raise BadImage(f"a WebP that begins with the chunk {kind.decode('latin-1')!r}")
-            features, low_width, high_width, low_height, high_height = struct.unpack_from(
-                "<B3xHBHB", image, start
-            )
-            canvas = 1 + low_width + (high_width << 16), 1 + low_height + (high_height << 16)
-        elif kind == b"EXIF":
-            orientation = kinds.exif_orientation(image[start:stop])
-        has_image |= kind == b"ANMF"
-        at = stop + length % 2
     else:
-        raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
-    if not has_image:
+        if first == b"VP8X":
+            raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
+    flags = ImageFlag.WEBP | _trailing(end, image)
+    if first == b"VP8 " and image[23:26] == b"\x9d\x01\x2a" and not image[20] & 1:  # a key frame
+        width, height = struct.unpack_from("<HH", image, 26)
+        return ImageInfo(width & 0x3FFF, height & 0x3FFF, 3, flags)
+    if first == b"VP8L" and image[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", image, 21)
+        return ImageInfo(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 3 + (bits >> 28 & 1), flags)
+    if first != b"VP8X" or not places.keys() & _IMAGES:
         raise BadImage("a WebP without an image")
+    width, height = (1 + int.from_bytes(image[at : at + 3], "little") for at in (24, 27))
+    orientation = kinds.exif_orientation(image[slice(*places[b"EXIF"])]) if b"EXIF" in places else 1
     if orientation is None:
         flags |= ImageFlag.CORRUPT_EXIF
-    if features & _HAS_ANIMATION:
+    if image[20] & _HAS_ANIMATION:
         flags |= ImageFlag.SEVERAL
-    return ImageInfo(*canvas, 4 if features & _HAS_ALPHA else 3, flags, orientation or 1)
-
-
-def _bitstream(image: bytes, kind: bytes, start: int) -> tuple[tuple[int, int], bool]:
-    """Return the size of a still image, and whether it has alpha."""
-    if kind == b"VP8L":
-        signature, bits = struct.unpack_from("<BI", image, start)
-        if signature != 0x2F:
-            raise BadImage("a WebP without the signature of its lossless image")
-        return (1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)), bool(bits >> 28 & 1)
-    tag, code, width, height = struct.unpack_from("<B2x3sHH", image, start)
-    if tag & 1 or code != b"\x9d\x01\x2a":
-        raise BadImage("a WebP without the key frame of its image")
-    return (width & 0x3FFF, height & 0x3FFF), False
+    return ImageInfo(width, height, 4 if image[20] & _HAS_ALPHA else 3, flags, orientation or 1)
 
 
 def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:

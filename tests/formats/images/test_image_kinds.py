@@ -176,7 +176,7 @@ HOSTILE = {
     ),
     "TIFF bomb": (raw_tiff(**{"256": 1 << 20, "257": 1 << 20}), "too large"),
     "WebP bomb": (extended_webp(width=1 << 14, height=1 << 14), "another size|too large"),
-    "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * MAX_CHUNKS), "chunks"),
+    "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * (MAX_CHUNKS + 1)), "chunks"),
     "WebP with a chunk that does not fit": (LOSSLESS[:16] + b"\xff\xff" + LOSSLESS[18:], "does not fit"),
     "GIF bomb": (gif(FRAME, width=65535, height=65535), "too large"),
     "BMP bomb": (bmp(8, packing=1)[:18] + struct.pack("<ii", 1 << 20, 1 << 20) + bmp(8, packing=1)[26:], "too large|truncated"),
