@@ -16,7 +16,7 @@ from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import MAX_LEASE, Shares, Steps
-from shardprep.loaders.machines.link import Link, OpenParts, process_name
+from shardprep.loaders.machines.link import Link, OpenParts, ServedSource, process_name
 from shardprep.loaders.machines.reception import Receiver, Reception
 from shardprep.loaders.machines.socket import (
     MAX_BUFFER_BYTES,
@@ -155,10 +155,11 @@ def send_batches(
         raise UsageError(f"a sender's name has 1 to {MAX_NAME} characters, not {len(name)}")
     source = Passes(batches)
     name = name or f"{process_name()}:{TOKEN}"
-    hello = wire.Hello(name, secrets.token_hex(8), wire.UNSHARED, MAX_LEASE).pack()
+    hello = wire.Hello(name, secrets.token_hex(8), wire.UNSHARED, MAX_LEASE)
+    parts = OpenParts(lambda pass_number, part: source.begin())
     with (
-        closing(OpenParts(lambda pass_number, part: source.begin())) as parts,
-        Link(endpoint, hello, parts.items, bind=bind, once=True) as link,
+        closing(ServedSource(wire.UNSHARED, 0, parts.items, parts.close)) as work,
+        Link(endpoint, hello, work, bind=bind, once=True) as link,
     ):
         if not link.wait_for(lambda: link.lag > 0 or link.is_done, math.inf if timeout is None else timeout):
             raise OperationError(

@@ -21,7 +21,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.codec import Buffer, FrameDamaged, FrameKind, Head, pack_note, read_head
+from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
 from shardprep.loaders.machines.keys import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import (
@@ -34,6 +34,7 @@ from shardprep.loaders.machines.socket import (
 from shardprep.loaders.order.epoch import LoadedStep
 
 RECONNECT_INTERVAL_MS = 100
+MOST_HELD = 2  # times the leased steps, as a sender also keeps those of expired leases
 MAX_NOTES = 20_000  # per batch; while it waits for one, a receiver sends two per second
 MAX_NOTE_BYTES = 1 << 20
 ERROR_REPORT_TIMEOUT_S = 2.0  # the longest wait for the receiver to acknowledge an error
@@ -60,6 +61,20 @@ Make = Callable[[int, Iterable[int]], Iterator[Made]]
 It may draw steps ahead. It yields PASSED_OVER for each item that is made only to reach a later one, and
 PassEnd last if the pass has no such step.
 """
+
+
+@dataclass(frozen=True)
+class ServedSource:
+    """A source that can make any step of any pass. Equal ``terms`` mean equal batches.
+
+    The next batch is made while at most ``max_in_flight`` are being sent. ``close`` ends work that outlives
+    the iterators of ``make``; the source itself stays open.
+    """
+
+    terms: wire.SourceTerms
+    max_in_flight: int
+    make: Make
+    close: Callable[[], None] = lambda: None
 
 
 def made_of(item: Any, step: int) -> LoadedStep:
@@ -124,24 +139,18 @@ WAITING = "waiting for the receiver"
 class Link(Owned):
     """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
-    The next batch is made while at most ``max_in_flight`` are being sent. The source has ``steps`` steps, and
-    at most ``most`` are leased at a time. ``on_change`` is called after each batch, and before each wait for
-    the receiver. With ``bind`` the sender listens, and one receiver connects; ``once`` means only one pass.
+    ``on_change`` is called after each batch, and before each wait for the receiver. With ``bind`` the sender
+    listens, and one receiver connects; ``once`` means only one pass.
     """
 
     def __init__(
         self,
         endpoint: str,
-        hello: list[Buffer],
-        make: Make,
+        hello: wire.Hello,
+        work: ServedSource,
         *,
-        max_in_flight: int = 0,
-        steps: int = wire.UNKNOWN,
-        parts: int = 1,
-        most: int = 1 << 16,
         bind: bool = False,
         once: bool = False,
-        max_reconnect_ms: int = 0,
         auth: SenderAuth | None = None,
         on_change: Callable[[Link], None] = lambda link: None,
     ) -> None:
@@ -150,11 +159,10 @@ class Link(Owned):
         self.is_admitted = self.has_sent_hello = self.is_done = False
         self._is_lost = self._must_send_hello = self._is_probed = False
         self._endpoint = endpoint
-        self._hello = hello
-        self._make = make
-        self._max_in_flight = max_in_flight
+        self._hello = hello.pack()
+        self._work = work
         self._once = once
-        self._total, self._parts, self._most = steps, parts, most
+        self._total, self._most = work.terms.steps, MOST_HELD * hello.wants
         self._auth = auth
         self._on_change = on_change
         self._refusal = ""
@@ -163,15 +171,13 @@ class Link(Owned):
         self._leased: deque[StepRef] = deque()  # not yet drawn, all of one pass
         self._drawn: deque[StepRef] = deque()  # being made
         self._sending: deque[zmq.MessageTracker] = deque()
-        options: dict[int, int] = {
-            zmq.SNDHWM: 0,  # the receiver's leases bound the queue
-            zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
-            zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
-            zmq.RECONNECT_IVL_MAX: max_reconnect_ms,
-        }
-        secure = auth.secure if auth else None
         self._socket = FrameSocket(
-            endpoint, bind=bind, options=options, most_bytes=MAX_NOTE_BYTES, secure=secure
+            endpoint,
+            bind=bind,
+            # the receiver's leases bound the queue
+            options={zmq.SNDHWM: 0, zmq.MAXMSGSIZE: MAX_NOTE_BYTES, zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS},
+            most_bytes=MAX_NOTE_BYTES,
+            secure=auth.secure if auth else None,
         )
 
     @property
@@ -193,7 +199,7 @@ class Link(Owned):
                 return
             self.state = "sending"
             number = self._leased[0].pass_number
-            with closing(self._make(number, self._steps(number))) as batches:  # type: ignore[type-var]
+            with closing(self._work.make(number, self._steps(number))) as batches:  # type: ignore[type-var]
                 while self._wants(number) and self._send_next(batches):
                     pass
 
@@ -240,7 +246,7 @@ class Link(Owned):
             self._sending.append(self._socket.send_tracked(parts))
         self._drawn.popleft()
         del parts, made
-        while len(self._sending) > self._max_in_flight:
+        while len(self._sending) > self._work.max_in_flight:
             try:
                 self._sending[0].wait(POLL_INTERVAL_S)
                 self._sending.popleft()
@@ -257,7 +263,9 @@ class Link(Owned):
         if self._once:
             self._total = total  # the receiver may have sent more leases
         if self._leased and self._leased[0].pass_number == work.pass_number:
-            self._leased = deque(held for held in self._leased if (held.step - total) % self._parts)
+            self._leased = deque(
+                held for held in self._leased if (held.step - total) % self._work.terms.parts
+            )
 
     def report(self, error: BaseException) -> None:
         """Report that the next step cannot be made, and wait briefly for the acknowledgement."""

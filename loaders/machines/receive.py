@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
-from shardprep.formats.runtime.json_record import natural
+from shardprep.formats.runtime.json_record import built
 from shardprep.loaders.batches.passes import FrameworkHint
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
@@ -45,15 +45,10 @@ def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None
     """Parse a :meth:`RemoteSource.state_dict` into the position and the known terms. Raises UsageError."""
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         raise UsageError(f"not the state of a RemoteSource, or not of version {STATE_VERSION}")
-    terms, receipt, taken = state.get("terms"), state.get("receipt"), state.get("taken")
     try:
-        return Position(
-            natural(state.get("pass")),
-            natural(state.get("step")),
-            tuple(map(natural, taken if isinstance(taken, list) else [None])),
-            None if receipt is None else Receipt.from_json(receipt),
-        ), None if terms is None else wire.SourceTerms.from_json(terms)
-    except (DataError, UnknownVersion, UsageError, ValueError) as error:
+        position = built(Position, {"step": None, "taken": None} | state | {"pass_number": state.get("pass")})
+        return position, built(wire.SourceTerms | None, state.get("terms"))
+    except (DataError, UnknownVersion, UsageError, TypeError, ValueError) as error:
         raise UsageError(f"not the state of a RemoteSource: {error}") from error
 
 

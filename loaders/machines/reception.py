@@ -37,7 +37,7 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
-MAX_REMEMBERED = 1000  # dropped peers, and bad frames
+MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
 LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
 NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
@@ -194,6 +194,7 @@ class Sender:
     user: str
     batches: int = 0
     bytes: int = 0
+    bad: int = 0  # frames
     joined: float = field(default_factory=monotonic)
     last: float = field(default_factory=monotonic)
 
@@ -219,7 +220,6 @@ class Reception(Owned):
         self._expected = expected or {}  # of every sender
         self._refused: deque[tuple[str, str]] = deque(maxlen=MAX_REFUSALS)
         self._dropped: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # ignored peers
-        self._bad: deque[bytes] = deque(maxlen=MAX_REMEMBERED)  # the sender of each bad frame
         self.sends_done = False  # whether close() sends DONE
         self._auth = auth
         self._limit = limit
@@ -329,8 +329,10 @@ class Reception(Owned):
                 self._stale += 1  # the peer has sent no HELLO
         except FrameDamaged as error:
             self._rejected += 1
-            self._bad.append(message.peer)
-            if self.socket.binds and self._bad.count(message.peer) >= MAX_BAD_FRAMES:
+            if not (sender := self.senders.get(message.peer)):
+                return
+            sender.bad += 1
+            if sender.bad >= MAX_BAD_FRAMES:
                 self._drop(message.peer, f"it sent {MAX_BAD_FRAMES} bad frames; the last one: {error}")
 
     def _handle_hello(self, message: Message, head: Head) -> None:

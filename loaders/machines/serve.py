@@ -24,16 +24,14 @@ from shardprep.loaders.machines.link import (
     WAITING,
     Link,
     Made,
-    Make,
     OpenParts,
     ReceiverGone,
+    ServedSource,
     made_of,
     process_name,
 )
 from shardprep.loaders.machines.socket import MAX_NAME
 
-MAX_RECONNECT_MS = 2000  # between attempts to connect
-MOST_HELD = 2  # times ``ahead``, as a sender also keeps the steps of expired leases
 MAX_IN_FLIGHT = 4  # batches; with 10 MB each, fewer leave the wire idle at times, more exceed the caches
 RECEIVER_TIMEOUT_S = 600.0  # a sender's longest wait for a receiver
 NO_RECEIVER_TIMEOUT_S = 5.0  # before the absence of the receiver is logged
@@ -64,20 +62,6 @@ class SenderStats:
             "connections": self.connections,
             "seconds": round(self.seconds, 3),
         }
-
-
-@dataclass(frozen=True)
-class ServedSource:
-    """A source that can make any step of any pass. Equal ``terms`` mean equal batches.
-
-    The next batch is made while at most ``max_in_flight`` are being sent. ``close`` ends work that outlives
-    the iterators of ``make``; the source itself stays open.
-    """
-
-    terms: wire.SourceTerms
-    max_in_flight: int
-    make: Make
-    close: Callable[[], None] = lambda: None
 
 
 def served(source: Loader | Flow, identity: str | None) -> ServedSource:
@@ -164,8 +148,8 @@ def serve(
             "characters"
         )
     with closing(served(source, identity)) as work:
-        terms, began, stats = work.terms, monotonic(), SenderStats()
-        hello = wire.Hello(name or process_name(), secrets.token_hex(8), terms, ahead).pack()
+        began, stats = monotonic(), SenderStats()
+        hello = wire.Hello(name or process_name(), secrets.token_hex(8), work.terms, ahead)
 
         def now(link: Link) -> SenderStats:
             return SenderStats(
@@ -184,12 +168,7 @@ def serve(
             with Link(
                 endpoint,
                 hello,
-                work.make,
-                max_in_flight=work.max_in_flight,
-                steps=terms.steps,
-                parts=terms.parts,
-                most=MOST_HELD * ahead,
-                max_reconnect_ms=MAX_RECONNECT_MS,
+                work,
                 auth=SenderAuth(endpoint, keys),
                 on_change=lambda link: notify(now(link)),
             ) as link:
