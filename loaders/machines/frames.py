@@ -8,22 +8,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
-import zmq
-
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
-from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import MAX_LEASE, Shares, Steps
 from shardprep.loaders.machines.link import Link, OpenParts, ServedSource, process_name
-from shardprep.loaders.machines.reception import Receiver, Reception
+from shardprep.loaders.machines.reception import Receiver
 from shardprep.loaders.machines.socket import (
-    MAX_BUFFER_BYTES,
     MAX_NAME,
-    SPARE_MESSAGES,
-    FrameSocket,
-    bytes_of_limit,
     endpoints_of,
 )
 from shardprep.loaders.order.epoch import LoadedStep
@@ -76,17 +69,13 @@ class FrameReceiver(Receiver):
                 f"senders={senders}, high_water_mark={high_water_mark}, bind={bind}: at least 1 each, and with "
                 "bind=False one sender and one endpoint"
             )
-        limit = bytes_of_limit(limit_bytes)
-        socket = FrameSocket(
-            endpoints,
-            bind=bind,
-            options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES},
-            most_bytes=limit,
-            most_waiting=high_water_mark + SPARE_MESSAGES,
-        )
         self._shares: Shares[LoadedStep] = Shares(senders=senders, ahead=high_water_mark)
         super().__init__(
-            Reception(socket, ReceiverAuth(None), self._shares, limit=limit),
+            endpoints,
+            self._shares,
+            bind=bind,
+            limit_bytes=limit_bytes,
+            most_waiting=high_water_mark,
             name="receiver",
             superseded="another iteration of this receiver has begun; end the first, or use two receivers",
         )

@@ -253,8 +253,8 @@ class ReceiverAuth(Owned):
     """Authenticates the peers of a receiver's socket. Thread-safe.
 
     With ``keys``, only peers that prove possession of an allowed key are admitted, over an encrypted
-    connection; no data of other peers reaches the process. Without, every peer that speaks ZeroMQ's current
-    protocol is admitted. Raises UsageError or OperationError if the key files cannot be used.
+    connection; no data of other peers reaches the process. Without, every peer is admitted. Raises UsageError
+    or OperationError if the key files cannot be used.
     """
 
     def __init__(self, keys: ReceiverKeys | None) -> None:
@@ -309,6 +309,8 @@ class ReceiverAuth(Owned):
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it binds."""
+        if self._secret is None:
+            return
         handler = context.socket(zmq.REP)
         try:
             handler.setsockopt(zmq.LINGER, 0)
@@ -320,10 +322,9 @@ class ReceiverAuth(Owned):
             handler.close()
             raise
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        if self._secret:
-            socket.setsockopt(zmq.CURVE_SERVER, 1)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._secret.public)
 
     def _answer(self, handler: zmq.Socket[bytes]) -> None:
         """Authenticate peers until the context is terminated. libzmq refuses peers without an answer."""
@@ -340,8 +341,6 @@ class ReceiverAuth(Owned):
 
     def _user_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
         """Return a peer's user, None to refuse the peer."""
-        if self._keys is None:
-            return ""
         if mechanism == b"CURVE" and len(credentials) == 1:
             public = z85.encode(credentials[0])
             if public in self._allowed:

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import zmq
-
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import built
 from shardprep.loaders.batches.passes import FrameworkHint
@@ -16,12 +14,8 @@ from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, Ledger, Steps
-from shardprep.loaders.machines.reception import Receiver, Reception, RemoteStats
+from shardprep.loaders.machines.reception import Receiver, RemoteStats
 from shardprep.loaders.machines.socket import (
-    MAX_BUFFER_BYTES,
-    SPARE_MESSAGES,
-    FrameSocket,
-    bytes_of_limit,
     endpoints_of,
 )
 from shardprep.loaders.order.epoch import LoadedStep
@@ -108,25 +102,18 @@ class RemoteSource(FrameworkHint, Receiver):
             raise UsageError(
                 f"ahead={ahead}, lease_seconds={lease_seconds}: at least 1 step, and more than 0 s"
             )
-        limit = bytes_of_limit(limit_bytes)
-        auth = ReceiverAuth(keys)
-        socket = FrameSocket(
-            endpoint,
-            bind=True,
-            options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES},
-            secure=auth.secure,
-            most_bytes=limit,
-            most_waiting=2 * ahead + SPARE_MESSAGES,  # with those of expired leases
-        )
         self._ordered = ordered
-        self._auth = auth
-        ledger: Ledger[LoadedStep] = Ledger(ahead=ahead, lease_seconds=lease_seconds)
-        facts = {name: str(value) for name, value in (expected or {}).items()}
+        self._auth = ReceiverAuth(keys)
         self._position = Position()  # of the current iteration
         self._next = self._position  # where the next one begins
         self._is_over = False
         super().__init__(
-            Reception(socket, auth, ledger, limit=limit, expected=facts),
+            endpoint,
+            Ledger(ahead=ahead, lease_seconds=lease_seconds),
+            auth=self._auth,
+            limit_bytes=limit_bytes,
+            most_waiting=2 * ahead,  # with those of expired leases
+            expected={name: str(value) for name, value in (expected or {}).items()},
             name="RemoteSource",
             superseded="another iteration of this RemoteSource has begun, or a state was loaded; use two, or end "
             "the first",

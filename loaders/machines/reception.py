@@ -9,7 +9,7 @@ import socket
 import threading
 from abc import ABC
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import zmq
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
@@ -28,10 +29,13 @@ from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import Ledger, StepRef, Steps
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
+    MAX_BUFFER_BYTES,
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
+    SPARE_MESSAGES,
     FrameSocket,
     Message,
+    bytes_of_limit,
 )
 from shardprep.loaders.order.epoch import LoadedStep
 
@@ -470,12 +474,33 @@ class Receiver(Owned, Closable, ABC):
 
     batches_never_change = True
 
-    def __init__(self, reception: Reception, *, name: str, superseded: str) -> None:
-        self._reception = reception
-        self.endpoint, self.endpoints = reception.socket.endpoint, reception.socket.endpoints
+    def __init__(
+        self,
+        endpoint: str | Sequence[str],
+        ledger: Ledger[LoadedStep],
+        *,
+        name: str,
+        superseded: str,
+        most_waiting: int,
+        limit_bytes: int | str,
+        bind: bool = True,
+        auth: ReceiverAuth | None = None,
+        expected: wire.Facts | None = None,
+    ) -> None:
+        limit, auth = bytes_of_limit(limit_bytes), auth or ReceiverAuth(None)
+        socket = FrameSocket(
+            endpoint,
+            bind=bind,
+            options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES},
+            secure=auth.secure,
+            most_bytes=limit,
+            most_waiting=most_waiting + SPARE_MESSAGES,
+        )
+        self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected)
+        self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._superseded = superseded
         self._iteration = 0  # number of the current one
-        self._exclusive = ExclusiveUse(name, reception.close, reception.socket.fetch)
+        self._exclusive = ExclusiveUse(name, self._reception.close, socket.fetch)
         Finalize(self, self._exclusive.close, exitpriority=20)
 
     def _batches(self, iteration: int) -> Iterator[Any]:
