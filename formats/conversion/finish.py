@@ -224,17 +224,11 @@ def index_of(
 
 
 def column_entries(
-    work_folder: WorkFolder,
-    schema: Schema,
-    built: Sequence[BuiltShard],
-    *,
-    offsets: bool = True,
-    only: Collection[str] | None = None,
+    work_folder: WorkFolder, schema: Schema, built: Sequence[BuiltShard], *, offsets: bool = True
 ) -> Iterator[ColumnEntry]:
-    """Write the tables of the columns, or ``only`` of some, into the run's folder; yield their entries."""
+    """Write the tables of the columns into the run's folder; yield the columns' entries."""
     for number, field in enumerate(schema):
-        if only is None or field.name in only:
-            yield _column_entry(work_folder, field, [shard.columns[number] for shard in built], offsets)
+        yield _column_entry(work_folder, field, [shard.columns[number] for shard in built], offsets)
 
 
 def _column_entry(

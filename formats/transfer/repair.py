@@ -171,30 +171,27 @@ def _rebuild(
     listing = recognised.listing(split)
     planned = _planned_again(listing, manifest, path)
     boxes = recognised.boxes(listing.split, listing.labels)
-    tables = [table for table in manifest.tables if table.name in damaged]
-    columns = [column for column in manifest.column_entries if column.table.name in damaged]
+    tables = [*manifest.tables, *(column.table for column in manifest.column_entries)]
+    wanted = [table for table in tables if table.name in damaged]
     files = [manifest.shards, *(column.shards for column in manifest.column_entries)]
     needed = {number for some in files for number, shard in enumerate(some) if shard.name in damaged}
-    if tables or columns:  # their rows come from all shards
+    if wanted:  # their rows come from all shards
         needed = {shard.number for shard in planned.shards}
     shards = tuple(shard for shard in planned.shards if shard.number in needed)
     kept = partial(shards_kept, path, [shard.name for shard in shards], "rebuilt")
     with _working(path, manifest) as work_folder, noting_kept(kept):
         expected = {file.name: file.sha256 for file in manifest.files}
-        home, wanted_files = versions_for(planned.options) if runner.executor else None, frozenset(damaged)
+        home = versions_for(planned.options) if runner.executor else None
         jobs = (
-            replace(job, expected_sha256=expected, wanted=wanted_files, home=home)
+            replace(job, expected_sha256=expected, wanted=frozenset(damaged), home=home)
             for job in shard_jobs(planned, shards, work_folder)
         )
         built = runner.run("repair", jobs, work_folder.run, shards)
         made: list[FileEntry] = []
-        if tables:
+        if wanted:
             index = index_of(work_folder, planned, built, offsets=offsets)
-            made += build_tables(work_folder, index, built, boxes)
-        only = [column.field.name for column in columns]
-        entries = column_entries(work_folder, listing.schema, built, offsets=offsets, only=only)
-        made += (entry.table for entry in entries)
-        wanted = [*tables, *(column.table for column in columns)]
+            columns = column_entries(work_folder, listing.schema, built, offsets=offsets)
+            made = [*build_tables(work_folder, index, built, boxes), *(column.table for column in columns)]
         for table in wanted:
             if table not in made:
                 raise PlanMismatch("was made from another source: its bytes differ", path=path / table.name)
