@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +83,7 @@ class Places(NamedTuple):
     run: Path
 
 
-class ExportFormat(ABC):
+class ExportFormat:
     """The export of a dataset to one format. Picklable and small: it is part of every job.
 
     The dataset is exported in units, which are built independently and in any order. Equal records give
@@ -120,34 +119,24 @@ class ExportFormat(ABC):
         """Return the names that the format gives to records, from their rows of the index."""
         return [key.decode() for key in rows["key"].tolist()]
 
-    @abstractmethod
-    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
-        """Write and publish a unit of ``count`` records.
+    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
+        """Write a unit of ``count`` records to its file; only a format whose units are no files has none.
 
         Raises UsageError for a value that the format cannot hold, and OSError.
         """
+        raise NotImplementedError
 
-    @abstractmethod
+    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
+        """Write and publish a unit of ``count`` records. Raises the errors of :meth:`write`."""
+        return published(name, count, places, lambda file: self.write(file, records, count))
+
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
         """Whether a published unit is undamaged. Raises OSError."""
+        return unit.is_in(output)
 
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         """Publish the files about all units, and return their entries."""
         return []
-
-
-class ShardFormat(ExportFormat):
-    """A format whose units are files."""
-
-    @abstractmethod
-    def write(self, file: BinaryIO, records: Iterable[ExportRecord], count: int) -> None:
-        """Write ``count`` records to a file."""
-
-    def build(self, name: str, records: Iterable[ExportRecord], count: int, places: Places) -> FileEntry:
-        return published(name, count, places, lambda file: self.write(file, records, count))
-
-    def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
-        return unit.is_in(output)
 
 
 def published(name: str, records: int, places: Places, write: Callable[[BinaryIO], object]) -> FileEntry:

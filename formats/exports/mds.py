@@ -13,9 +13,9 @@ import numpy.typing as npt
 from shardprep.formats.errors import UsageError
 from shardprep.formats.exports.format import (
     Exportable,
+    ExportFormat,
     ExportRecord,
     Places,
-    ShardFormat,
     corners,
     published,
     real_array,
@@ -39,7 +39,7 @@ class MdsColumn(NamedTuple):
     size: int | None = None
 
 
-class MDS(ShardFormat):
+class MDS(ExportFormat):
     """Shards with the columns image, key, label, boxes and the dataset's own, and their index."""
 
     name = "mds"

@@ -16,9 +16,9 @@ import numpy as np
 from shardprep.formats.errors import MissingExtra
 from shardprep.formats.exports.format import (
     Exportable,
+    ExportFormat,
     ExportRecord,
     Places,
-    ShardFormat,
     corners,
     published,
     real_array,
@@ -35,7 +35,7 @@ OBJECTS = "objects"
 TYPES = {"bytes": "binary", "text": "string", "json": "string", "int": "int64", "float": "float64"}
 
 
-class Parquet(ShardFormat):
+class Parquet(ExportFormat):
     """Files with the columns image, key, label, objects (boxes) and the dataset's own."""
 
     name = "parquet"

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shardprep.formats.exports.format import ExportRecord, ShardFormat
+from shardprep.formats.exports.format import ExportFormat, ExportRecord
 from shardprep.formats.records.schema import Field
 from shardprep.formats.shards.columns import SIDES
 from shardprep.formats.sources.tfrecord import HEAD, TAIL, masked_crc
@@ -66,7 +66,7 @@ RAW = ("float64", "uint64", "complex64", "complex128")
 """Elements of arrays that no feature can hold; exported as little-endian bytes, for tf.io.decode_raw."""
 
 
-class TFRecord(ShardFormat):
+class TFRecord(ExportFormat):
     """Files of records with images, labels from 1 on, boxes and columns.
 
     Features without a value are omitted, such as ``image/class/…`` of records without a label.

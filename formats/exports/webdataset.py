@@ -13,8 +13,8 @@ import numpy as np
 from shardprep.formats.exports.format import (
     SUFFIXES,
     Exportable,
+    ExportFormat,
     ExportRecord,
-    ShardFormat,
     corners,
     digests,
     repeated,
@@ -55,7 +55,7 @@ def _encoded(value: Any, extension: str) -> bytes:
     return file.getvalue()
 
 
-class WebDatasetTars(ShardFormat):
+class WebDatasetTars(ExportFormat):
     """Tars (ustar) of samples: image, label as ``cls``, boxes and columns.
 
     A sample's name is its key's :func:`.format.stem_of`. Suffixes of image files are dropped if all names
