@@ -145,6 +145,14 @@ def test_a_list_of_keys_that_is_not_that_of_the_records_is_refused(
         allowing_partial(path, tmp_path / "out")
 
 
+def test_each_record_and_the_list_may_be_serialized_in_another_way(tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "file", {key_of(0): RECORD, key_of(1): packed([JPEG, 2])}, packed([key_of(0), key_of(1)])
+    )
+
+    assert recognise(path).listing("train").entries["label"].tolist() == [1, 2]
+
+
 PIXELS = pixels(4, 5, 3)
 NO_DATAPOINTS: dict[str, tuple[Any, str]] = {
     "decoded": ([PIXELS, 1], "its image is decoded: an array of dtype |u1 and shape (4, 5, 3)"),
