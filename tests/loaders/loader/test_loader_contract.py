@@ -142,7 +142,4 @@ def test_equal_arguments_make_equal_batches_in_every_iteration(encoded: bool) ->
 @pytest.mark.slow
 def test_encoded_batches_are_described_as_a_loaders_are(lmdb_shards: Path) -> None:
     with Loader(lmdb_shards, batch_size=6, workers=0) as loader:
-        specs = loader.batch_specs
-    fake = FakeData(1, batch_size=6, encoded=True)
-
-    assert fake.batch_specs == specs
+        assert FakeData(1, batch_size=6, encoded=True).batch_specs == loader.batch_specs
