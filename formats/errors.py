@@ -45,8 +45,7 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── SenderFailed (loaders/machines/ledger.py)  a sender reported an error, or is gone
     │   ├── ReceiverGone (loaders/machines/link.py)  the receiver is closed or gone
     │   ├── NotAdmitted (loaders/machines/keys.py)  the receiver does not know the sender's key
-    │   ├── WrongReceiver (loaders/machines/keys.py)  the receiver does not have the expected key
-    │   └── ConnectionDamaged (loaders/machines/keys.py)  a connection carried something other than ZeroMQ
+    │   └── WrongReceiver (loaders/machines/keys.py)  the receiver does not have the expected key
     └── UnknownVersion  exit 4: written in a format this release does not know
 """
 

@@ -44,6 +44,11 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # begins ZeroMQ's greeting, before ver
 MECHANISM = slice(12, 32)
 HANDSHAKE_TIMEOUT_S = 2.0
 MAX_CONNECTION_REFUSALS = 3  # in a row, before the reason is sought; a closing receiver may cause one
+FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+)
 CLOSED_BY_PEER = (errno.EPIPE, errno.ECONNRESET)
 
 
@@ -262,14 +267,9 @@ class ReceiverAuth(Owned):
         self._secret = load_secret(keys.secret) if keys else None
         self._names: dict[str, str] = {}
         self._allowed: frozenset[bytes] = frozenset()
-        self._refused = [0, 0]  # peers refused during the handshake, and by the authenticating thread
+        self.refused = 0  # peers
         self._connected = 0  # peers whose handshake has ended, perhaps with a counted refusal
         self.reload()
-
-    @property
-    def refused(self) -> int:
-        """Number of refused peers. Some are counted only after the connected ones have left."""
-        return sum(self._refused)
 
     def reload(self) -> None:
         """Read the allow-list again. If it cannot be used, raises and keeps the old one.
@@ -296,16 +296,14 @@ class ReceiverAuth(Owned):
 
     def note_event(self, event: int, value: int) -> None:
         """Count refused peers. One thread must pass every event of the socket, in order."""
-        if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-            self._connected += 1  # _user_of() has counted a refusal
-        elif event in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED or event in FAILED_HANDSHAKES:
             self._connected += 1
-            self._refused[0] += 1
+            self.refused += event in FAILED_HANDSHAKES
         elif event == zmq.EVENT_DISCONNECTED:
             if self._connected:
                 self._connected -= 1
             else:
-                self._refused[0] += 1  # another protocol, for which libzmq reports no other event
+                self.refused += 1  # another protocol, for which libzmq reports no other event
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it binds."""
@@ -345,7 +343,6 @@ class ReceiverAuth(Owned):
             public = z85.encode(credentials[0])
             if public in self._allowed:
                 return fingerprint(public)
-        self._refused[1] += 1
         return None
 
 
@@ -380,10 +377,6 @@ class WrongReceiver(OperationError):
     """The process at the endpoint does not prove possession of the receiver's key, or is not a receiver."""
 
 
-class ConnectionDamaged(OperationError):
-    """A connection delivered data that ZeroMQ cannot read; a new connection may succeed."""
-
-
 class SenderAuth:
     """Authenticates a sender's socket, and raises if connecting cannot succeed. Not thread-safe.
 
@@ -403,8 +396,8 @@ class SenderAuth:
     def note_event(self, event: int, value: int) -> None:
         """Handle an event of the socket. The caller must pass every event, in order.
 
-        Raises NotAdmitted, WrongReceiver or ConnectionDamaged, after which the socket cannot be used. After
-        some refusals, it opens another connection for a few seconds to read the receiver's mechanism.
+        Raises NotAdmitted or WrongReceiver, after which the socket cannot be used. After some refusals, it
+        opens another connection for a few seconds to read the receiver's mechanism.
         """
         if event == zmq.EVENT_CONNECTED:
             self._is_explained = False
@@ -412,9 +405,7 @@ class SenderAuth:
             self.is_made, self._refusals = True, 0
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             raise self._not_admitted()
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            if self.is_made:
-                raise ConnectionDamaged(f"{self._endpoint}: the data that arrived is damaged; connect again")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self.is_made:
             if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
                 raise self._other_mechanism()
             raise self._wrong_receiver(

@@ -22,7 +22,7 @@ from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
-from shardprep.loaders.machines.keys import ConnectionDamaged, NotAdmitted, SenderAuth, WrongReceiver
+from shardprep.loaders.machines.keys import NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import (
     LINGER_MS,
@@ -131,7 +131,7 @@ class Refused(UsageError):
     """The receiver refuses this sender; the message has its reason."""
 
 
-FAILED = (ReceiverGone, ConnectionDamaged, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
+FAILED = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not the source
 
 WAITING = "waiting for the receiver"
 
@@ -315,6 +315,8 @@ class Link(Owned):
                 is_new = self._socket.binds and not self.is_admitted
                 self._must_send_hello = is_new or not self.has_sent_hello
                 self._send_hello()
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:  # damage: the connection is read no more
+                self._is_lost = self.has_sent_hello
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = value == self._connection if self._socket.binds else self.has_sent_hello
         self._send_hello()  # again: a socket that binds may not have been ready

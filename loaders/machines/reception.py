@@ -21,7 +21,7 @@ import zmq
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
-from shardprep.formats.runtime.sizes import count_of
+from shardprep.formats.runtime.sizes import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
@@ -35,7 +35,6 @@ from shardprep.loaders.machines.socket import (
     SPARE_MESSAGES,
     FrameSocket,
     Message,
-    bytes_of_limit,
 )
 from shardprep.loaders.order.epoch import LoadedStep
 
@@ -487,7 +486,9 @@ class Receiver(Owned, Closable, ABC):
         auth: ReceiverAuth | None = None,
         expected: wire.Facts | None = None,
     ) -> None:
-        limit, auth = bytes_of_limit(limit_bytes), auth or ReceiverAuth(None)
+        is_number = type(limit_bytes) is int and limit_bytes > 0
+        limit = int(limit_bytes) if is_number else byte_count(limit_bytes, of="limit_bytes")
+        auth = auth or ReceiverAuth(None)
         socket = FrameSocket(
             endpoint,
             bind=bind,

@@ -18,7 +18,7 @@ from shardprep.loaders.flow.node import SharedNumbers
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.keys import ConnectionDamaged, SenderAuth, SenderKeys, check_endpoint, host_of
+from shardprep.loaders.machines.keys import SenderAuth, SenderKeys, check_endpoint, host_of
 from shardprep.loaders.machines.ledger import AHEAD
 from shardprep.loaders.machines.link import (
     WAITING,
@@ -191,7 +191,7 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
         if not link.wait_for(lambda: link.has_sent_hello, patience):
             raise OperationError(f"{endpoint}: no receiver was there for {patience:g} s; {_remedy(endpoint)}")
         link.make_leased_steps()
-    except (ReceiverGone, ConnectionDamaged):
+    except ReceiverGone:
         return False
     except BaseException:
         link.leave()

@@ -22,7 +22,6 @@ import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
-from shardprep.formats.runtime.sizes import byte_count
 from shardprep.loaders.machines.codec import MAX_PARTS, PIECE
 
 EVENT = struct.Struct("=Hi")
@@ -409,10 +408,3 @@ class FrameSocket(Owned):
             self._monitor.close(linger=0)
             self._socket.close(linger=linger_ms)
             self._context.term()
-
-
-def bytes_of_limit(limit_bytes: int | str) -> int:
-    """Return the maximum batch size in bytes. Raises UsageError for anything that is not a size."""
-    if type(limit_bytes) is int and limit_bytes > 0:
-        return limit_bytes
-    return byte_count(limit_bytes, of="limit_bytes")
