@@ -277,12 +277,11 @@ class RunLog:
 
     def _parts_of(self, epoch: int) -> list[LogEntry]:
         """Return the furthest entries of the parts of an epoch that had different steps, in their order."""
-        found: dict[tuple[int, ...], LogEntry] = {}
-        for entry in self.entries:
-            if entry.receipt.epoch == epoch:
-                steps = entry.origin, entry.first, entry.card.world_size, entry.card.batch_size
-                if steps not in found or found[steps].place <= entry.place:
-                    found[steps] = entry
+        own = [entry for entry in self.entries if entry.receipt.epoch == epoch]
+        found = {
+            (entry.origin, entry.first, entry.card.world_size, entry.card.batch_size): entry
+            for entry in sorted(own, key=lambda entry: entry.place)
+        }
         return sorted(found.values(), key=lambda entry: (entry.origin, entry.place, entry.start))
 
     @property
@@ -473,16 +472,13 @@ def _epoch_proof(parts: Sequence[LogEntry], number: int, loader: Loader) -> Epoc
     A receipt continues over restarts of the same ranks, so a rank's largest one counts. One that began later,
     after a change in the number of ranks, adds to it. The sums tell which applies.
     """
-    furthest: dict[tuple[int, ...], LogEntry] = {}
-    each: dict[tuple[int, ...], LogEntry] = {}
-    for part in sorted(parts, key=lambda part: (part.place, -part.origin)):
-        rank = part.card.rank, part.card.world_size
-        furthest[rank] = each[(*rank, part.origin)] = part
+    by_place = sorted(parts, key=lambda part: (part.place, -part.origin))
+    furthest = {(part.card.rank, part.card.world_size): part for part in by_place}
     try:
         return _checked_epoch(list(furthest.values()), number, loader)
     except DataError:
         with suppress(DataError):
-            return _checked_epoch(list(each.values()), number, loader)
+            return _checked_epoch(parts, number, loader)
         raise
 
 
