@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import threading
@@ -50,6 +51,7 @@ from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, Ret
 from shardprep.formats.storage.transfer import HashedBytes, Transfer, remote_dataset
 
 AT_ONCE = 8  # downloads
+ALIVE_S = 10.0
 FULL_DISK_PATIENCE_S = 30.0
 UNLIMITED = 1 << 62
 
@@ -106,8 +108,18 @@ class _Download(Transfer):
 
     async def run(self) -> None:
         """Download the file, verify it and publish it. Raises the errors of :meth:`fill`."""
-        await self.fill(self.file)
-        await in_thread(self.file.finish)
+        alive = asyncio.create_task(self._show_alive())
+        try:
+            await self.fill(self.file)
+            await in_thread(self.file.finish)
+        finally:
+            alive.cancel()
+
+    async def _show_alive(self) -> None:
+        """Touch the file while this process lives, even if the server is silent."""
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self.file.touch()
 
 
 @dataclass(frozen=True)

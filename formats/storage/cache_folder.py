@@ -560,6 +560,11 @@ class ArrivingFile(HashedFile):
         self.room = self.entry.size
         return True
 
+    def touch(self) -> None:
+        """Show processes that wait for the file that this one is alive."""
+        with suppress(OSError):
+            os.utime(self.lock.fileno())
+
     def finish(self) -> None:
         """Publish the complete file, and share its lock with readers."""
         with naming(self.path):

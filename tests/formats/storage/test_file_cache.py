@@ -17,7 +17,7 @@ import pytest
 
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.shards.read import FileEntry
-from shardprep.formats.storage import cache_folder
+from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache
 from shardprep.formats.storage.cache_folder import CacheBusy, StillWaiting, hex_of
 from shardprep.formats.storage.store import (
@@ -315,8 +315,8 @@ def test_a_process_that_is_frozen_in_its_turn_is_named_and_waited_for_so_long(
         assert len([*(tmp_path / "cache/readers").iterdir()]) == 1
 
 
-def test_a_process_that_is_frozen_in_a_download_is_named_and_waited_for_so_long(
-    proxy: Proxy, tmp_path: Path, shards: Shards
+def test_a_process_that_is_frozen_in_a_download_is_named_and_one_that_lives_is_waited_for(
+    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = shards[0].name
     proxy.fault = lambda path, count: "stall" if path.endswith(bad) and count == 1 else None
@@ -327,3 +327,18 @@ def test_a_process_that_is_frozen_in_a_download_is_named_and_waited_for_so_long(
         pytest.raises(CacheBusy, match=f"process {pid}"),
     ):
         cache.hold(shards[:1])
+
+    monkeypatch.setattr(file_cache, "ALIVE_S", 0.02)
+    proxy.asked.clear()
+    with (
+        opened(tmp_path / "cache") as slow,
+        opened(tmp_path / "cache", patience_s=1.5) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first = pool.submit(slow.hold, shards[:1])
+        until(lambda: proxy.ranges_of(bad))
+        second = pool.submit(other.hold, shards[:1])
+        time.sleep(1.8)
+        proxy.ended.set()
+        first.result(60).release()
+        second.result(60).release()
