@@ -85,10 +85,9 @@ class Zip(Combined):
     def can_pick(self) -> bool:
         return all(node.can_pick for node in self.nodes)
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return _zipped(self.begun(now))
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        if numbers is None:
+            return _zipped(self.begun(now))
         shared = SharedNumbers(within(numbers, self.length), len(self.nodes))
         return _zipped([node.pick(now.of(self, n), shared.of(n)) for n, node in enumerate(self.nodes)])
 

@@ -168,17 +168,17 @@ class FromDataset(Fetched):
         names = self.columns.names if self.columns.are_chosen else None
         return RecordFetch(parts, files, labels, names, self.with_keys).open
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         with self._ahead(now, numbers) as (keys, cache), self.fetch(cache) as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
         with self._ahead(now, numbers) as (keys, _):
             yield from keys
 
     @contextmanager
     def _ahead(
-        self, now: PassContext, numbers: Iterable[int]
+        self, now: PassContext, numbers: Iterable[int] | None
     ) -> Iterator[tuple[Iterator[ItemKey], FileCache | None]]:
         """Context of a pass's keys, with their shards downloaded or read ahead, and the open cache."""
         shards, order = self.plan.shards(now.number), self.plan.order(now.number)

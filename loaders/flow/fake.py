@@ -133,7 +133,7 @@ class FromFakeData(Fetched):
     def fetch(self) -> Fetch:
         return fetch_by(self.data.item)
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[int]:
+    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[int]:
         return within(numbers, self.length)
 
 

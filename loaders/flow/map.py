@@ -47,7 +47,7 @@ class PerItem(InPlace):
     def never_change(self) -> bool:
         return False  # the function may keep its result, and write to it
 
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         """Yield the results of all items, or of those with these numbers, without keeping references."""
         items, places = numbered(self, now, numbers)
         result = now.here.timed(self.label, now.noted(self.label, partial(self.result, now)))
@@ -336,7 +336,7 @@ class ThreadMap(Map):
     _: KW_ONLY
     threads: int
 
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
         threads, shared = Threads(self.threads, "map"), Tasks()
         result = now.noted(self.label, partial(self.result, now))
@@ -392,7 +392,7 @@ class Prefetch(InPlace):
     title = "prefetch({0.items})"
     facts = ""
 
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         own = now.meter.group(now.place(self), GroupTimes(self.label, "thread"))
         there = now.of(self, group=own)
         items = self.source.run(there) if numbers is None else self.source.pick(there, numbers)

@@ -137,7 +137,7 @@ class Node(ABC):
         Closing or dropping the iterator releases its resources. A step draws from its n-th source by
         ``self.sources[n].run(now.of(self, n))``.
         """
-        return self.pick(now, range(self.length.items))
+        return self.pick(now)
 
     @cached_property
     def label(self) -> str:
@@ -159,10 +159,10 @@ class Node(ABC):
         """Whether :meth:`pick` can return any item by its number. Requires an exact length."""
         return False
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yield the items that ``run`` yields at these positions, in the order of ``numbers``.
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        """Yield the items that ``run`` yields at these positions, in the order of ``numbers``; None for all.
 
-        ``numbers`` may be drawn some items ahead. Called only if the node ``can_pick``.
+        ``numbers`` may be drawn some items ahead. They are given only if the node ``can_pick``.
         """
         raise NotImplementedError
 
@@ -171,8 +171,8 @@ class Node(ABC):
         """The maker of items from small :meth:`keys`, in any process; None if there is none."""
         return None
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        """Yield the keys of the items with these numbers, in that order. Keys pickle to a few bytes."""
+    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
+        """Yield the keys of the items that ``pick`` yields. They pickle to a few bytes."""
         raise NotImplementedError
 
     @property
@@ -222,19 +222,9 @@ class Step(Node):
 class InPlace(Step):
     """A step whose n-th item depends only on its source's n-th item."""
 
-    @abstractmethod
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
-        """Yield the results of all items, or of those with these numbers."""
-
-    def run(self, now: PassContext) -> Iterator[Any]:
-        return self.results(now)
-
     @property
     def can_pick(self) -> bool:
         return self.source.can_pick
-
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        return self.results(now, numbers)
 
 
 Fetch = Callable[..., AbstractContextManager[Callable[[Any], Any]]]
@@ -259,7 +249,7 @@ class Fetched(Node):
     @abstractmethod
     def fetch(self) -> Fetch: ...
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         with ending(self.keys(now, numbers)) as keys, self.fetch() as item_of:
             yield from map(now.here.timed(self.label, item_of), keys)
 
@@ -275,14 +265,14 @@ class Renumbered(Step):
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         return self.source.pick(now.of(self), self.numbers(now, within(numbers, self.length)))
 
     @property
     def fetch(self) -> Fetch | None:
         return self.source.fetch
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[Any]:
         return self.source.keys(now.of(self), self.numbers(now, within(numbers, self.length)))
 
 
@@ -296,12 +286,15 @@ def checked_seconds(value: object, name: str, *, above: float | None = None) -> 
     raise UsageError(f"{name} must be a number of seconds, {least}, not {value!r}")
 
 
-def within(numbers: Iterable[int], length: Length) -> Iterator[int]:
-    """Yield the numbers unchanged.
+def within(numbers: Iterable[int] | None, length: Length) -> Iterator[int]:
+    """Yield the numbers unchanged; None stands for all.
 
     Raises IndexError for a number out of range, UsageError for a value that is not a whole number.
     """
     count = length.items
+    if numbers is None:
+        yield from range(count)
+        return
     for number in numbers:
         if not is_whole(number):
             raise UsageError(f"items are picked by whole numbers, not by {number!r}")

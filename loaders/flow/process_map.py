@@ -296,7 +296,7 @@ class ProcessMap(Map):
     is_single: bool
     deadline: float | None
 
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         least = ITEMS_PER_WORKER * self.processes
         with ending(self._received(now, numbers, max(SLOT_ROWS, 2 * least), least)) as received:
             for batch in received:

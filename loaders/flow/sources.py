@@ -54,7 +54,7 @@ class FromSequence(Node):
     def never_change(self) -> bool:
         return bool(getattr(self.items, "batches_never_change", False))
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         item_of = now.here.timed(self.label, SequenceItems(self.items).item)
         yield from map(item_of, within(numbers, self.length))
 
@@ -182,7 +182,7 @@ class FromFiles(Fetched):
     def fetch(self) -> Fetch:
         return fetch_by(partial(_file_and_label, self.folder))
 
-    def keys(self, now: PassContext, numbers: Iterable[int]) -> Iterator[tuple[str, int]]:
+    def keys(self, now: PassContext, numbers: Iterable[int] | None) -> Iterator[tuple[str, int]]:
         places = within(numbers, self.length)
         if self.seed is not None:
             places = map(permutation(len(self.paths), now.bits(self, self.seed)).item, places)

@@ -60,23 +60,22 @@ class Batch(Step):
     def never_change(self) -> bool:
         return not self.as_list or self.source.never_change
 
-    def run(self, now: PassContext) -> Iterator[Any]:
-        source = self.source
-        if not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
-            with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
-                yield from map(self._finished, batches)
-        else:
-            yield from self._made_of(now, self.drawn(now), repeat(self.size), count())
-
     @property
     def can_pick(self) -> bool:
         return self.source.can_pick
 
-    def pick(self, now: PassContext, numbers: Iterable[int]) -> Iterator[Any]:
-        shared = SharedNumbers(within(numbers, self.length), 3)
-        items = self.source.pick(now.of(self), chain.from_iterable(map(self._items_of, shared.of(0))))
-        sizes = (len(self._items_of(number)) for number in shared.of(1))
-        return self._made_of(now, items, sizes, shared.of(2))
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+        source = self.source
+        if numbers is not None:
+            shared = SharedNumbers(within(numbers, self.length), 3)
+            items = source.pick(now.of(self), chain.from_iterable(map(self._items_of, shared.of(0))))
+            sizes = (len(self._items_of(number)) for number in shared.of(1))
+            yield from self._made_of(now, items, sizes, shared.of(2))
+        elif not self.as_list and isinstance(source, ProcessMap) and source.ordered and not source.drop_none:
+            with ending(source.batches(now.of(self), self.size, least=self._least)) as batches:
+                yield from map(self._finished, batches)
+        else:
+            yield from self._made_of(now, self.drawn(now), repeat(self.size), count())
 
     def _items_of(self, number: int) -> range:
         return range(self.source.length.items)[number * self.size : (number + 1) * self.size]
@@ -205,7 +204,7 @@ class Print(InPlace):
 
     facts = ""
 
-    def results(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
+    def pick(self, now: PassContext, numbers: Iterable[int] | None = None) -> Iterator[Any]:
         items, places = numbered(self, now, numbers)
         seen = count()
 
@@ -320,7 +319,7 @@ class Skip(Renumbered):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            yield from self.pick(now, range(self.length.items))
+            yield from self.pick(now)
             return
         with ending(self.drawn(now)) as items:
             yield from islice(items, self.count, None)
@@ -347,7 +346,7 @@ class LocallyShuffled(Renumbered):
 
     def run(self, now: PassContext) -> Iterator[Any]:
         if self.can_pick:
-            yield from self.source.pick(now.of(self), self.numbers(now, range(self.length.items)))
+            yield from self.pick(now)
             return
         heap: list[_Entry] = []  # items leave it once no later item can precede them
         with ending(self.drawn(now)) as items:
