@@ -25,7 +25,6 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
     numbers = array.array("q", sys.stdin.buffer.read())
     names = {file: f"{folder or '/dev/fd'}/{file}" for file in set(numbers[::2])}
     opened = {file: os.open(name, flags) if flags and not folder else file for file, name in names.items()}
-    pieces = [(opened[file], offset) for file, offset in zip(numbers[::2], numbers[1::2], strict=True)]
     (ready, is_ready), (start, starts) = os.pipe(), os.pipe()
     for number in range(depth):
         if not os.fork():
@@ -33,10 +32,11 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
             memory = mmap.mmap(-1, block + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.write(bytes(len(memory)))  # else page faults would slow the first reads
             into = memoryview(memory)[in_page : in_page + block]
-            own, parent = pieces[number::depth], os.getppid()
+            own = zip(numbers[2 * number :: 2 * depth], numbers[2 * number + 1 :: 2 * depth], strict=True)
+            pieces, parent = [(opened[file], offset) for file, offset in own], os.getppid()
             os.close(is_ready)
             os.read(start, 1)
-            found = _read(own, into, ahead, flags, names if folder else {}, seconds, parent)
+            found = _read(pieces, into, ahead, flags, names if folder else {}, seconds, parent)
             os.write(1, (" ".join(map(repr, (number, *found))) + "\n").encode())
             os._exit(0)
     os.close(is_ready)
