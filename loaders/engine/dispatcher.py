@@ -206,6 +206,7 @@ class EngineRun:
     plans: deque[BatchRequest] = field(default_factory=deque)
     results: SimpleQueue[tuple[LeasedBatch, Memory] | None] = field(default_factory=SimpleQueue)
     stopped: bool = False
+    paused: bool = False  # between two epochs, when no batch is asked for
 
     def stop(self) -> None:
         self.stopped = True
@@ -304,7 +305,8 @@ class Dispatcher(Owned):
 
     def _receive_events(self) -> None:
         began = monotonic()
-        blocked = bool(self._served.plans) and not self._leases.has_lease and not self._leases.has_slot
+        waits = bool(self._served.plans) and not self._served.paused
+        blocked = waits and not self._leases.has_lease and not self._leases.has_slot
         interval = min(POLL_INTERVAL_S, self._deadline / 4) if self._deadline else POLL_INTERVAL_S
         events = self._selector.select(interval)
         self.blocked += blocked * (monotonic() - began)

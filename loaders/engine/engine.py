@@ -385,6 +385,7 @@ class Engine(Owned, Closable):
         return plans.claim()
 
     def _receive(self, run: EngineRun, dispatcher: Dispatcher) -> EngineBatch:
+        run.paused = False
         began = perf_counter()
         result = run.results.get()
         got = perf_counter()
@@ -468,6 +469,14 @@ class Engine(Owned, Closable):
     def shared_bytes(self) -> int:
         """Bytes of memory shared with the workers (for sparse slots, the written part); 0 without workers."""
         return self._dispatcher.ring.nbytes if self._dispatcher else 0
+
+    def pause(self) -> None:
+        """Do not count the time until the next batch is asked for: as elapsed, blocked or a step."""
+        self.meter.pause()
+        if self._dispatcher:
+            self._dispatcher.run.paused = True
+        if (trace := self._trace) is not None:
+            trace.pauses.append(perf_counter())
 
     def record(self, *, keep: int = KEEP) -> Trace:
         """Start a new trace, which lasts until :meth:`stop_recording`."""

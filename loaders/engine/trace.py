@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
@@ -65,6 +66,7 @@ class Trace:
         self.leases: deque[LeaseSpan] = deque(maxlen=keep)
         self.receptions: deque[BatchWait] = deque(maxlen=keep)
         self.ready: deque[tuple[float, int]] = deque(maxlen=keep)  # (time, number of ready batches)
+        self.pauses: deque[float] = deque(maxlen=keep)
         self.began = perf_counter()
         self._clock = clock
         self._read = clock.copy()
@@ -145,15 +147,16 @@ class Trace:
             began += part
 
     def _consumer(self) -> Iterator[Event]:
-        """Yield the events of waiting, hand-over and step; there is no step between two runs."""
-        receptions = list(self.receptions)
+        """Yield the events of waiting, hand-over and step; there is no step between two epochs."""
+        receptions, pauses = list(self.receptions), list(self.pauses)
         for reception in receptions:
             args = {"run": reception.run, "batch": reception.batch, "rows": reception.rows}
             began, got, ended = map(self._ns, (reception.began, reception.got, reception.ended))
             yield self._span(CONSUMER, "consumer", "waiting", began, got, args)
             yield self._span(CONSUMER, "consumer", "hand-over", got, ended, args)
         for last, following in pairwise(receptions):
-            if last.run == following.run:
+            paused = bisect(pauses, last.ended) < bisect(pauses, following.began)
+            if last.run == following.run and not paused:
                 args = {"run": last.run, "batch": last.batch, "rows": last.rows}
                 ended, began = self._ns(last.ended), self._ns(following.began)
                 yield self._span(CONSUMER, "consumer", "step", ended, began, args)

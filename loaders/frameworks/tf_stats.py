@@ -124,15 +124,18 @@ class InputStats(ShownStats):
         return self._thread.loads(self._drawn, self.elapsed)[0] if known else None
 
     @property
+    def _waited(self) -> float:
+        """The seconds in which steps waited; of a graph's, all or none."""
+        return self.waited if not self.unseen else self.elapsed * (self.starved > STARVED_SHARE)
+
+    @property
     def _main(self) -> GroupTimes:
-        step = max(0.0, self.elapsed - self.waited)
-        return GroupTimes("main", "main", 1, {STEP: step}, self.waited)
+        step = max(0.0, self.elapsed - self._waited)
+        return GroupTimes("main", "main", 1, {STEP: step}, self._waited)
 
     def suppliers(self) -> list[Supplier]:
         """Return those of the input or Loader that feeds this one, or the source; and this input's thread."""
-        waits = self.starved > STARVED_SHARE
-        waited = self.waited if not self.unseen else self.elapsed if waits else 0.0
-        before = self.source or self.loader
+        waited, before = self._waited, self.source or self.loader
         drawn = [*before.suppliers(), before.handing_over()] if before and before.is_known else []
         found = [each._replace(waited=waited) for each in drawn]
         rows = self._drawn * (self._rows or 1.0)
@@ -141,8 +144,9 @@ class InputStats(ShownStats):
             if self.upstream is not None and self.upstream.limit != STEP:
                 name, advice = self.upstream.limit, self.upstream.advice
                 advice = advice.removesuffix(OR_PREFETCH) if self.capacity else advice
-            drawing = self._group(name, self.fetching).loads(rows, self.elapsed)
-            found.append(Supplier(drawing, waited, lambda slowest, rate: advice))
+            drawing = GroupTimes(name, "thread", 1, {name: self.fetching}, blocked=self.blocked_seconds)
+            loads = drawing.loads(rows, self.elapsed)
+            found.append(Supplier(loads, waited, lambda slowest, rate: advice))
         own = self._thread.loads(rows, self.elapsed)
         return [*found, Supplier(own, waited, lambda slowest, rate: COPYING_ADVICE)]
 
@@ -236,8 +240,9 @@ def occupancy_of(stats: InputStats) -> dict[str, float]:
 def scalars_of(stats: InputStats) -> dict[str, float]:
     """Return the occupancy, the rate as ``images_per_second`` or ``batches_per_second``, and the stages.
 
-    ``stage/<name>`` is the fraction of time in which a stage of the Loader or an input works. Rate and stages
-    are left out until they are known.
+    ``stage/<name>`` is the fraction of time in which a stage of the Loader or an input works; of another
+    source, in which the input waits for it, by the name of its slowest stage. Rate and stages are left out
+    until they are known.
     """
     verdict = stats.verdict
     rate = {f"{verdict.unit}_per_second": verdict.rate} if verdict else {}

@@ -273,7 +273,7 @@ class Loader(Owned, FrameworkHint, Closable):
             yield from map(partial(self._delivered, epoch), islice(batches, len(epoch)))
             if self._works_ahead:
                 undo.pop_all()
-                self.engine.meter.pause()
+                self.engine.pause()
                 self._made_ahead = Epoch(self._plan, epoch.number + 1), batches
         epoch.end()
 

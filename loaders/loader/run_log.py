@@ -229,8 +229,9 @@ class RunLog:
 
     def card_of(self, entry: LogEntry | None) -> RunCard:
         """Return an entry's card, with the chosen records that another one may list; ``card`` for None."""
-        own = entry.card if entry else self.card
-        return replace(own, records=self.card.records, without=self.card.without)
+        own, bare = entry.card if entry else self.card, self.card.without_numbers()
+        same = [name for name in ("records", "without") if getattr(own, name) == getattr(bare, name)]
+        return replace(own, **{name: getattr(self.card, name) for name in same})
 
     def save(self, path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> None:
         """Write the entries to a file, replacing an existing one; sign it if ``key`` names a secret key file.

@@ -54,7 +54,7 @@ class RunValues:
                 built(str, verdict["sentence"]),
                 *_course(values),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"these are not the stats of a loader, a flow or an input: {type(error).__name__}: {error}"
             ) from error

@@ -117,7 +117,7 @@ def test_inputs_that_hold_nothing_back_count_too() -> None:
             assert (stats.epochs, stats.starved) == (1, 1)
             assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
             metrics = {metric.name: metric.samples for metric in StatsCollector(train=each).collect()}
-            assert metrics["shardprep_starved_seconds"][0].value == stats.starved_seconds
+            assert metrics["shardprep_starved_seconds"][0].value == stats.waited
 
 
 def slow_batches(batches: int = 12) -> Iterator[Any]:

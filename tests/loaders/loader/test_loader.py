@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -39,8 +40,10 @@ from shardprep.loaders import (
     TransformInput,
     decode_rgb,
 )
+from shardprep.loaders.engine.dispatcher import POLL_INTERVAL_S
 from shardprep.loaders.loader import options as loader_options
 from shardprep.loaders.loader.work import items_of
+from shardprep.loaders.measuring import tracing
 from shardprep.loaders.order.epoch import Epoch
 from support.datasets import converted, flip, is_root, open_files
 from support.engine_workers import Once, kill, leave, sleep_for_ever
@@ -144,15 +147,18 @@ def test_loading_in_this_process_leaves_the_threads_of_opencv_alone(lmdb_shards:
 
 def test_the_first_batches_of_the_next_epoch_are_made_before_it_begins(lmdb_shards: Path) -> None:
     small = partial(loader_on, lmdb_shards, transform=TrainTransform(8))
-    with small() as plain, small(workers=1, slots=4) as loader:
+    with small() as plain, small(workers=1, slots=4) as loader, tracing(loader) as trace:
         for expected in (0, 1, 0, 0, 1):  # also where another epoch, or single steps, are asked for
             plain.set_epoch(expected)
             loader.set_epoch(expected)
             assert_same(epoch_of(loader), epoch_of(plain))
             assert loader.receipt() == plain.receipt()
-            elapsed = loader.stats().elapsed
             until(lambda: loader.engine.ready == 4)
-            assert loader.stats().elapsed == elapsed
+            stats = loader.stats()
+            time.sleep(2 * POLL_INTERVAL_S)
+            assert (loader.stats().elapsed, loader.stats().blocked) == (stats.elapsed, stats.blocked)
+        steps = [event for event in trace.events() if event.get("name") == "step"]
+        assert len(steps) == 5 * (len(plain) - 1)
         assert_same([loader.first_batch()], [plain.first_batch()])
         assert_same(epoch_of(loader), epoch_of(plain))
 

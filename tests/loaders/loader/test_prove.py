@@ -365,6 +365,14 @@ def test_no_key_no_file_of_the_dataset_and_no_signed_log_is_overwritten(
     assert RunLog.load(log).signer
 
 
+def test_each_entry_of_a_log_has_its_own_choice_of_records(lmdb_shards: Path, tmp_path: Path) -> None:
+    train(lmdb_shards, tmp_path / "log", epochs=2)
+    train(lmdb_shards, tmp_path / "log", without=[1, 2])
+
+    log = RunLog.load(tmp_path / "log")
+    assert [log.card_of(entry).gaps for entry in log.entries] == [None, None, "close"]
+
+
 @pytest.mark.parametrize("make", [make_signing_keys, make_keys])
 def test_a_pair_of_keys_that_cannot_be_written_leaves_the_old_secret(make: Any, tmp_path: Path) -> None:
     pair = make(tmp_path / "own")
