@@ -300,7 +300,8 @@ class StoredFile:
         return cls(found["size"], (found["e_tag"] or found["last_modified"].isoformat()).strip('"'))
 
 
-CHUNK_BYTES = 1 << 20  # hashed and written at once, until a response breaks off
+CHUNK_BYTES = 1 << 20  # hashed and written at once
+PIECE_BYTES = 1 << 16  # read from a response at once, until one breaks off
 LEAST_BYTES = 1 << 12  # counts as progress; also the least to arrive within two timeouts
 TRIES = 4  # without progress
 WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # after the first try; then increasing
@@ -361,7 +362,8 @@ class RemoteFolder(Owned):
         self.place = place
         self._policy, self._is_writable = policy, writable
         self._store = self._opened(policy.retries)
-        self._answers = self._opened(0)  # obstore would not count what a response brings before it breaks off
+        # obstore also resumes a response that breaks off, after increasing pauses
+        self._answers = self._opened(min(1, policy.retries))
 
     def _opened(self, retries: int) -> ObjectStore:
         if _inherited:
@@ -405,7 +407,7 @@ class RemoteFolder(Owned):
     async def read(
         self, name: str, start: int = 0, stop: int | None = None, *, only: StoredFile | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a file from byte ``start``, to ``stop`` or the end, in pieces.
+        """Yield a file from byte ``start``, to ``stop`` or the end, in chunks of about CHUNK_BYTES.
 
         Without ``stop``, a response decides where the file ends. Failed requests are retried as the policy
         says. A response that breaks off, has a wrong length or file, or brings less than LEAST_BYTES within
@@ -415,30 +417,40 @@ class RemoteFolder(Owned):
         requested and the server sends only whole files, or the file is shorter; RemoteMissing, RemoteDenied;
         and RemoteFailed for anything else, after the retries.
         """
-        fruitless, piece_bytes = 0, CHUNK_BYTES
+        fruitless, is_coarse = 0, True
         while True:
-            begun = start
+            begun, size = start, 0
+            pieces: list[bytes] = []
+            failure: RemoteFailed | None = None
             try:
-                async with aclosing(self._answer(name, start, stop, only, piece_bytes)) as answer:
+                async with aclosing(self._answer(name, start, stop, only, is_coarse=is_coarse)) as answer:
                     async for piece in answer:
-                        start += len(piece)
-                        yield piece
-                return
+                        pieces.append(piece)
+                        start, size = start + len(piece), size + len(piece)
+                        if size >= CHUNK_BYTES:
+                            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                            pieces, size = [], 0
             except RemoteFailed as error:
-                if start == stop:
-                    return
-                is_broken = isinstance(error, AnswerBroken)
-                fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
-                if not error.may_pass or fruitless >= (TRIES if is_broken else 1 + self._policy.retries):
+                if not error.may_pass:
                     raise
-            if is_broken:
-                piece_bytes = LEAST_BYTES  # what is received of a piece is lost with the response
-            await asyncio.sleep(min(LONGEST_WAIT_S, WAIT_S * 2**fruitless))
+                failure = error
+            if pieces:
+                yield b"".join(pieces)
+            if failure is None or start == stop:
+                return
+            fruitless = 0 if start - begun >= LEAST_BYTES else fruitless + 1
+            if isinstance(failure, AnswerBroken):
+                is_coarse, tries, wait_s = False, TRIES, WAIT_S * fruitless
+            else:  # each of two requests
+                tries, wait_s = 1 + self._policy.retries // 2, min(LONGEST_WAIT_S, WAIT_S * 4**fruitless)
+            if fruitless >= tries:
+                raise failure
+            await asyncio.sleep(wait_s)
 
     async def _answer(
-        self, name: str, start: int, stop: int | None, only: StoredFile | None, piece_bytes: int
+        self, name: str, start: int, stop: int | None, only: StoredFile | None, *, is_coarse: bool
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of one response in pieces of at least ``piece_bytes``, the last one excepted."""
+        """Yield the bytes of one response as they arrive; ``is_coarse`` is faster, but can lose some."""
         options: GetOptions | None = None
         if stop is not None:
             options = {"range": (start, stop)}
@@ -448,23 +460,32 @@ class RemoteFolder(Owned):
             found = await self._obstore.get_async(self._answers, name, options=options)
         if only not in (None, StoredFile.of(found.meta)):
             raise OtherFile("is not the same file as before", path=self.place.url, shard=name)
-        pieces, most_s = aiter(found.stream(min_chunk_size=piece_bytes)), 2 * self._policy.timeout_s
-        while stop is None or start < stop:
+        arrived, left_s = 0, 2 * self._policy.timeout_s
+        is_whole = is_coarse and stop is not None and stop - start <= CHUNK_BYTES
+        pieces = None if is_whole else aiter(found.stream(min_chunk_size=PIECE_BYTES if is_coarse else 1))
+        while True:
+            asked = time.monotonic()
             try:
                 with translated(self.place, name, AnswerBroken):
-                    async with asyncio.timeout(most_s):
-                        piece: Any = await anext(pieces)
+                    async with asyncio.timeout(left_s):
+                        piece: Any = await (found.bytes_async() if pieces is None else anext(pieces))
             except StopAsyncIteration:
                 break
             except TimeoutError as error:
                 raise AnswerBroken(
-                    f"failed: fewer than {piece_bytes:,} bytes arrived in {most_s:g} s; {AGAIN}",
+                    f"failed: only {arrived:,} bytes arrived in {2 * self._policy.timeout_s:g} s; {AGAIN}",
                     path=self.place.url,
                     shard=name,
                 ) from error
             start += len(piece)
-            if stop is None or start <= stop:
-                yield piece
+            if stop is not None and start > stop:
+                break
+            yield piece
+            if pieces is None:
+                break
+            arrived, left_s = arrived + len(piece), left_s - (time.monotonic() - asked)
+            if arrived >= LEAST_BYTES:
+                arrived, left_s = 0, 2 * self._policy.timeout_s
         if stop not in (None, start):
             raise AnswerBroken(
                 f"did not return the requested bytes; {AGAIN}", path=self.place.url, shard=name
