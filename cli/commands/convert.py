@@ -146,7 +146,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     "DIR",
     "Folder to build shards in when OUTPUT is in a bucket.  [default: in ~/.cache/shardprep]",
 )
-@flag("--dry-run", "Write nothing; report all problems, and what the conversion would take.")
+@flag("--dry-run", "Write nothing to OUTPUT; report all problems, and what the conversion would take.")
 @json_option
 def convert(
     source: Path | str,

@@ -88,7 +88,7 @@ def convert(
         options: Other options of the conversion; None is the defaults.
         source_options: Options of reading the source; None is the defaults.
         workers: Number of processes. None is one per usable CPU. 0 works in this process, except for decode
-            checks, which need a process that may crash.
+            checks, and files named like images that have to be decoded, which need a process that may crash.
         executor: An executor of :mod:`concurrent.futures`, local or on many machines, that runs the shard
             jobs instead, and is left open. At most ``workers`` jobs are submitted at a time; None is 256.
         progress: Receives the progress; None shows a bar in a notebook.

@@ -130,8 +130,8 @@ def plan_conversion(
     """Find out what :func:`.convert.convert` with these arguments would do, without writing to the output.
 
     This lists, counts, labels and plans every split, checks the outputs, and reads every image and checks its
-    header, which takes about as long as reading the source. It does not decode images. A problem does not end
-    the run: all problems are in the result.
+    header, which takes about as long as reading the source. Of images, only those of other kinds than JPEG,
+    PNG and WebP are decoded. A problem does not end the run: all problems are in the result.
 
     Args:
         source: As for :func:`.convert.convert`.
@@ -253,7 +253,8 @@ class _Findings:
 def _checked(one: PreparedSplit, runner: JobRunner) -> _Findings:
     shards = [shard for shard in one.shards if not (one.output / shard.name).exists()]
     found = _Findings(shards=len(shards), size=sum(shard.size for shard in shards))
-    with TemporaryDirectory() as folder, WorkFolder(Path(folder)) as work_folder:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    with TemporaryDirectory(dir=memory) as folder, WorkFolder(Path(folder)) as work_folder:
         jobs = (
             replace(job, output=one.output, builder=check_images)
             for job in shard_jobs(one.planned, shards, work_folder)

@@ -290,6 +290,8 @@ def _built(
     fields = [one.field.to_json() for one in columns]
     guard = {JOINED_TO: manifest.root, "columns": fields, JOINED: custody}
     listed = {file.name: file for file in manifest.column_files}
+    if not (work_folder.folder / PLAN_NAME).exists():
+        work_folder.clear()  # the commits of a killed repair
     try:
         work_folder.claim(guard)
     except PlanMismatch:

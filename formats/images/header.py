@@ -38,7 +38,7 @@ def _trailing(end: int, image: bytes) -> ImageFlag:
 
 WEBP_SIGNATURE = b"RIFF"
 _HAS_ANIMATION, _HAS_ALPHA = 0x02, 0x10
-_IMAGES = frozenset([b"VP8 ", b"VP8L", b"ANMF"])
+_STILL = frozenset([b"VP8 ", b"VP8L"])
 
 
 def read_webp(image: bytes) -> ImageInfo:
@@ -61,21 +61,34 @@ def read_webp(image: bytes) -> ImageInfo:
         if first == b"VP8X":
             raise BadImage(f"a WebP of more than {MAX_CHUNKS} chunks")
     flags = ImageFlag.WEBP | _trailing(end, image)
-    if first == b"VP8 " and image[23:26] == b"\x9d\x01\x2a" and not image[20] & 1:  # a key frame
-        width, height = struct.unpack_from("<HH", image, 26)
-        return ImageInfo(width & 0x3FFF, height & 0x3FFF, 3, flags)
-    if first == b"VP8L" and image[20] == 0x2F:
-        (bits,) = struct.unpack_from("<I", image, 21)
-        return ImageInfo(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 3 + (bits >> 28 & 1), flags)
-    if first != b"VP8X" or not places.keys() & _IMAGES:
-        raise BadImage("a WebP without an image")
+    is_still = first != b"VP8X" or not image[20] & _HAS_ANIMATION
     width, height = (1 + int.from_bytes(image[at : at + 3], "little") for at in (24, 27))
+    for kind in _STILL if is_still else ():
+        if kind in places:
+            info = _still(image, kind, places[kind][0], flags)
+            if first == kind:
+                return info
+            if (info.width, info.height) != (width, height):
+                raise BadImage("a WebP with an image of another size than its canvas")
+    if first != b"VP8X" or not places.keys() & (_STILL if is_still else {b"ANMF"}):
+        raise BadImage("a WebP without an image")
     orientation = kinds.exif_orientation(image[slice(*places[b"EXIF"])]) if b"EXIF" in places else 1
     if orientation is None:
         flags |= ImageFlag.CORRUPT_EXIF
     if image[20] & _HAS_ANIMATION:
         flags |= ImageFlag.SEVERAL
     return ImageInfo(width, height, 4 if image[20] & _HAS_ALPHA else 3, flags, orientation or 1)
+
+
+def _still(image: bytes, kind: bytes, at: int, flags: ImageFlag) -> ImageInfo:
+    """Return the properties of the still image of a WebP whose chunk has its data at an offset."""
+    if kind == b"VP8L" and image[at] == 0x2F:
+        (bits,) = struct.unpack_from("<I", image, at + 1)
+        return ImageInfo(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), 3 + (bits >> 28 & 1), flags)
+    if kind == b"VP8 " and image[at + 3 : at + 6] == b"\x9d\x01\x2a" and not image[at] & 1:  # a key frame
+        width, height = struct.unpack_from("<HH", image, at + 6)
+        return ImageInfo(width & 0x3FFF, height & 0x3FFF, 3, flags)
+    raise BadImage("a WebP without an image")
 
 
 def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
@@ -91,8 +104,7 @@ def _decoded(image: bytes, flags: ImageFlag, components: int = 0) -> ImageInfo:
     except BadImage as error:
         if error.message.startswith("too large"):
             raise
-        what = f"a {kind_of(flags)} that is truncated, damaged or of an unusual form"
-        raise not_decoded(what) from error
+        raise not_decoded(f"a truncated, damaged or unusual {kind_of(flags)}") from error
     finally:
         log.setLogLevel(level)
     return ImageInfo(width, height, components or channels, flags)
@@ -106,6 +118,9 @@ def read_gif(image: bytes) -> ImageInfo:
     from shardprep.formats.images.decode import has_second_frame  # start-up time: OpenCV
 
     flags = ImageFlag.GIF | (NONE if image.endswith(b";") else ImageFlag.TRAILING_BYTES)
+    width, height = struct.unpack_from("<HH", image, 6)
+    if width * height > MAX_PIXELS:  # which OpenCV's limit covers only if this package imported it
+        return ImageInfo(width, height, 3, flags)
     info = _decoded(image, flags, components=3)
     return replace(info, flags=flags | ImageFlag.SEVERAL) if has_second_frame(image) else info
 
@@ -124,7 +139,10 @@ def read_bmp(image: bytes) -> ImageInfo:
         depth, packing, packed = struct.unpack_from("<HII", image, 28)
     if packing == _MASKS and struct.unpack_from("<3I", image, 54) not in _USUAL_MASKS.get(depth, ()):
         raise decoded_wrongly("a BMP of unusual colour masks")
-    info = _decoded(image, ImageFlag.BMP)
+    components, colours = 0, image[26 : 26 + 3 * (1 << min(depth, 8))]
+    if header == _CORE:  # which OpenCV decodes to one channel unless colour is requested
+        components = 1 if depth <= 8 and colours[::3] == colours[1::3] == colours[2::3] else 3
+    info = _decoded(image, ImageFlag.BMP, components)
     row = (info.width * depth + 31) // 32 * 4
     end = start + (packed if packing in (_RLE8, _RLE4) else row * info.height)
     if end > len(image):
@@ -205,6 +223,8 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
         raise not_decoded(f"a JPEG 2000 of {components} components")
     if not set(image[start + 42 : start + 42 + 3 * components : 3]) <= {7, 15}:
         raise not_decoded("a JPEG 2000 with samples that do not have 8 or 16 bits")
+    if image.rfind(b"\xff\xd9", start) < 0:
+        raise BadImage("truncated: the JPEG 2000 has no end")
     ends_file = not boxes or boxes[-8:-4] == bytes(4)  # without the size of its box
     has_more = ends_file and not image.endswith(b"\xff\xd9")
     return _decoded(image, ImageFlag.JPEG_2000 | (ImageFlag.TRAILING_BYTES if has_more else NONE), components)
@@ -212,7 +232,11 @@ def read_jpeg2000(image: bytes) -> ImageInfo:
 
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 MAX_SAMPLES = 16  # of a pixel
-_UNSIGNED = {1: "B", 3: "H", 4: "I"}
+_COMPRESSION = 259
+# Of OpenCV's wheels, which are built without LZMA, Zstandard and WebP; others decode to black.
+_COMPRESSIONS = frozenset([1, 2, 3, 4, 5, 7, 8, 32773, 32946])
+_UNSIGNED = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q"}
+_TYPE_BYTES = dict(zip((*range(1, 14), 16, 17, 18), map(int, "1124811248484888"), strict=True))
 _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = (
     258,
     262,
@@ -238,6 +262,8 @@ def read_tiff(image: bytes) -> ImageInfo:
     OpenCV always applies a TIFF's orientation, so the size is the rotated image's, and none is recorded.
     """
     tags, pages = _directories(image)
+    if (compression := tags.get(_COMPRESSION, (1,))[0]) not in _COMPRESSIONS:
+        raise not_decoded(f"a TIFF with compression {compression}")
     bits, photometric = tags.get(_BITS, (1,))[0], tags.get(_PHOTOMETRIC, (-1,))[0]
     samples, form = tags.get(_SAMPLES, (1,))[0], tags.get(_SAMPLE_FORMAT, (1,))[0]
     if form != 1 or samples not in _DECODED.get(bits, {}).get(photometric, ()):
@@ -265,17 +291,19 @@ def _directories(image: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
     pages: set[int] = set()
     (at,) = struct.unpack_from(pointer, image, 8 if is_big else 4)
     while at or not pages:
-        if at in pages:
-            raise BadImage("a TIFF of pages in a circle")
+        if at in pages or len(pages) > MAX_CHUNKS:
+            raise BadImage(f"a TIFF of pages in a circle, or of more than {MAX_CHUNKS}")
         (count,) = struct.unpack_from(count_form, image, at)
         first = at + struct.calcsize(count_form)
         for entry in range(first, first + count * step, step) if not pages else ():
             tag, kind, length = struct.unpack_from(entry_form, image, entry)
+            size, start = _TYPE_BYTES.get(kind, 0) * length, entry + before
+            if before + size > step:
+                (start,) = struct.unpack_from(pointer, image, start)
+            if start + size > len(image):
+                raise BadImage("truncated: the TIFF has no end")
             if kind in _UNSIGNED and 1 <= length <= MAX_SAMPLES:
-                form, start = f"{order}{length}{_UNSIGNED[kind]}", entry + before
-                if before + struct.calcsize(form) > step:
-                    (start,) = struct.unpack_from(pointer, image, start)
-                tags.setdefault(tag, struct.unpack_from(form, image, start))
+                tags.setdefault(tag, struct.unpack_from(f"{order}{length}{_UNSIGNED[kind]}", image, start))
         pages.add(at)
         (at,) = struct.unpack_from(pointer, image, first + count * step)
     return tags, len(pages)

@@ -229,7 +229,8 @@ class PairedFolders(Source):
         is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
         for each in sorted(images.parent.iterdir()):
             if not each.is_dir():
-                ignored[OUTSIDE] += each.name.lower().endswith(IMAGE_SUFFIXES)
+                if each.name.lower().endswith(IMAGE_SUFFIXES):
+                    ignored[OUTSIDE] += 1
             elif is_of_splits and holds_images(each):
                 no_split = "has images, but is not a split; rename it to train, val or test, or move it away"
                 if not any(folder.is_relative_to(each.resolve()) for folder in self.folders):

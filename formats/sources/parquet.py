@@ -37,7 +37,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import SourceOptions
+from shardprep.formats.sources.source import Problems, SourceOptions
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary", "binary_view")
@@ -51,6 +51,8 @@ _NUMBERS = (*_INTEGERS, *_FLOATS)
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
 _FILE = re.compile(r".+\.parquet", re.DOTALL)
 MAX_KEPT_BYTES = 256 << 20  # of row groups; at least one is kept
+_MOST_SHARED = 4  # ratio of bytes in memory to encoded bytes, above which values count as repeated
+_SMALL = 32 << 20
 _MAX_METADATA = 16 << 20
 _MAX_ITEMS = 1 << 18  # of a list in the metadata; pyarrow allocates as many as the file claims
 MAX_GROUP_BYTES = 1 << 30  # of a row group, by its metadata
@@ -342,19 +344,23 @@ def _bytes_in(columns: Columns) -> int:
 
 class RowContents(RecordContents):
     READER = RowReader
+    is_readable = True
+    _bytes = _encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
         return Schema(self.layout.fields.values()), bool(self.layout.image)
 
     def read(self, file: ArchiveFile) -> None:
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
+        if not self.is_readable:
+            return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
                 columns = groups.read(group, names)
-                self._add_group(columns, file.path, first)
+                self._add_group(columns, groups.encoded_bytes[group], file.path, first)
 
-    def _add_group(self, columns: Columns, path: Path, first: int) -> None:
+    def _add_group(self, columns: Columns, encoded: int, path: Path, first: int) -> None:
         import pyarrow.compute  # optional, and slow to import
 
         layout, rows = self.layout, len(next(iter(columns.values()), ()))
@@ -372,7 +378,11 @@ class RowContents(RecordContents):
                 images = images.cast(pyarrow.large_binary())
             sizes = pyarrow.compute.binary_length(images).fill_null(0).to_numpy().astype(np.int64)
             have_bytes = images.is_valid().to_pylist()
-        lengths = sizes + max(0, _bytes_in(columns) - int(sizes.sum())) // max(1, rows)  # with the columns
+        in_memory, in_images = _bytes_in(columns), int(sizes.sum())
+        self._bytes += in_memory
+        self._encoded_bytes += max(encoded, in_images)
+        is_shared = self._bytes > max(_SMALL, _MOST_SHARED * self._encoded_bytes)  # values are repeated
+        lengths = sizes + max(0, (in_memory if is_shared else encoded) - in_images) // max(1, rows)
         every = zip(labels, have_bytes, paths, lengths.tolist(), strict=True)
         for row, (label, has_bytes, image, length) in enumerate(every, first):
             place = f"{path}, row {row}"
@@ -403,8 +413,12 @@ class ParquetRows(RecordSource):
     CONTENTS = RowContents
 
     def contents(self, split: str, classes: Classes) -> RowContents:
-        layout = self._layout(split)
+        problems, layout = Problems(), RowLayout("", False, "", (), {})
+        with problems.collected():
+            layout = self._layout(split)
         contents = RowContents(self.files.top, layout, classes)
+        contents.is_readable = not problems
+        contents.problems.merge(problems)
         with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.of_number(label, class_name)

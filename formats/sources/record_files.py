@@ -293,7 +293,8 @@ def _of_split(
         found = {one: matching(f"{place}/{name}".lstrip("/")) for one, name in folders.items()}
         return found if all(found.values()) else {}
     files, found = matching(place), {}
-    if files and any(each.is_dir() and holds_images(each, 1) for each in folder.iterdir()):
+    inner = (each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    if files and any(holds_images(each, 1) for each in inner):
         return {}  # class folders, and files beside them
     for file in files:
         found.setdefault(split_in(file.rpartition("/")[2]) or "", []).append(file)

@@ -171,6 +171,8 @@ class LmdbContents(RecordContents):
         if (digits := entries["key"].dtype.itemsize) > DIGITS:
             entries["key"] = np.char.zfill(entries["key"], digits)
         if self._listed is None:
+            if self.problems:  # at which reading stopped
+                return entries
             self.shortfall = f"{keys}, which is written last and lists all records, is missing"
             return entries
         there, listed = entries["key"].astype(np.int64), np.unique(self._listed)

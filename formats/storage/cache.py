@@ -437,7 +437,7 @@ class FileSource:
         if self.url is None:
             yield LOCAL
             return
-        with HeldFiles(self.opened, shared, held=held) as files:
+        with HeldFiles(self.opened, shared, held=held, most=1) as files:
             yield files
 
     def opened(self) -> FileCache:
@@ -450,16 +450,21 @@ MOST_HELD = 4  # other files stay open but can be evicted, so an idle reader tak
 
 
 class HeldFiles(LocalFiles, Owned, Closable):
-    """Holds the last files that were opened, at most MOST_HELD, or fewer if there is no room.
+    """Holds the last files that were opened, at most ``most``, or fewer if there is no room.
 
     The cache is ``shared``, or opened when it is needed, and closed at the end. If another process has
     ``held`` the files, this one only replaces damaged ones. Thread-safe; a forked process starts with none.
     """
 
     def __init__(
-        self, opened: Callable[[], FileCache], shared: FileCache | None = None, *, held: bool = False
+        self,
+        opened: Callable[[], FileCache],
+        shared: FileCache | None = None,
+        *,
+        held: bool = False,
+        most: int = MOST_HELD,
     ) -> None:
-        self._open, self._shared, self._are_held = opened, shared, held
+        self._open, self._shared, self._are_held, self._most = opened, shared, held, most
         self._cache: FileCache | None = None
         self._lock = threading.Lock()  # for opening the cache
         self._process = os.getpid()
@@ -479,11 +484,15 @@ class HeldFiles(LocalFiles, Owned, Closable):
             return
         if self._process != os.getpid():
             self._process, self._held = os.getpid(), OrderedDict()
-        held = self._held.pop(hex_of(entry), None) or self.cache.hold([entry], self._let_go_first)
+        held = self._held.pop(hex_of(entry), None)
+        if held is None:
+            if len(self._held) >= self._most:
+                self._let_go_first()
+            held = self.cache.hold([entry], self._let_go_first)
         if other := self._held.pop(hex_of(entry), None):
             other.release()
         self._held[hex_of(entry)] = held
-        if len(self._held) > MOST_HELD:
+        if len(self._held) > self._most:
             self._let_go_first()
 
     @contextmanager

@@ -255,6 +255,8 @@ class StoredIndex:
             return self._rows(np.arange(*wanted.indices(len(self))))
         numbers = np.asarray(wanted)
         np.broadcast_to(np.int8(0), len(self))[wanted]  # raises IndexError as any array does
+        if numbers.dtype == bool and numbers.ndim != 1:
+            raise IndexError(f"a mask has one value for each of the {len(self)} records")
         if numbers.dtype == bool:
             numbers = np.flatnonzero(numbers)
         rows = self._rows(np.atleast_1d(numbers.astype(np.int64) % len(self)))

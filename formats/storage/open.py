@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.sizes import byte_count, checked_int
@@ -110,7 +110,7 @@ def cached_place(
                 "the dataset",
                 path=place.url,
             )
-        if isinstance(cache_limit, str):
+        if not isinstance(cache_limit, SupportsIndex | None):
             cache_limit = byte_count(cache_limit, of="cache_limit")
         return place, cache, None if cache_limit is None else checked_int(cache_limit, "cache_limit", least=1)
     if cache is not None or cache_limit is not None:

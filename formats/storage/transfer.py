@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardprep.formats.errors import DataError, ManifestDamaged, ShardprepError, UsageError
-from shardprep.formats.runtime.files import naming, publish, read_at, write_at
+from shardprep.formats.runtime.files import OPEN_FLAGS, naming, publish, read_at, write_at
 from shardprep.formats.runtime.json_record import FILE_NAME
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.loop_thread import LoopThread, in_thread, run_all
@@ -37,6 +37,7 @@ from shardprep.formats.storage.store import (
 )
 
 SLICE_BYTES = 4 << 20
+PART_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HashedBytes:
@@ -58,17 +59,17 @@ class HashedBytes:
 
 
 class HashedFile(HashedBytes, Owned):
-    """A temporary file of ``size`` hashed bytes, appended to and then published; a killed run leaves it.
+    """A file that is hashed slice by slice, ``size`` bytes so far.
 
+    With PART_FLAGS it is a temporary file, to be appended to and then published; a killed run leaves it.
     ``room`` bytes stay allocated when it is cleared. Not thread-safe. Raises OSError with the file's name.
     """
 
     room = 0
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = PART_FLAGS) -> None:
         super().__init__()
         self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self.lock = LockDescriptor(os.open(path, flags, 0o644))  # taken by subclasses
 
     def hash_next(self) -> int:
@@ -208,14 +209,25 @@ class Download(Transfer):
 
     async def run(self) -> None:
         """Keep an intact file, or download it. Raises the errors of :meth:`fill`."""
-        self.is_kept = await in_thread(self.entry.is_in, self.final.parent)
+        self.is_kept = await self._is_right()
         if not self.is_kept:
             with closing(HashedFile(self.part)) as part:
-                while await in_thread(part.hash_next):
-                    self.done = min(part.size, self.entry.size)
+                await self._hash(part)
                 await self.fill(part)
                 await in_thread(part.publish, self.final)
-        self.done, self.is_done = self.entry.size, True
+        self.is_done = True
+
+    async def _is_right(self) -> bool:
+        """Whether the file exists, with the size and digest in the manifest."""
+        if size_of(self.final) != self.entry.size:
+            return False
+        with closing(HashedFile(self.final, OPEN_FLAGS)) as found:
+            await self._hash(found)
+            return found.sha256 == self.entry.sha256
+
+    async def _hash(self, file: HashedFile) -> None:
+        while await in_thread(file.hash_next):
+            self.done = min(file.size, self.entry.size)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
 from shardprep.formats.shards.columns import unlisted_columns
+from shardprep.formats.shards.in_place import changed_in, hash_region
 from shardprep.formats.shards.manifest import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -250,6 +251,11 @@ class _Verification:
         if level != "full":
             self._check_promises(tables.get(INDEX_NAME), names)
         checks = self._checks({} if level == "full" else tables, is_there=is_there)
+        for region in (check.region for name, check in checks.items() if name not in names):
+            link = self.report.dataset.absolute() / ARCHIVE_NAME
+            with reading(ARCHIVE_NAME, self.report):
+                if region and hash_region(link, region) != region.sha256:
+                    self._found(ARCHIVE_NAME, changed_in(link, region))
         digests = self._check([checks[name] for name in checks if name in names])
         if level != "full" and not self.report.exit_code:
             self._check_roots(digests)

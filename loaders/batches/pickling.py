@@ -7,6 +7,7 @@ a process and its own children.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -14,9 +15,9 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,25 +124,31 @@ def dumps(value: object) -> bytes:
 
 
 class Dumped(NamedTuple):
-    """A pickle, the memory of its arrays beside it, and whether unpickling it imports the main module."""
+    """A pickle, the memory of its arrays beside it, and how it refers to functions and classes.
+
+    They are ``by_name``, or part of the pickle; ``of_main`` is whether unpickling imports the main module.
+    """
 
     data: bytes
     beside: Buffers
+    by_name: bool
     of_main: bool
 
 
-def dumps_elsewhere(value: object, *, apart: bool = False) -> Dumped:
+def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = False) -> Dumped:
     """Pickle a value for another process; ``apart`` keeps the memory of arrays out of the pickle.
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value, because other
-    processes may not have that module. Raises like :func:`dumps`.
+    processes may not have that module; if that fails, by name for a process ``with_main``, which imports it.
+    Raises like :func:`dumps`.
     """
 
     def dumped(dumps: Callable[..., bytes]) -> Dumped:
         beside: Buffers = []
         keep = beside.append if apart else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
-        return Dumped(bytes(data), beside, dumps is pickle.dumps and b"__main__" in data)
+        by_name = dumps is pickle.dumps
+        return Dumped(bytes(data), beside, by_name, by_name and b"__main__" in data and _is_of_main(value))
 
     try:
         by_name = dumped(pickle.dumps)
@@ -150,9 +157,27 @@ def dumps_elsewhere(value: object, *, apart: bool = False) -> Dumped:
             raise
         return dumped(dumps_by_value)
     if by_name.of_main and (dumps_by_value := by_value()):
-        with suppress(Exception):  # of something that only its own module can make
+        try:
             return dumped(dumps_by_value)
+        except Exception:  # of something that only its own module can make
+            if not with_main:
+                raise
     return by_name
+
+
+class _MainNotingPickler(pickle.Pickler):
+    noted = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            self.noted = True
+        return NotImplemented
+
+
+def _is_of_main(value: object) -> bool:
+    pickler = _MainNotingPickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.dump(value)
+    return pickler.noted
 
 
 def by_value() -> Callable[..., bytes] | None:
@@ -189,7 +214,7 @@ class PickledValue:
 
         Raises whatever the value's class raises if it cannot be pickled.
         """
-        stream, beside, _ = dumps_elsewhere(value, apart=True)
+        stream, beside, *_ = dumps_elsewhere(value, apart=True)
         if not beside:
             return cls(_HEAD.pack(0, len(stream)), stream, [], _HEAD.size + len(stream))
         raw = [memoryview(bytes(buffer.raw())) if copied else buffer.raw() for buffer in beside]

@@ -207,6 +207,8 @@ class EngineRun:
     results: SimpleQueue[tuple[LeasedBatch, Memory] | None] = field(default_factory=SimpleQueue)
     stopped: bool = False
     paused: bool = False  # between two epochs, when no batch is asked for
+    first: int = 0  # number of the first batch of this epoch
+    due: int = 0  # number of the next batch
 
     def stop(self) -> None:
         self.stopped = True

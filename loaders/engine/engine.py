@@ -396,11 +396,12 @@ class Engine(Owned, Closable):
         if result is None:
             raise UsageError(f"another iteration of this {self._owner} has begun; end one first, or make two")
         leased, memory = result
+        number, run.due = leased.number - run.first, leased.number + 1
         if leased.failure:
-            raise self._error_of(leased, leased.failure)
+            raise self._error_of(leased, leased.failure, number)
         copied = not dispatcher.ring.may_keep(leased.slot)
         batch = self._assembled(leased, memory, copied=copied)
-        wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
+        wait = BatchWait(run.number, number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
             trace.received(wait, run.results.qsize())
@@ -426,10 +427,10 @@ class Engine(Owned, Closable):
         skipped = dict(sorted(skipped.items()))
         return EngineBatch(leased.number, leased.items, arrays, payloads, skipped, size, form)
 
-    def _error_of(self, leased: LeasedBatch, failure: RowFailure) -> BaseException:
+    def _error_of(self, leased: LeasedBatch, failure: RowFailure, number: int) -> BaseException:
         item = leased.items[failure.row]
         if failure.error:
-            return unpack(failure.error, self._where(failure.row, leased.number, item))
+            return unpack(failure.error, self._where(failure.row, number, item))
         return self._crashes.error(failure.cause, key=self._describe(item))
 
     def _where(self, row: int, number: int, item: Any) -> str:
@@ -474,7 +475,8 @@ class Engine(Owned, Closable):
         """Do not count the time until the next batch is asked for: as elapsed, blocked or a step."""
         self.meter.pause()
         if self._dispatcher:
-            self._dispatcher.run.paused = True
+            run = self._dispatcher.run
+            run.paused, run.first = True, run.due
         if (trace := self._trace) is not None:
             trace.pauses.append(perf_counter())
 

@@ -71,9 +71,10 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
     """
     reason: object = UNIMPORTABLE
     try:
-        data, _, of_main = dumps_elsewhere(work)
-        if not of_main or Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file():
-            return data, of_main
+        has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+        dumped = dumps_elsewhere(work, with_main=has_file)
+        if has_file or not dumped.of_main:
+            return dumped.data, dumped.of_main
     except UsageError:
         raise
     except Exception as error:

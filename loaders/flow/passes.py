@@ -254,13 +254,13 @@ class Function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         try:
-            data = dumps_elsewhere(self.call).data
+            dumped = dumps_elsewhere(self.call)
         except Exception as error:
             advice = "everything it refers to must be picklable"
             if by_value() is None:
                 advice = f"{INSTALL_CLOUDPICKLE}, define it at the top level of a module, or use threads"
             raise UsageError(f"{self.name} cannot be sent to another process ({error}): {advice}") from error
-        return _unpacked, (data,)
+        return (Function, (self.call,)) if dumped.by_name else (_unpacked, (dumped.data,))
 
 
 def _unpacked(packed: bytes) -> Function:

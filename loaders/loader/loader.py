@@ -147,6 +147,7 @@ class Loader(Owned, FrameworkHint, Closable):
     batches_never_change = True
     dataset: Dataset | Collection
     _state_card: RunCard | None = None
+    _made: Batches | None = None  # of the latest run
     _waiting: Epoch | None = None  # the epoch of an iterator that was not asked for a batch yet
     instead = (
         "pass the path and the options, and make a Loader where it is needed; for PyTorch, write "
@@ -271,7 +272,7 @@ class Loader(Owned, FrameworkHint, Closable):
             batches = undo.enter_context(closing(self._batches_from(epoch)))
             # a loop variable would hold a batch
             yield from map(partial(self._delivered, epoch), islice(batches, len(epoch)))
-            if self._works_ahead:
+            if self._works_ahead and self._made is batches:  # no steps() and no close() in between
                 undo.pop_all()
                 self.engine.pause()
                 self._made_ahead = Epoch(self._plan, epoch.number + 1), batches
@@ -334,7 +335,8 @@ class Loader(Owned, FrameworkHint, Closable):
                 while opened:
                     opened.popleft().close()
 
-        return batches()
+        self._made = made = batches()
+        return made
 
     @property
     def most_held(self) -> int:
@@ -638,6 +640,7 @@ class Loader(Owned, FrameworkHint, Closable):
 
     def close(self) -> None:
         """Stop the workers and release memory and files; delivered batches stay valid. Idempotent."""
+        self._made = None
         self._taken_ahead()[1].close()
         self.engine.close()
         self._shards.close()

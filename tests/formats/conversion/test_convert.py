@@ -115,6 +115,20 @@ def test_a_restart_that_is_interrupted_goes_on_without_restart(archives: Path, t
     assert [one.already_complete for one in done] == [False] * 3
 
 
+def test_a_conversion_that_an_earlier_release_began_is_finished(archives: Path, tmp_path: Path) -> None:
+    converted(archives, tmp_path / "whole/val", split="val", shard_size=60_000)
+    interrupted(archives, tmp_path / "out/val", split="val")
+    for path in (tmp_path / "out/val/.prep").glob("*.commit"):
+        commit = json.loads(path.read_bytes())
+        del commit["rows"]
+        path.write_text(json.dumps(commit))
+
+    done = convert(archives, tmp_path / "out/val", split="val", plan_options=PlanOptions(shard_size=60_000))
+
+    assert not done[0].already_complete
+    assert tree(tmp_path / "out/val") == tree(tmp_path / "whole/val")
+
+
 CHANGES = [
     ({"seed": 5}, "--seed was 0, is now 5"),
     ({"shard_size": 3 << 20}, "--shard-size was 60000, is now 3MiB"),

@@ -50,6 +50,17 @@ def test_a_kind_that_is_always_decoded_ends_neither_a_dry_run_nor_a_conversion(t
 
 
 @pytest.mark.slow
+def test_verify_names_an_image_of_such_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_images(tmp_path / "source", 4, 2, suffix=".bmp")
+    with monkeypatch.context() as patch:
+        patch.delenv("PYTHONPATH")
+        converted(source, tmp_path / "out")
+    for level in ("records", "decode"):
+        findings = verify(tmp_path / "out", level=level, workers=1).findings  # type: ignore[arg-type]
+        assert findings == [Finding("shard-00000.lmdb", REASON, "class0/002.bmp")]
+
+
+@pytest.mark.slow
 def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp_path: Path) -> None:
     out = tmp_path / "out"
     converted(write_images(tmp_path / "source", 12, 2, 9), out, order="key")  # without a decode check

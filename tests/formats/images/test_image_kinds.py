@@ -51,6 +51,7 @@ TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
 
 NONE = ImageFlag(0)
 PNG = png(9, 6, 2)
+CORE_BMP = b"BM" + struct.pack("<IIIIHHHH", 0, 0, 26 + 768, 12, 5, 4, 1, 8) + bytes(range(256)) * 3 + bytes(32)
 COMMON = {
     "colour": (JPEG, ImageInfo(9, 6, 3, NONE)),
     "gray": (encoded(pixels(6, 9)), ImageInfo(9, 6, 1, NONE)),
@@ -62,6 +63,7 @@ COMMON = {
     "fill bytes": (JPEG[:2] + b"\xff" * 9 + JPEG[2:], ImageInfo(9, 6, 3, NONE)),
     "trailing bytes": (JPEG + b"junk", ImageInfo(9, 6, 3, ImageFlag.TRAILING_BYTES)),
     "WebP with corrupt EXIF": (extended_webp(chunk_of_riff(b"EXIF", SIX[:9])), ImageInfo(45, 34, 3, ImageFlag.WEBP | ImageFlag.CORRUPT_EXIF)),
+    "BMP of the oldest header, in colour": (CORE_BMP, ImageInfo(5, 4, 3, ImageFlag.BMP)),
     "PNG": (encoded(pixels(6, 9, 3), ".png"), ImageInfo(9, 6, 3, ImageFlag.PNG)),
     "PNG with alpha": (encoded(pixels(6, 9, 4), ".png"), ImageInfo(9, 6, 4, ImageFlag.PNG)),
     "gray PNG with alpha": (png(9, 6, 4), ImageInfo(9, 6, 2, ImageFlag.PNG)),
@@ -126,7 +128,7 @@ def named(brand: bytes) -> bytes:
     return b"\0\0\0\x18ftyp" + brand + bytes(4) + brand + b"mif1" + bytes(90)
 
 
-UNUSUAL = "truncated, damaged or of an unusual form, which OpenCV does not decode: convert it to PNG or JPEG$"
+UNUSUAL = "a truncated, damaged or unusual .*, which OpenCV does not decode: convert it to PNG or JPEG$"
 REFUSED = {
     "HEIC": (named(b"heic"), "^HEIC, which OpenCV does not decode: convert it to PNG or JPEG$"),
     "HEIF of mif1": (named(b"mif1"), "^HEIC, which OpenCV does not decode"),
@@ -143,7 +145,12 @@ REFUSED = {
     "an empty file": (b"", r"^not an image \(empty\)"),
     "text": (b"not found\n", r"^not an image \(starts with 6e 6f 74"),
     "TIFF of floats": (encoded(COLOUR.astype(np.float32), ".tiff"), "TIFF of 3 samples of 32 bits, of format 3"),
-    "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), UNUSUAL),
+    "TIFF of Zstandard": (raw_tiff(**{"259": 50000}), "TIFF with compression 50000, which OpenCV does not decode"),
+    "TIFF of JPEG 2000, which OpenCV makes black": (raw_tiff(**{"259": 34712}), "TIFF with compression 34712"),
+    "TIFF without its palette": (
+        raw_tiff(**{"320": 0}).replace(struct.pack("<HHII", 320, 4, 1, 0), struct.pack("<HHII", 320, 3, 768, 10**6)),
+        "truncated",
+    ),
     "TIFF of 12 bits": (raw_tiff(**{"258": 12}), "12 bits"),
     "TIFF of signed samples": (raw_tiff(**{"339": 2}), "of format 2"),
     "TIFF of 16 bits in gray tiles": (
@@ -158,6 +165,7 @@ REFUSED = {
     "BMP of JPEG": (bmp(24, packing=4), UNUSUAL),
     "JPEG 2000 of CMYK": (JP2.replace(b"colr\1\0\0\0\0\0\x10", b"colr\1\0\0\0\0\0\x0c"), "not sRGB or gray"),
     "JPEG 2000 of 12 bits": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\x0b\1\1" * 3), "8 or 16 bits"),
+    "JPEG 2000 whose download broke off": (JP2[: len(JP2) // 2] + bytes(len(JP2) // 2), "truncated"),
     "JPEG 2000 in subsamples": (JP2.replace(b"\7\1\1\7\1\1\7\1\1", b"\7\1\1\7\2\2\7\2\2"), UNUSUAL),
     "Sun raster in RGB": (encoded(COLOUR, ".sr").replace(b"\0\0\0\1\0\0\0\0", b"\0\0\0\3\0\0\0\0", 1), UNUSUAL),
 }  # fmt: skip
@@ -176,6 +184,7 @@ HOSTILE = {
     ),
     "TIFF bomb": (raw_tiff(**{"256": 1 << 20, "257": 1 << 20}), "too large"),
     "WebP bomb": (extended_webp(width=1 << 14, height=1 << 14), "another size|too large"),
+    "WebP of a canvas of another size": (extended_webp(width=46), "another size than its canvas"),
     "WebP of too many chunks": (webp(LOSSLESS[12:12], *[chunk_of_riff(b"VP8X", bytes(10))] * (MAX_CHUNKS + 1)), "chunks"),
     "WebP with a chunk that does not fit": (LOSSLESS[:16] + b"\xff\xff" + LOSSLESS[18:], "does not fit"),
     "GIF bomb": (gif(FRAME, width=65535, height=65535), "too large"),

@@ -261,6 +261,22 @@ for item in Flow.from_callable(blocked).prefetch(2):
 
 
 @pytest.mark.slow
+def test_a_function_of_the_program_that_cannot_be_sent_is_refused_with_the_reason(start: Start) -> None:
+    program = start("""
+LOCK = threading.Lock()
+
+def locked(item):
+    with LOCK:
+        return item
+
+if __name__ == "__main__":
+    list(Flow.from_iterable(range(3)).map(locked, processes=1))
+""")
+    _, said = program.communicate(timeout=TEST_TIMEOUT_S)
+    assert "locked cannot be sent to another process (cannot pickle '_thread.lock' object)" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["prefetch(2)", "map(abs, threads=2)"])
 def test_a_forked_copy_hears_that_the_pass_is_not_its_own(start: Start, step: str) -> None:
     program = start(f"""

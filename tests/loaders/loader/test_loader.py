@@ -147,20 +147,28 @@ def test_loading_in_this_process_leaves_the_threads_of_opencv_alone(lmdb_shards:
 
 def test_the_first_batches_of_the_next_epoch_are_made_before_it_begins(lmdb_shards: Path) -> None:
     small = partial(loader_on, lmdb_shards, transform=TrainTransform(8))
-    with small() as plain, small(workers=1, slots=4) as loader, tracing(loader) as trace:
+    with small() as plain, small(workers=1, slots=6) as loader, tracing(loader) as trace:
         for expected in (0, 1, 0, 0, 1):  # also where another epoch, or single steps, are asked for
             plain.set_epoch(expected)
             loader.set_epoch(expected)
             assert_same(epoch_of(loader), epoch_of(plain))
             assert loader.receipt() == plain.receipt()
-            until(lambda: loader.engine.ready == 4)
+            until(lambda: loader.engine.ready == 6)
             stats = loader.stats()
             time.sleep(2 * POLL_INTERVAL_S)
             assert (loader.stats().elapsed, loader.stats().blocked) == (stats.elapsed, stats.blocked)
         steps = [event for event in trace.events() if event.get("name") == "step"]
+        assert {event["args"]["batch"] for event in steps} == set(range(len(plain) - 1))
         assert len(steps) == 5 * (len(plain) - 1)
         assert_same([loader.first_batch()], [plain.first_batch()])
+        for step, _ in enumerate(loader):
+            if step == len(plain) - 1:  # then the loader does not work ahead
+                loader.first_batch()
+        plain.set_epoch(loader.epoch)
         assert_same(epoch_of(loader), epoch_of(plain))
+        for step, _ in enumerate(loader):
+            if step == len(plain) - 1:
+                loader.close()
 
 
 def test_a_forked_copy_of_an_iterator_is_refused(lmdb_shards: Path) -> None:
