@@ -20,8 +20,5 @@ def sampled(cases: Sequence[Case], count: int) -> list[Case]:
 
 def torture_except(cases: Iterable[Any], *kept: Any) -> list[Any]:
     """The cases as parameters of a test; only those that are kept are in the default suite."""
-    return [case if case in kept else marked(case) for case in cases]
-
-
-def marked(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.torture)
+    values = ((case, case if isinstance(case, tuple) else (case,)) for case in cases)
+    return [case if case in kept else pytest.param(*each, marks=pytest.mark.torture) for case, each in values]

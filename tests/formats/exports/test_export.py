@@ -240,13 +240,9 @@ def in_tfrecord(folder: Path) -> Iterator[dict[str, Any]]:
 LISTS = ("bytes_list", "float_list", "int64_list")
 
 
-def in_folders(folder: Path) -> Iterator[dict[str, Any]]:
-    return map(json.loads, (folder / "metadata.jsonl").read_text().splitlines())
-
-
 COLUMNS_IN = {
     "webdataset": in_webdataset, "tfrecord": in_tfrecord, "mds": in_mds, "parquet": in_parquet,
-    "croissant": in_parquet, "folders": in_folders,
+    "croissant": in_parquet, "folders": lambda at: map(json.loads, (at / "metadata.jsonl").read_text().splitlines()),
 }  # fmt: skip
 
 

@@ -51,7 +51,9 @@ TEXT_OR_PADDED = ("plain.pbm", "plain.pgm", "plain.ppm", "pages.tiff")
 
 NONE = ImageFlag(0)
 PNG = png(9, 6, 2)
-CORE_BMP = b"BM" + struct.pack("<IIIIHHHH", 0, 0, 26 + 768, 12, 5, 4, 1, 8) + bytes(range(256)) * 3 + bytes(32)
+CORE_BMP = (
+    b"BM" + struct.pack("<IIIIHHHH", 0, 0, 26 + 768, 12, 5, 4, 1, 8) + bytes(range(256)) * 3 + bytes(32)
+)
 COMMON = {
     "colour": (JPEG, ImageInfo(9, 6, 3, NONE)),
     "gray": (encoded(pixels(6, 9)), ImageInfo(9, 6, 1, NONE)),

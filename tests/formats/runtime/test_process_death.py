@@ -172,13 +172,10 @@ convert({str(archives)!r}, {str(output)!r}, split="train", workers=2, progress=F
     os.kill(process.pid, signal.SIGKILL)
     process.wait(TEST_TIMEOUT_S)
 
-    until(lambda: len([pid for pid in session_of(process.pid) if not is_tracker(pid)]) == 1)
+    # multiprocessing's tracker lives as long as any process that was forked
+    name, proc = "resource_tracker", Path("/proc")
+    until(lambda: [name in text_of(proc / f"{n}/cmdline") for n in session_of(process.pid)].count(False) == 1)
     assert not is_locked(lock)
-
-
-def is_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's, which lives as long as any process that was forked."""
-    return "resource_tracker" in text_of(Path(f"/proc/{pid}/cmdline"))
 
 
 def is_locked(path: Path) -> bool:

@@ -18,7 +18,7 @@ import pytest
 from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
-from shardprep.formats.storage.cache import FileCache
+from shardprep.formats.storage.cache import FileCache, FileSource
 from shardprep.formats.storage.cache_folder import CacheBusy, StillWaiting, hex_of
 from shardprep.formats.storage.store import (
     TRIES,
@@ -97,6 +97,13 @@ def test_an_answer_that_is_always_wrong_is_an_error_and_never_a_file(
 
         proxy.fault = lambda path, count: None
         cache.hold(shards[:3]).release()
+
+
+def test_a_worker_of_a_flow_holds_one_file(proxy: Proxy, tmp_path: Path, shards: Shards) -> None:
+    with FileSource(URL, tmp_path / "cache").open() as files:
+        for entry in shards[:3]:
+            files.provide(entry)
+        assert len(files._held) == 1  # type: ignore[attr-defined]
 
 
 def test_all_files_together_stay_within_the_smallest_limit_of_the_readers(
