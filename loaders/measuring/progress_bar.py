@@ -230,7 +230,9 @@ class LoaderBar(Owned, Iterator[Any]):
             mininterval=REDRAWN_S,
             miniters=0,
         )
-        if can_move:  # in a notebook another thread would draw below another cell
+        if self._bar.disable:  # by TQDM_DISABLE
+            self._bar = None
+        elif can_move:  # in a notebook another thread would draw below another cell
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
             with starting_thread():
                 self._thread.start()
