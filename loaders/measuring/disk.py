@@ -289,8 +289,14 @@ def measure_disk(
                 now = time.monotonic()
                 if took[step] <= end - now:
                     tell(step.title)
-                    step.round(each)
-                    took[step] = time.monotonic() - now
+                    try:
+                        step.round(each)
+                        took[step] = time.monotonic() - now
+                    except OSError as error:
+                        if step not in small:
+                            raise
+                        took |= dict.fromkeys(small, math.inf)
+                        small, why_not = [], _reason(error)
         reads = Reads(*stream.rates)
         stayed = "the files stayed in memory: another program is reading them"
         if filesystem in NETWORK_FILESYSTEMS or filesystem.startswith("fuse"):

@@ -22,7 +22,7 @@ import pytest
 from shardprep.cli.commands.bench import sentence
 from shardprep.formats import DataError, UnknownVersion, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
-from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads
+from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads, measure_disk
 from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
@@ -162,11 +162,7 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path, name: str, code: in
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [
-        (["--save", "/nowhere/disk.json"], 3),
-        (["--seconds", "-1"], 2),
-        (["--record-bytes", "0"], 2),
-    ],
+    [(["--save", "/nowhere/disk.json"], 3), (["--seconds", "-1"], 2), (["--record-bytes", "0"], 2)],
     ids=str,
 )
 def test_bad_options_are_told_before_anything_is_measured(
@@ -177,6 +173,18 @@ def test_bad_options_are_told_before_anything_is_measured(
     assert done.returncode == code
     one_line(done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_small_files_that_vanish_are_told(tmp_path: Path) -> None:
+    def remove(title: str, share: float) -> None:
+        for folder in tmp_path.glob(".prep*"):
+            shutil.rmtree(folder)
+
+    (tmp_path / "file").write_bytes(bytes(1_000_000))
+    profile = measure_disk(tmp_path / "file", seconds=0, progress=remove)
+
+    assert profile.small_files is None
+    assert profile.missing.small_files == "could not be measured: No such file or directory"
 
 
 @pytest.mark.torture
