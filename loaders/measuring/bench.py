@@ -468,7 +468,7 @@ def one_core(speed: LoaderSpeed, rate: float) -> Probe:
     elif speed.limit == "read":
         confirms = share < 0.8
     sentence = (
-        f"one core makes {rate:,.0f} images/s of records in memory, so {cores} could make "
+        f"one core transforms {rate:,.0f} images/s, so {cores} could make "
         f"{cores * rate:,.0f}; the loader reaches {share:.0%} of that"
     )
     return Probe("one core", rate, sentence, confirms)
