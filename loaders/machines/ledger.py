@@ -250,7 +250,7 @@ class Ledger(Generic[T]):
         self.steps: Steps[T] = Steps(total=0)
         self._ahead = ahead
         self._lease_seconds = lease_seconds
-        self._pass_number = -1
+        self.pass_number = -1
         self.in_any_order = True
         self._next_id = 1
         self._windows: dict[bytes, SenderWindow] = {}
@@ -260,7 +260,7 @@ class Ledger(Generic[T]):
 
     def begin(self, pass_number: int, steps: Steps[T]) -> None:
         """Lease the steps of this pass. Those of another pass become stale."""
-        self.steps, self._pass_number, self._end = steps, pass_number, steps.due
+        self.steps, self.pass_number, self._end = steps, pass_number, steps.due
         self._failures.clear()
         self._delaying_step = -1
         for window in self._windows.values():
@@ -295,7 +295,7 @@ class Ledger(Generic[T]):
                 most = min(LEASE_STEPS, window.size - len(window.steps))
                 if not (steps := self.steps.assign(most, below=self._end_of_window, peer=peer)):
                     continue
-                lease = StepLease(self._next_id, self._pass_number, steps.start, steps.stop)
+                lease = StepLease(self._next_id, self.pass_number, steps.start, steps.stop)
                 self._next_id += 1
                 self._end = max(self._end, steps.stop)
                 if not window.steps:
@@ -395,7 +395,7 @@ class Ledger(Generic[T]):
         self._windows[peer] = self._windows.pop(peer)  # last in turn
 
     def _was_leased(self, pass_number: int, step: int) -> bool:
-        return pass_number == self._pass_number and 0 <= step < self._end
+        return pass_number == self.pass_number and 0 <= step < self._end
 
     def _mark_sent(self, peer: bytes, now: float, *, until: tuple[int, int]) -> None:
         """Remove the steps up to ``until`` from a window, and lease those that are missing again."""
@@ -429,8 +429,8 @@ class Share:
 class Shares(Ledger[T]):
     """Leases to each of ``senders`` peers the batches of its own, which no other peer can make.
 
-    At most ``ahead`` of each are leased. Each name takes part once in a pass; further peers wait for the next
-    one. Batches are taken in order of arrival.
+    At most ``ahead`` of each are leased, the next ones once half of that is free. Each name takes part once
+    in a pass; further peers wait for the next one. Batches are taken in order of arrival.
     """
 
     shares_steps = False
@@ -480,11 +480,12 @@ class Shares(Ledger[T]):
     def grant(self, now: float) -> Iterator[tuple[bytes, StepLease]]:
         for peer, name in list(self._waiting.items()):
             names = {share.name for share in self._open.values()} | self._ended
-            if name not in names and len(names) < self._senders:
+            if name not in names and len(names) < self._senders and not self._failure:
                 self._open[peer] = Share(self._waiting.pop(peer))
         for peer, share in self._open.items():
-            if (stop := share.arrived + self._ahead) > share.leased and not self._failure:
-                yield peer, StepLease(self._next_id, self._pass_number, share.leased, stop)
+            stop = share.arrived + self._ahead
+            if 2 * (stop - share.leased) >= self._ahead and not self._failure:
+                yield peer, StepLease(self._next_id, self.pass_number, share.leased, stop)
                 self._next_id += 1
                 share.leased = stop
 
@@ -518,7 +519,7 @@ class Shares(Ledger[T]):
         return self._failure
 
     def _share_of(self, peer: bytes, pass_number: int) -> Share:
-        if peer not in self._open or pass_number != self._pass_number:
+        if peer not in self._open or pass_number != self.pass_number:
             raise FrameDamaged("a sender refers to a pass that it does not take part in")
         return self._open[peer]
 

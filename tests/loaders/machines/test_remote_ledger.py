@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shardprep.loaders.machines.codec import FrameDamaged
-from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, StepLease, Steps
+from shardprep.loaders.machines.ledger import LEASE_STEPS, Ledger, Shares, StepLease, Steps
 
 A, B, C = b"a", b"b", b"c"
 LEASE_SECONDS = 10.0
@@ -187,3 +187,18 @@ class Peers(RuleBasedStateMachine):
 
 TestPeers = Peers.TestCase
 TestPeers.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)
+
+
+def test_a_peer_gets_leases_once_half_are_free_and_none_in_a_pass_that_failed() -> None:
+    shares: Shares[int] = Shares(senders=1, ahead=4)
+    shares.join(A, wants=1, now=0, name="a")
+    shares.join(B, wants=1, now=0, name="b")
+    shares.begin(0, Steps(total=None))
+    granted = [[lease.stop for _, lease in shares.grant(0)]]
+    for step in range(3):
+        shares.arrive(A, 0, 0, step, step, now=0)
+        granted.append([lease.stop for _, lease in shares.grant(0)])
+    shares.fail(A, 0, 0, 3, "boom")
+
+    assert granted == [[4], [], [6], []]
+    assert not [*shares.grant(0), *shares.open]  # B waits for the next pass
