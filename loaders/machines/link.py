@@ -21,7 +21,7 @@ from shardprep.formats.errors import OperationError, UsageError
 from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
+from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.keys import NotAdmitted, SenderAuth, WrongReceiver
 from shardprep.loaders.machines.ledger import StepLease, StepRef
 from shardprep.loaders.machines.socket import (
@@ -140,7 +140,7 @@ class Link(Owned):
     """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
     ``on_change`` is called after each batch, and before each wait for the receiver. With ``bind`` the sender
-    listens, and one receiver connects; ``once`` means only one pass.
+    listens, and one receiver connects; ``once`` means one pass, of plain batches.
     """
 
     def __init__(
@@ -174,8 +174,11 @@ class Link(Owned):
         self._socket = FrameSocket(
             endpoint,
             bind=bind,
-            # the receiver's leases bound the queue
-            options={zmq.SNDHWM: 0, zmq.MAXMSGSIZE: MAX_NOTE_BYTES, zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS},
+            options={
+                zmq.SNDHWM: 0,  # the receiver's leases bound the queue
+                zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
+                zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
+            },
             most_bytes=MAX_NOTE_BYTES,
             secure=auth.secure if auth else None,
         )
@@ -235,8 +238,9 @@ class Link(Owned):
 
     def _send(self, made: LoadedStep) -> None:
         """Send the batch of the next drawn step. Its memory may be in use afterwards. Raises UsageError."""
-        parts = wire.pack_delivery(self._drawn[0], made)
-        size = sum(len(part) for part in parts[1 + wire.BATCH_AT :])
+        work = self._drawn[0]
+        parts = pack_batch(made.batch, work.step) if self._once else wire.pack_delivery(work, made)
+        size = sum(len(part) for part in parts[1 if self._once else 1 + wire.BATCH_AT :])
         if size > self._limit:
             raise UsageError(
                 f"a batch of {size:,} bytes is above the receiver's limit of {self._limit:,}; send smaller ones, or "

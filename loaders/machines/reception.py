@@ -24,7 +24,7 @@ from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
 from shardprep.formats.runtime.sizes import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head
+from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_note, read_head, unpack_batch
 from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import Ledger, StepRef, Steps
 from shardprep.loaders.machines.socket import (
@@ -36,7 +36,7 @@ from shardprep.loaders.machines.socket import (
     FrameSocket,
     Message,
 )
-from shardprep.loaders.order.epoch import LoadedStep
+from shardprep.loaders.order.epoch import NOTHING, LoadedStep
 
 MAX_SENDERS = 256
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
@@ -398,14 +398,20 @@ class Reception(Owned):
             raise FrameDamaged("a sender sent a kind of frame that only receivers send")
 
     def _handle_delivery(self, message: Message, sender: Sender, head: Head) -> None:
-        work, made = wire.read_delivery(head, message.parts[1:], limit_bytes=self._limit, memory=self._memory)
-        numbers = np.concatenate(made[2:])
-        most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
-            raise FrameDamaged("a batch has records that do not exist")
-        if self._ledger.arrive(message.peer, *self._step_of(work), made, now=self._waited):
+        parts = message.parts[1:]
+        if self._ledger.shares_steps:
+            work, made = wire.read_delivery(head, parts, limit_bytes=self._limit, memory=self._memory)
+            step = self._step_of(work)
+            numbers = np.concatenate(made[2:])
+            most = sender.hello.terms.records if sender.hello.terms.records != wire.UNKNOWN else math.inf
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
+                raise FrameDamaged("a batch has records that do not exist")
+        else:  # the batch alone, as a connection takes part in one pass
+            batch = unpack_batch(head, parts, limit_bytes=self._limit, memory=self._memory)
+            step, made = (0, self._ledger.pass_number, head.number), LoadedStep(head.number, batch, NOTHING)
+        if self._ledger.arrive(message.peer, *step, made, now=self._waited):
             sender.batches += 1
-            sender.bytes += sum(len(part) for part in message.parts[1:])
+            sender.bytes += sum(map(len, parts))
             sender.last = monotonic()
 
     def _step_of(self, work: StepRef) -> tuple[int, int, int]:

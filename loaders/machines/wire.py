@@ -1,4 +1,4 @@
-"""Messages between a RemoteSource and its senders; see docs/reference/wire.md."""
+"""Messages between receivers and their senders; see docs/reference/wire.md."""
 
 from __future__ import annotations
 

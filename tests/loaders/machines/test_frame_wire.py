@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ import zmq
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.frames import FrameReceiver, ReceiverGone, SenderFailed, send_batches
 from shardprep.loaders.machines import reception
-from shardprep.loaders.machines.codec import FrameKind, pack_batch, pack_note, read_head
+from shardprep.loaders.machines.codec import MAX_DEPTH, FrameKind, pack_batch, pack_note, read_head
 from shardprep.loaders.machines.ledger import StepRef
-from shardprep.loaders.machines.link import made_of
-from shardprep.loaders.machines.wire import UNSHARED, VERSION, Hello, pack_delivery, pack_step
+from shardprep.loaders.machines.wire import UNSHARED, VERSION, Hello, pack_step
 from support.remote_ends import ANY_PORT, TIMEOUT_S, python
 from support.scripts import line_of
 
@@ -175,17 +175,25 @@ def test_a_killed_receiver_raises_in_its_sender() -> None:
             send_batches(batches, endpoint)
 
 
+def test_a_batch_that_cannot_be_sent_raises_on_both_sides() -> None:
+    deep = reduce(lambda inner, _: (inner,), range(MAX_DEPTH), np.zeros(1000, np.uint8))
+    with (
+        FrameReceiver(ANY_PORT, limit_bytes=1000) as receiver,
+        in_thread(send_batches, [deep, np.zeros(1001, np.uint8)], receiver.endpoint) as sent,
+    ):
+        epoch = iter(receiver)
+        assert repr(next(epoch)) == repr(deep)
+        with pytest.raises(SenderFailed, match="1,001 bytes"):
+            next(epoch)
+        with pytest.raises(UsageError, match="1,001 bytes"):
+            sent.result(TIMEOUT_S)
+
+
 def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
     chance = random.Random(1)
-    legacy = b"\x01\x00" + b"".join(
-        b"\x09\x00" + chance.randbytes(8) for _ in range(5)
-    )  # ZMTP/1: no handshake
-    litter = [
-        legacy,
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01" + bytes(300),
-        *map(chance.randbytes, range(1, 200, 9)),
-    ]
+    no_handshake = b"\x01\x00" + b"".join(b"\x09\x00" + chance.randbytes(8) for _ in range(5))  # ZMTP/1
+    known = [no_handshake, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + bytes(300)]
+    litter = [*known, *map(chance.randbytes, range(1, 200, 9))]
     address = "127.0.0.1", int(receiver.endpoint.rpartition(":")[2])
     with ExitStack() as stack:
         for text in litter * 2:
@@ -198,15 +206,10 @@ def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
 def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
     receiver: FrameReceiver, peer: zmq.Socket[bytes]
 ) -> None:
-    for parts in (
-        pack_batch(np.zeros(3)),
-        pack_note(FrameKind.END),
-        pack_note(FrameKind.ERROR, text="me"),
-        [b""],
-    ):
+    notes = [pack_note(FrameKind.END), pack_note(FrameKind.ERROR, text="me")]
+    no_hello = pack_note(FrameKind.HELLO, VERSION, name="")
+    for parts in (pack_batch(np.zeros(3)), *notes, [b""], no_hello, [bytes(10)] * 10_000):
         peer.send_multipart(parts)
-    peer.send_multipart(pack_note(FrameKind.HELLO, VERSION, name=""))
-    peer.send_multipart([bytes(10)] * 10_000)
     with in_thread(send_batches, numbers(3), receiver.endpoint):
         assert taken(receiver) == [0, 1, 2]
         while receiver.rejected < 6:
@@ -222,8 +225,8 @@ def test_a_repeated_batch_and_a_damaged_one_are_dropped_and_an_end_without_the_l
     with in_thread(lambda: [next(epoch), next(epoch)]) as came:
         first = joined(peer)
         for number in (0, 0, 1, 2):
-            *frame, last = pack_delivery(first._replace(step=number), made_of(numbers(3)[number], number))
-            peer.send_multipart([*frame, bytes(len(last)) if number == 2 else last])
+            *parts, last = pack_batch(numbers(3)[number], number)
+            peer.send_multipart([*parts, bytes(len(last)) if number == 2 else last])
         peer.send_multipart(pack_step(FrameKind.END, first._replace(step=3)))
         assert taken(came.result(TIMEOUT_S)) == [0, 1]
     with pytest.raises(SenderFailed, match="has sent 3 batches, but 2 arrived"):

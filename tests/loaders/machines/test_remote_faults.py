@@ -23,13 +23,7 @@ from shardprep.loaders.machines.keys import ReceiverAuth
 from shardprep.loaders.machines.ledger import Ledger, StepLease, StepRef, Steps
 from shardprep.loaders.machines.reception import MAX_BAD_FRAMES, Reception
 from shardprep.loaders.machines.socket import Message
-from shardprep.loaders.machines.wire import (
-    VERSION,
-    Hello,
-    SourceTerms,
-    pack_delivery,
-    read_lease,
-)
+from shardprep.loaders.machines.wire import VERSION, Hello, SourceTerms, pack_delivery, read_lease
 from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.remote import RemoteSource
 from support.frame_changes import Parts, damage_the_parts, flip_a_bit
