@@ -137,6 +137,7 @@ def send_batches(
     Raises:
         OperationError: No receiver admitted this sender within ``timeout``.
         ReceiverGone: The receiver was closed or died.
+        Refused: The receiver refuses this sender, with its reason.
         UsageError: A batch cannot be sent or exceeds the receiver's limit. This, and any error of
             ``batches``, is also reported to the receiver.
     """

@@ -34,6 +34,7 @@ from shardprep.loaders.machines.socket import (
 from shardprep.loaders.order.epoch import LoadedStep
 
 RECONNECT_INTERVAL_MS = 100
+MAX_RECONNECT_MS = 2000  # of a sender that waits for its receiver to restart
 MOST_HELD = 2  # times the leased steps, as a sender also keeps those of expired leases
 MAX_NOTES = 20_000  # per batch; while it waits for one, a receiver sends two per second
 MAX_NOTE_BYTES = 1 << 20
@@ -178,6 +179,7 @@ class Link(Owned):
                 zmq.SNDHWM: 0,  # the receiver's leases bound the queue
                 zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
                 zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
+                zmq.RECONNECT_IVL_MAX: 0 if once else MAX_RECONNECT_MS,
             },
             most_bytes=MAX_NOTE_BYTES,
             secure=auth.secure if auth else None,
@@ -319,8 +321,8 @@ class Link(Owned):
                 is_new = self._socket.binds and not self.is_admitted
                 self._must_send_hello = is_new or not self.has_sent_hello
                 self._send_hello()
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:  # damage: the connection is read no more
-                self._is_lost = self.has_sent_hello
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._socket.binds:
+                self._is_lost = self.has_sent_hello  # damage: the connection is read no more
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = value == self._connection if self._socket.binds else self.has_sent_hello
         self._send_hello()  # again: a socket that binds may not have been ready

@@ -39,6 +39,7 @@ from shardprep.loaders.machines.socket import (
 from shardprep.loaders.order.epoch import NOTHING, LoadedStep
 
 MAX_SENDERS = 256
+MAX_OWN_SENDERS = 1000  # with batches of their own
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
@@ -273,6 +274,7 @@ class Reception(Owned):
         if self._waited >= self._last_check + POLL_INTERVAL_S:
             self._last_check = self._waited
             self._check_senders()
+            return  # what it found counts at once
         began = monotonic()
         self.socket.wait(POLL_INTERVAL_S, other=woken)
         self._waited += monotonic() - began
@@ -361,8 +363,9 @@ class Reception(Owned):
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         """Return why a sender is refused, "" if it is not."""
-        if len(self.senders) >= MAX_SENDERS:
-            return f"there are {MAX_SENDERS} senders already"
+        most = MAX_SENDERS if self._ledger.shares_steps else MAX_OWN_SENDERS
+        if len(self.senders) >= most:
+            return f"there are {most} senders already"
         if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:
             return "send_batches() is for a FrameReceiver or ZMQInput, and serve() for a RemoteSource"
         difference = hello.terms.difference(self._expected)
@@ -456,7 +459,7 @@ class Reception(Owned):
         sender = self.senders.get(address)
         name = name or (sender.hello.name if sender else "?")
         self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
-        self._forget(address)
+        self._forget(address, reason)
         self._refused.append((name, reason))
         self._dropped.append(address)
         self._log("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)

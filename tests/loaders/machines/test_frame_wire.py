@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from shardprep.loaders.machines.ledger import StepRef
 from shardprep.loaders.machines.wire import UNSHARED, VERSION, Hello, pack_step
 from support.remote_ends import ANY_PORT, TIMEOUT_S, python
 from support.scripts import line_of
+from support.zmtp_peer import COMMAND, GREETING, frame
 
 SENDER = """
 import sys, time
@@ -105,6 +106,7 @@ def test_a_receiver_that_lacks_a_sender_logs_so_once(
     senders: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(reception, "MAX_SENDERS", 0)  # which share their steps
     with FrameReceiver(ANY_PORT, senders=senders) as receiver, in_thread(taken, receiver) as came:
         for _ in range(senders - 1):
             send_batches(numbers(5), receiver.endpoint)
@@ -124,9 +126,17 @@ def test_without_a_receiver_a_sender_waits_as_long_as_it_was_told() -> None:
 def test_a_sender_may_be_the_one_that_binds(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/frames"
 
+    def batches() -> Iterator[Any]:
+        yield from numbers(2)
+        with suppress(ConnectionError), socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(f"{tmp_path}/frames")
+            stranger.sendall(GREETING + frame(b"\x05WRONG", COMMAND))
+            stranger.makefile("rb").read()  # until it is refused
+        yield from numbers(3, 2)
+
     with (
         FrameReceiver(endpoint, bind=False) as receiver,
-        in_thread(lambda: [send_batches(numbers(5), endpoint, bind=True) for _ in range(2)]) as sent,
+        in_thread(lambda: [send_batches(batches, endpoint, bind=True) for _ in range(2)]) as sent,
     ):
         assert [taken(receiver), taken(receiver)] == [[0, 1, 2, 3, 4]] * 2
         assert sent.result(TIMEOUT_S) == [5, 5]
@@ -234,6 +244,15 @@ def test_a_repeated_batch_and_a_damaged_one_are_dropped_and_an_end_without_the_l
     assert receiver.rejected == 2
     while kind_of(answer := peer.recv_multipart()) != FrameKind.DONE:
         assert kind_of(answer) in (FrameKind.LEASE, FrameKind.CREDIT)
+
+
+def test_why_a_sender_was_dropped_is_raised(receiver: FrameReceiver, peer: zmq.Socket[bytes]) -> None:
+    with in_thread(list, receiver) as came:
+        joined(peer)
+        for parts in (pack_batch(numbers(1)), *[[b""]] * reception.MAX_BAD_FRAMES):
+            peer.send_multipart(parts)
+        with pytest.raises(SenderFailed, match="bad frames"):
+            came.result(TIMEOUT_S)
 
 
 def test_an_epoch_is_over_once_its_end_arrives(
