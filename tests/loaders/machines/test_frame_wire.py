@@ -157,9 +157,7 @@ def test_two_senders_share_an_epoch() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_sender_is_reported_and_another_one_starts_from_the_beginning(
-    receiver: FrameReceiver,
-) -> None:
+def test_a_killed_sender_is_reported_and_another_starts_from_the_beginning(receiver: FrameReceiver) -> None:
     with sender(receiver.endpoint, count=10, pause_at=6) as process:
         epoch = iter(receiver)
         assert taken([next(epoch) for _ in range(6)]) == list(range(6))
@@ -213,9 +211,7 @@ def test_garbage_on_the_line_reaches_no_epoch(receiver: FrameReceiver) -> None:
     assert receiver.rejected == 0  # it was refused before there was a message
 
 
-def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
-    receiver: FrameReceiver, peer: zmq.Socket[bytes]
-) -> None:
+def test_frames_of_a_stranger_are_dropped(receiver: FrameReceiver, peer: zmq.Socket[bytes]) -> None:
     notes = [pack_note(FrameKind.END), pack_note(FrameKind.ERROR, text="me")]
     no_hello = pack_note(FrameKind.HELLO, VERSION, name="")
     for parts in (pack_batch(np.zeros(3)), *notes, [b""], no_hello, [bytes(10)] * 10_000):
@@ -228,9 +224,7 @@ def test_frames_of_a_peer_that_was_not_admitted_are_dropped(
     assert receiver.rejected == 6
 
 
-def test_a_repeated_batch_and_a_damaged_one_are_dropped_and_an_end_without_the_latter_raises(
-    receiver: FrameReceiver, peer: zmq.Socket[bytes]
-) -> None:
+def test_an_end_raises_unless_all_batches_arrived(receiver: FrameReceiver, peer: zmq.Socket[bytes]) -> None:
     epoch = iter(receiver)
     with in_thread(lambda: [next(epoch), next(epoch)]) as came:
         first = joined(peer)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,8 @@ def test_the_batches_are_those_of_local_iteration(name: str, senders: int, lmdb_
 
 @pytest.mark.parametrize("gaps", ["close", "keep"])
 @pytest.mark.parametrize("without", [[1, 2, 150], [201, 202, 203]])
-def test_records_that_are_left_out_on_purpose_are_in_the_receipt(
-    gaps: str, without: list[int], lmdb_shards: Path
-) -> None:
-    def made() -> Any:
-        return loader(lmdb_shards, without=without, gaps=gaps)
-
+def test_records_left_out_are_in_the_receipt(gaps: str, without: list[int], lmdb_shards: Path) -> None:
+    made = partial(loader, lmdb_shards, without=without, gaps=gaps)
     with made() as local:
         expected = [tuple(part.copy() for part in batch) for batch in local]
         receipt = local.receipt()
@@ -340,11 +337,7 @@ def test_a_state_determines_which_senders_are_admitted(lmdb_shards: Path) -> Non
     with wired(lambda: loader(lmdb_shards)) as source:
         next(iter(source))
         state = source.state_dict()
-    with (
-        RemoteSource(ANY_PORT) as source,
-        serving(lambda: numbers(lmdb_shards), source.endpoint, senders=1),
-        source,
-    ):
+    with RemoteSource(ANY_PORT) as source, serving(lambda: numbers(lmdb_shards), source.endpoint), source:
         next(iter(source))
         with pytest.raises(UsageError, match="identity is"):
             source.load_state_dict(state)
@@ -360,9 +353,7 @@ def test_a_state_determines_which_senders_are_admitted(lmdb_shards: Path) -> Non
 def test_senders_without_an_allowed_key_are_not_admitted_and_all_others_are(
     keys: KeyFolder, lmdb_shards: Path
 ) -> None:
-    def made() -> Any:
-        return slow_numbers(lmdb_shards)
-
+    made = made_by("slow_numbers", lmdb_shards)
     with (
         RemoteSource(ANY_PORT, keys=keys.receiver) as source,
         serving(made, source.endpoint, keys=keys.sender("data1")) as (removed,),
@@ -407,13 +398,9 @@ def test_what_is_no_state_is_refused() -> None:
 
 
 def test_a_batch_that_cannot_be_sent_raises_on_both_sides(caplog: pytest.LogCaptureFixture) -> None:
-    for make, says in (
-        (lambda: Flow.from_iterable(["text"]), "cannot be sent"),
-        (
-            lambda: Flow.from_iterable([np.zeros(1001, np.uint8)]),
-            "1,001 bytes is above the receiver's limit of 1,000",
-        ),
-    ):
+    large = np.zeros(1001, np.uint8), "1,001 bytes is above the receiver's limit of 1,000"
+    for item, says in (("text", "cannot be sent"), large):
+        make = partial(Flow.from_iterable, [item])
         with RemoteSource(ANY_PORT, limit_bytes=1000) as source, serving(make, source.endpoint) as (sent,):
             with pytest.raises(SenderFailed, match=says):
                 next(iter(source))

@@ -48,9 +48,7 @@ def is_refused(source: RemoteSource) -> bool:
 # Admission
 
 
-def test_an_allow_list_that_cannot_be_read_again_stays_as_it_was(
-    source: RemoteSource, keys: KeyFolder
-) -> None:
+def test_an_allow_list_that_cannot_be_read_stays_as_it_was(source: RemoteSource, keys: KeyFolder) -> None:
     keys.disallow("data1")
     (keys.allowed / "data2.key").write_text("damaged")
     with pytest.raises(UsageError, match="the old allow-list applies"):
@@ -59,9 +57,7 @@ def test_an_allow_list_that_cannot_be_read_again_stays_as_it_was(
 
 
 @pytest.mark.slow
-def test_without_an_authenticator_every_peer_is_refused(
-    keys: KeyFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_authenticator_all_are_refused(keys: KeyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission.ReceiverAuth, "_answer", lambda _, handler: handler.close())
     monkeypatch.setattr(frame_socket, "HANDSHAKE_TIMEOUT_MS", 400)
     with RemoteSource(ANY_PORT, keys=keys.receiver) as source:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -253,13 +254,8 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 3), (signal.SIGKILL, 1)])
 @pytest.mark.parametrize("during", ["reading", "small files"])
 def test_a_signal_leaves_nothing(tmp_path: Path, during: str, number: int, times: int) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    command = [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"]
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         try:
             while process.poll() is None:
                 small_files = list(tmp_path.glob(".prep-bench-disk-*/*"))

@@ -53,10 +53,9 @@ def test_too_short_a_run_is_told_and_has_no_verdict(dataset: Path) -> None:
     lines = list(sweep_lines(Sweep("batch_size", ((22, found.speed),))))
 
     assert found.speed.verdict is found.probes is found.speed.to_json()["stats"]["verdict"] is None
-    assert found.speed.sentence.startswith("The run is too short to tell what limits it: ")
-    assert found.speed.sentence.endswith(
-        "fewer than 5 batches of 22; measure longer, or make batches smaller."
-    )
+    told = found.speed.sentence
+    assert told.startswith("The run is too short to tell what limits it: ")
+    assert told.endswith("fewer than 5 batches of 22; measure longer, or make batches smaller.")
     assert found.disk is not None
     assert "what limits it is not known" in found.disk.sentence
     assert "too short" in lines[1]
