@@ -279,12 +279,12 @@ class CacheFolder:
 
     def cached(self) -> list[CachedFile]:
         """Return the whole files. The caller holds the lock."""
-        return [file for folder in os.scandir(self.files) if folder.is_dir() for file in _files_in(folder)]
+        return [file for folder in [*os.scandir(self.files)] if folder.is_dir() for file in _files_in(folder)]
 
     def remove_leftovers(self) -> int:
         """Remove dead processes' downloads; return the bytes of the others. The caller holds the lock."""
         coming = 0
-        for path in map(Path, os.scandir(self.parts)):
+        for path in self.parts.iterdir():
             if path.suffix == ".part" and _NAME.fullmatch(path.stem):
                 with _opened(path) as lock:
                     if lock is None:  # its process removed it without the cache's lock
@@ -419,7 +419,7 @@ def is_there(lock: LockDescriptor, entry: FileEntry) -> bool:
 
 
 def _files_in(folder: os.DirEntry[str]) -> Iterator[CachedFile]:
-    for each in os.scandir(folder):
+    for each in [*os.scandir(folder)]:  # which closes the folder, whatever is raised below
         if _NAME.fullmatch(each.name) and each.is_file(follow_symlinks=False):
             status = each.stat(follow_symlinks=False)
             yield CachedFile(each.name, Path(each.path), status.st_size, status.st_mtime_ns)
