@@ -51,7 +51,8 @@ def read_webp(image: bytes) -> ImageInfo:
     places: dict[bytes, tuple[int, int]] = {}
     for _ in range(MAX_CHUNKS if first == b"VP8X" else 1):  # what follows a single image is ignored
         kind, length = struct.unpack_from("<4sI", image, at)
-        places[kind] = at + 8, at + 8 + length
+        if kind not in places or kind not in _STILL:  # a decoder takes the first image
+            places[kind] = at + 8, at + 8 + length
         if at + 8 + length > end:
             raise BadImage(f"a WebP chunk at byte {at} does not fit")
         at += 8 + length + length % 2
@@ -134,7 +135,7 @@ _USUAL_MASKS = {16: ((0x7C00, 0x03E0, 0x001F), (0xF800, 0x07E0, 0x001F)), 32: ((
 def read_bmp(image: bytes) -> ImageInfo:
     """Return the properties of a BMP. Raises BadImage unless it decodes to its pixels."""
     size, start, header = struct.unpack_from("<I4xII", image, 2)
-    depth, packing, packed = image[24], 0, 0
+    depth, packing, packed = image[24] if len(image) > 24 else 0, 0, 0
     if header != _CORE:
         depth, packing, packed = struct.unpack_from("<HII", image, 28)
     if packing == _MASKS and struct.unpack_from("<3I", image, 54) not in _USUAL_MASKS.get(depth, ()):

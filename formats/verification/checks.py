@@ -239,7 +239,7 @@ class FileCheck:
         """Only decode the readable records at these ordinals."""
         found = CheckResult()
         with suppress(ShardDamaged):
-            for key, _, value in self._values(self.path, CheckResult(), ordinals):
+            for key, _, value in self._values(self.path, found, ordinals):
                 self._decode(key, value, found)
         return found
 
@@ -366,13 +366,15 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
 
     with suppress(ChildDied):
         return result(check.found)
-    # without rows, no image is looked at, and a crash is the container's
-    found = result(replace(check, level="records", rows=None).found)
+    # without its row, no image is looked at, and a crash is the container's
+    rows = None if check.field is None else check.rows
+    found = result(replace(check, level="records", rows=rows).found)
     crashed = decoded(range(check.entry.records))
     if not crashed.findings:
         problem = "the decoder crashed on its images together, but on none of them alone"
         crashed.notes.append(Finding(check.entry.name, problem))
     crashed.add_to(found)
+    found.findings = [*dict.fromkeys(found.findings)]
     return found
 
 

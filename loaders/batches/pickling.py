@@ -175,7 +175,7 @@ class _MainNotingPickler(pickle.Pickler):
 
 
 def _is_of_main(value: object) -> bool:
-    pickler = _MainNotingPickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+    pickler = _MainNotingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL, buffer_callback=lambda _: None)
     pickler.dump(value)
     return pickler.noted
 

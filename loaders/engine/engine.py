@@ -289,6 +289,7 @@ class Engine(Owned, Closable):
         self._sent: SentWork | None = None
         self._dispatcher: Dispatcher | None = None
         self._trace: Trace | None = None
+        self._at_pause: EngineStats  # set with the first pause
         if workers:
             leases = Leases(
                 slots=slots,
@@ -401,7 +402,7 @@ class Engine(Owned, Closable):
             raise self._error_of(leased, leased.failure, number)
         copied = not dispatcher.ring.may_keep(leased.slot)
         batch = self._assembled(leased, memory, copied=copied)
-        wait = BatchWait(run.number, number, len(leased.items), began, got, perf_counter())
+        wait = BatchWait(run.number, leased.number, len(leased.items), began, got, perf_counter())
         self._count(wait, ready=run.results.qsize())
         if (trace := self._trace) is not None:
             trace.received(wait, run.results.qsize())
@@ -439,6 +440,8 @@ class Engine(Owned, Closable):
     def stats(self) -> EngineStats:
         """Return the counts so far. Thread-safe."""
         meter, table, dispatcher = self.meter, self._status_table, self._dispatcher
+        if dispatcher and dispatcher.run.paused:  # workers are busy with batches that nobody has asked for
+            return self._at_pause
         return EngineStats(
             **meter.counts,
             blocked=dispatcher.blocked if dispatcher else 0.0,
@@ -474,6 +477,7 @@ class Engine(Owned, Closable):
     def pause(self) -> None:
         """Do not count the time until the next batch is asked for: as elapsed, blocked or a step."""
         self.meter.pause()
+        self._at_pause = self.stats()
         if self._dispatcher:
             run = self._dispatcher.run
             run.paused, run.first = True, run.due

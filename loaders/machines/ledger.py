@@ -429,8 +429,8 @@ class Share:
 class Shares(Ledger[T]):
     """Leases to each of ``senders`` peers the batches of its own, which no other peer can make.
 
-    At most ``ahead`` of each are leased, the next ones once half of that is free. Each name takes part once
-    in a pass; further peers wait for the next one. Batches are taken in order of arrival.
+    At most ``ahead`` of each are leased, the next ones once a sixteenth of that is free. Each name takes part
+    once in a pass; further peers wait for the next one. Batches are taken in order of arrival.
     """
 
     shares_steps = False
@@ -484,7 +484,7 @@ class Shares(Ledger[T]):
                 self._open[peer] = Share(self._waiting.pop(peer))
         for peer, share in self._open.items():
             stop = share.arrived + self._ahead
-            if 2 * (stop - share.leased) >= self._ahead and not self._failure:
+            if stop - share.leased >= max(1, self._ahead // 16) and not self._failure:
                 yield peer, StepLease(self._next_id, self.pass_number, share.leased, stop)
                 self._next_id += 1
                 share.leased = stop

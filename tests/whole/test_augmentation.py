@@ -53,10 +53,6 @@ def is_part(found: Any, names: Names) -> bool:
     )
 
 
-def is_centre(found: Any, names: Names) -> bool:
-    return np.array_equal(found, names["image"][10:50, 15:65])
-
-
 def is_flipped(found: Any, names: Names) -> bool:
     image, rng = names["image"], np.random.default_rng(1)
     some = [names["flip"](image, rng) for _ in range(40)]
@@ -141,7 +137,7 @@ CHECKS: dict[str, Callable[[Any, Names], bool]] = {
         found, shortest_edge_of_tensorpack(names["image"], 32)
     ),
     "imgaug.RandomCrop": is_part,
-    "imgaug.CenterCrop": is_centre,
+    "imgaug.CenterCrop": lambda found, names: np.array_equal(found, names["image"][10:50, 15:65]),
     "imgaug.Flip": is_flipped,
     "imgaug.Brightness": is_brighter,
     "imgaug.BrightnessScale": is_scaled,

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardprep.formats import Finding, WorkerDied, plan_conversion, verify
@@ -10,6 +11,7 @@ from shardprep.loaders import Loader, TrainTransform
 from support import crashing_decoder
 from support.crashing_decoder import write_images
 from support.datasets import converted, tree
+from support.resealed import reseal
 
 REASON = "crashes the decoder (SIGSEGV)"
 
@@ -54,10 +56,15 @@ def test_verify_names_an_image_of_such_a_kind(tmp_path: Path, monkeypatch: pytes
     source = write_images(tmp_path / "source", 4, 2, suffix=".bmp")
     with monkeypatch.context() as patch:
         patch.delenv("PYTHONPATH")
-        converted(source, tmp_path / "out")
+        converted(source, tmp_path / "out", order="key")
+    rows = np.load(tmp_path / "out/index.npy")
+    rows["width"][0] += 1
+    np.save(tmp_path / "out/index.npy", rows)
+    reseal(tmp_path / "out")
     for level in ("records", "decode"):
-        findings = verify(tmp_path / "out", level=level, workers=1).findings  # type: ignore[arg-type]
-        assert findings == [Finding("shard-00000.lmdb", REASON, "class0/002.bmp")]
+        other, crash = verify(tmp_path / "out", level=level, workers=1).findings  # type: ignore[arg-type]
+        assert other.problem.startswith("record 0 differs from the index")
+        assert crash == Finding("shard-00000.lmdb", REASON, "class0/002.bmp")
 
 
 @pytest.mark.slow

@@ -156,9 +156,10 @@ def test_the_first_batches_of_the_next_epoch_are_made_before_it_begins(lmdb_shar
             until(lambda: loader.engine.ready == 6)
             stats = loader.stats()
             time.sleep(2 * POLL_INTERVAL_S)
-            assert (loader.stats().elapsed, loader.stats().blocked) == (stats.elapsed, stats.blocked)
+            assert loader.stats() == stats
         steps = [event for event in trace.events() if event.get("name") == "step"]
-        assert {event["args"]["batch"] for event in steps} == set(range(len(plain) - 1))
+        leases = [event for event in trace.events() if event.get("cat") == "lease"]
+        assert {event["args"]["batch"] for event in steps} <= {event["args"]["batch"] for event in leases}
         assert len(steps) == 5 * (len(plain) - 1)
         assert_same([loader.first_batch()], [plain.first_batch()])
         for step, _ in enumerate(loader):

@@ -189,8 +189,8 @@ TestPeers = Peers.TestCase
 TestPeers.settings = settings(deadline=None, max_examples=200, stateful_step_count=60)
 
 
-def test_a_peer_gets_leases_once_half_are_free_and_none_in_a_pass_that_failed() -> None:
-    shares: Shares[int] = Shares(senders=1, ahead=4)
+def test_a_peer_gets_leases_once_a_sixteenth_are_free_and_none_in_a_pass_that_failed() -> None:
+    shares: Shares[int] = Shares(senders=1, ahead=32)
     shares.join(A, wants=1, now=0, name="a")
     shares.join(B, wants=1, now=0, name="b")
     shares.begin(0, Steps(total=None))
@@ -200,5 +200,5 @@ def test_a_peer_gets_leases_once_half_are_free_and_none_in_a_pass_that_failed() 
         granted.append([lease.stop for _, lease in shares.grant(0)])
     shares.fail(A, 0, 0, 3, "boom")
 
-    assert granted == [[4], [], [6], []]
+    assert granted == [[32], [], [34], []]
     assert not [*shares.grant(0), *shares.open]  # B waits for the next pass
