@@ -1,7 +1,9 @@
 """A dataset's tables, and its shards in every container, read by address: ``pread``, then the checksum.
 
 In every container, a record is read by its place in the index: shard, offset and length. An index of format
-1.0 has no offsets; then each is looked up in the container when the record is read.
+1.0 has no offsets; then each is looked up in the container when the record is read. No file is memory-mapped:
+a map of a truncated file, or on a failing disk, kills the process (SIGBUS), and its bytes can change after
+they were checked.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ def _read(descriptor: int, size: int, *, hash_it: bool) -> tuple[npt.NDArray[np.
 class ShardFile(Owned):
     """A file read by position. ``size`` is its size when it was opened. Thread-safe.
 
-    Raises OSError with the file's name, and ValueError once it is closed.
+    Reading raises OSError with the file's name, and ValueError once it is closed.
     """
 
     instead = "open the file again by its path"

@@ -15,10 +15,7 @@ from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.ledger import MAX_LEASE, Shares, Steps
 from shardprep.loaders.machines.link import Link, OpenParts, ServedSource, process_name
 from shardprep.loaders.machines.reception import Receiver
-from shardprep.loaders.machines.socket import (
-    MAX_NAME,
-    endpoints_of,
-)
+from shardprep.loaders.machines.socket import MAX_NAME, endpoints_of
 from shardprep.loaders.order.epoch import LoadedStep
 
 TOKEN = secrets.token_hex(4)  # tells this process from earlier ones with its PID

@@ -14,7 +14,7 @@ import pytest
 from shardprep.formats import ManifestDamaged, open_dataset
 from shardprep.formats.runtime import seal as seals
 from shardprep.formats.runtime.seal import Seal, seals_folder
-from shardprep.formats.shards import read as published_file
+from shardprep.formats.shards import read as reading
 from support.datasets import flip, writable
 
 
@@ -22,7 +22,7 @@ from support.datasets import flip, writable
 def hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
     """The module of hashes, counting; a cache folder of its own, and seals for files of any size and age."""
     counting, now = Mock(wraps=hashlib), time.time_ns()
-    monkeypatch.setattr(published_file, "hashlib", counting)
+    monkeypatch.setattr(reading, "hashlib", counting)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(seals, "LEAST_BYTES", 1)
     monkeypatch.setattr(seals.time, "time_ns", lambda: now + 60_000_000_000)  # no ctime can be set

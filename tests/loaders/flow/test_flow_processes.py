@@ -229,9 +229,9 @@ def test_a_group_is_full_at_its_bytes_however_many_items_it_may_have(monkeypatch
 PRELUDE = """
 import os, sys, threading
 from shardprep.loaders import Flow
-from shardprep.loaders.flow import map as threads
+from shardprep.loaders.flow import map as mapping
 
-threads.PASS_END_TIMEOUT_S = 0.2
+mapping.PASS_END_TIMEOUT_S = 0.2
 """
 
 
