@@ -116,7 +116,9 @@ class DatasetFiles:
         """
         known = {file.name for file in manifest.files}
         work_folder = self.folder / WORK_FOLDER_NAME
-        if not work_folder.is_symlink() and work_folder.is_dir():
+        if not os.path.lexists(work_folder):
+            known.add(WORK_FOLDER_NAME)  # another process may make it now
+        elif not work_folder.is_symlink() and work_folder.is_dir():
             for path in unlisted_columns(self.folder, known):
                 report.notes.append(Finding(path.name, UNFINISHED))
             known |= {WORK_FOLDER_NAME, *(note.file for note in report.notes)}
