@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ShardprepError
 from shardprep.formats.runtime.files import OPEN_FLAGS
-from shardprep.formats.runtime.owned import CollectedEnd, Descriptor, Owned, starting_thread
+from shardprep.formats.runtime.owned import CollectedEnd, Descriptor, Owned
 from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.in_place import Block
 from shardprep.formats.shards.read import FileEntry
@@ -121,8 +121,7 @@ class ReadAhead(Owned):
         self._file = Descriptor(-1)  # one is open at a time
         self._pending: deque[int] = deque()
         self._thread = threading.Thread(target=self._follow, name="shardprep-read-ahead", daemon=True)
-        with starting_thread():
-            self._thread.start()
+        self._thread.start()
 
     def expect(self, numbers: Records) -> None:
         self._spans.put(self._stream.span(numbers))
@@ -163,10 +162,7 @@ class ReadAhead(Owned):
         self._advise(offset, length)
 
     def _advise(self, offset: int, length: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
-        else:  # macOS
-            os.pread(self._file.fileno(), length, offset)
+        os.posix_fadvise(self._file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
 
 
 @contextmanager
@@ -291,8 +287,7 @@ class Prefetcher(Owned):
 
         self._running = [thread for thread in self._running if thread.is_alive()]
         thread = threading.Thread(target=run, name=name, daemon=True)
-        with starting_thread():
-            thread.start()
+        thread.start()
         self._running.append(thread)
         return found
 
@@ -368,8 +363,7 @@ class Prefetcher(Owned):
     def join(self) -> None:
         """Wait for the threads to stop, for at most JOIN_TIMEOUT_S each."""
         for thread in self._running:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_TIMEOUT_S)
+            thread.join(JOIN_TIMEOUT_S)
 
 
 class EpochFeed(Owned):
@@ -405,14 +399,12 @@ class EpochFeed(Owned):
         yield replace(request, filled=partial(self._filled, step))
 
     def _wait(self, pending: Future[FileHold]) -> None:
-        self.refuse_forked("Loader")
         began = perf_counter()
         wait([pending])
         self._shards.waited(perf_counter() - began, is_first=not self._has_begun)
 
     def _filled(self, step: int) -> None:
         """Release the shards of a batch; batches are filled in the order of their requests."""
-        self.refuse_forked("Loader")
         if self._release_first():  # otherwise another thread has closed the feed
             steps = self._uses.firsts, self._turns
             begun, over = (int(np.searchsorted(each, step, side="right")) for each in steps)
@@ -470,13 +462,11 @@ class ShardFeed(LocalShards, Owned):
     """
 
     def __init__(self, dataset: CachedDataset, files: ShardFiles, plan: EpochPlan) -> None:
-        self._dataset, self._cache = dataset, dataset.cache
+        self._source, self._cache = dataset.source, dataset.cache
         self._files = files
-        self._plan = plan
         self._uses = lru_cache(maxsize=3)(partial(shard_uses, plan))
         self._waited_s = self._waited_first_s = 0.0
         self._begun = self._total = 0
-        self._holders, self._counting = 0, threading.Lock()  # of ``held``
         self._check_limit(sum(table.size for table in tables_of(dataset.manifest)))
         mean = files.total // max(1, len(files.sizes)) or 1
         ahead = min(MOST_AHEAD, max(1, self._cache.limit_bytes // ROOM_AHEAD // mean))
@@ -498,20 +488,11 @@ class ShardFeed(LocalShards, Owned):
                 "make room on it, choose another disk" if is_full else f"give at least cache_limit={least}"
             )
             raise CacheTooSmall(
-                f"{has}, but the batches in this order need {least:,} at once; {advice}, or {self._instead()}",
+                f"{has}, but the batches in this order need {least:,} at once; {advice}, or use smaller shards, or a "
+                "LocalShuffle with a smaller window and, for several ranks, with as many partitions",
                 path=self._cache.folder.path,
                 needed=least,
             )
-
-    def _instead(self) -> str:
-        shuffle, records = self._plan.shuffle, sum(self._plan.shard_counts)
-        if shuffle is None:
-            return "smaller shards"
-        if shuffle.window_of(records) >= records:
-            return "a LocalShuffle with a window smaller than the dataset"
-        if shuffle.partitions < self._plan.world_size:
-            return f"a smaller window, or LocalShuffle(..., partitions={self._plan.world_size})"
-        return "a smaller window"
 
     @contextmanager
     def epoch(self, plan: EpochPlan, number: int, start: int) -> Iterator[EpochFeed]:
@@ -530,16 +511,11 @@ class ShardFeed(LocalShards, Owned):
     @contextmanager
     def held(self, shards: Iterable[int]) -> Iterator[FileHold]:
         """Download missing shards, and hold all of these; works after :meth:`close`, too."""
-        with self._counting:
-            self._holders += 1
-        try:
-            with self._dataset.cache.hold(self._files.of(shards)) as held:
-                yield held
-        finally:
-            with self._counting:
-                self._holders -= 1
-                if self._end.is_over and not self._holders:
-                    self._dataset.close()
+        with ExitStack() as opened:
+            cache = self._cache
+            if self._end.is_over:
+                cache = opened.enter_context(self._source.opened())
+            yield opened.enter_context(cache.hold(self._files.of(shards)))
 
     def hold(self, shards: Iterable[int]) -> Future[FileHold]:
         return self._prefetcher.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 from functools import partial
@@ -16,14 +15,11 @@ import pytest
 
 from shardprep.formats import open_dataset, write_dataset
 from shardprep.formats.errors import BadImage, UsageError
-from shardprep.formats.shards.in_place import Block
 from shardprep.loaders import Flow, GlobalShuffle, Loader, LocalShuffle, Receipt, SortedByClass
-from shardprep.loaders.loader.ahead import SHARD_END_BYTES, ReadAhead, ShardStream
 from shardprep.loaders.loader.run_card import RunCard
 from support.datasets import prep_here
 from support.loaded import assert_same, crops_on, epoch_of, kept, loader_on, numbers_in
 from support.sampling import torture_except
-from support.waiting import until
 
 RECORDS = 204
 SOME = [3, 50, 51, 52, 120, 199]
@@ -257,29 +253,3 @@ def test_a_flow_has_the_records_of_all_partitions_in_turn(lmdb_shards: Path) -> 
 
     assert len(keys) == 204
     assert found == [keys[part * 51 + place] for place in range(51) for part in range(4)]
-
-
-MB = 1 << 20
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> ShardStream:
-    """Three sparse shards of 10 MB and 10 records, read in the order 2, 0, 1."""
-    for name in "012":
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(10 * MB)
-    return ShardStream(tmp_path, [Block(name, 0, 10 * MB, 10) for name in "012"], np.array([2, 0, 1]))
-
-
-def test_without_fadvise_the_bytes_are_read(monkeypatch: pytest.MonkeyPatch, files: ShardStream) -> None:
-    monkeypatch.delattr(os, "posix_fadvise")
-    lengths: list[int] = []
-    read = os.pread
-    monkeypatch.setattr(os, "pread", lambda *what: lengths.append(len(read(*what))))
-    ahead = ReadAhead(files, budget=MB)
-
-    ahead.expect(np.array([29]))
-    until(lambda: len(lengths) >= 4)
-    ahead.close()
-
-    assert lengths == [SHARD_END_BYTES, MB, SHARD_END_BYTES, MB]
