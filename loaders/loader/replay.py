@@ -22,8 +22,7 @@ from shardprep.formats.images.pictures import MOST_SHOWN, Gallery, ShownImage
 from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.loader.run_card import DECIDING, Differences, RunCard, deciding
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, place_within
-from shardprep.loaders.order.omission import Ranges
-from shardprep.loaders.order.parts import Records
+from shardprep.loaders.order.parts import Ranges, Records
 from shardprep.loaders.transforms.contract import (
     CHANNELS_FIRST,
     IMAGE,

@@ -24,8 +24,7 @@ from shardprep.loaders.loader.json_files import JsonRecord
 from shardprep.loaders.loader.replay import RunOrder, Sighting
 from shardprep.loaders.loader.run_card import RunCard
 from shardprep.loaders.order.epoch import EpochPlan, checked_ranges, place_within
-from shardprep.loaders.order.omission import Ranges
-from shardprep.loaders.order.parts import MAX_RECORDS
+from shardprep.loaders.order.parts import MAX_RECORDS, Ranges
 from shardprep.loaders.order.receipt import Receipt, Tally
 
 if TYPE_CHECKING:

@@ -20,8 +20,17 @@ import numpy.typing as npt
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.sizes import byte_count, checked_int
-from shardprep.loaders.order.omission import ClosedOrder, Omission, OrderedPart, Ranges
-from shardprep.loaders.order.parts import MAX_RECORDS, DisplacedOrder, Records, dealt, places_in
+from shardprep.loaders.order.parts import (
+    MAX_RECORDS,
+    ClosedOrder,
+    DisplacedOrder,
+    Omission,
+    OrderedPart,
+    Ranges,
+    Records,
+    dealt,
+    places_in,
+)
 from shardprep.loaders.order.receipt import Receipt, Tally
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
@@ -189,24 +198,6 @@ def epoch_order(shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: i
     return EpochOrder([part.order(window, seed=seed, epoch=epoch) for part in parts])
 
 
-def shard_order(
-    shard_counts: Sequence[int], *, shuffle: Shuffle | None, seed: int, epoch: int, partitions: range
-) -> npt.NDArray[np.int64] | None:
-    """Return the order in which these partitions' shards are read; None if any may be read at any time."""
-    if shuffle is None:
-        return np.arange(len(shard_counts), dtype=np.int64)
-    window = partition_window(shuffle, sum(shard_counts))
-    parts = dealt(shard_counts, shuffle.partitions)[partitions.start : partitions.stop]
-    if any(window >= part.records for part in parts):
-        return None
-    runs = [(part, part.runs(window, seed=seed, epoch=epoch)) for part in parts]
-    begins = np.concatenate([np.cumsum(part.counts[run]) - part.counts[run] for part, run in runs])
-    read = np.concatenate([part.shards[run] for part, run in runs])[np.argsort(begins, kind="stable")]
-    _, first_reads = np.unique(read, return_index=True)  # a shard may have records in two partitions
-    shards: npt.NDArray[np.int64] = read[np.sort(first_reads)]
-    return shards
-
-
 def partition_window(shuffle: Shuffle, records: int) -> int:
     """Return the window within one partition, in places."""
     return math.ceil(shuffle.window_of(records) / shuffle.partitions)
@@ -231,9 +222,6 @@ class RankSplit:
     full_steps: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        checked_int(self.batch_size, "batch_size", least=1)
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(f"rank must be between 0 and {self.world_size - 1}, not {self.rank}")
         if not 0 <= self.start <= self.records:
             raise UsageError(f"an epoch of {self.records} records cannot continue at {self.start}")
         object.__setattr__(self, "step_records", self.world_size * self.batch_size)
@@ -296,17 +284,14 @@ class EpochSplit:
         world_size, batch_size = whole.world_size, whole.batch_size
         sharing, owned = max(1, world_size // partitions), max(1, partitions // world_size)
         if owned * world_size != sharing * partitions:
-            sizes = [str(n) for n in range(1, partitions) if partitions % n == 0]
             raise UsageError(
                 f"{partitions} partitions cannot be shared equally by {world_size} ranks; use a world_size "
-                f"of {', '.join(sizes)} or a multiple of {partitions}, or another number of partitions"
+                "that divides the number of partitions or is a multiple of it"
             )
         if batch_size % owned:
-            below = batch_size // owned * owned
-            sizes = [str(size) for size in (below, below + owned) if size]
             raise UsageError(
                 f"a batch_size of {batch_size} cannot be shared equally by the {owned} partitions of "
-                f"each of {world_size} ranks; use {' or '.join(sizes)}"
+                f"each of {world_size} ranks; use a multiple of {owned}"
             )
         first = whole.rank * partitions // world_size
         self.whole = whole
@@ -359,15 +344,9 @@ class EpochPlan:
     passed: Ranges = ()
 
     def __post_init__(self) -> None:
-        if self._closes and self.partitions > 1:
+        if self.omission and self._closes and (self.omission.weights or self.partitions > 1):
             raise UsageError(
-                'gaps="close" would give the partitions of a shuffle unequal shares; use gaps="keep", or a shuffle '
-                "without partitions"
-            )
-        if self._closes and self.omission and self.omission.weights:
-            raise UsageError(
-                'gaps="close" is not possible with weights, which repeat a record a different number of times in '
-                'each epoch; use gaps="keep"'
+                'gaps="close" is not possible with weights or the partitions of a shuffle; use gaps="keep"'
             )
         records = self.split(0).whole.records  # also checks the batch size, the ranks and the partitions
         if not self.passed and 0 < records < self.partitions:
@@ -464,8 +443,19 @@ class EpochPlan:
 
     def shards(self, epoch: int) -> npt.NDArray[np.int64] | None:
         """Return the order in which this rank reads its shards; None if it may read any at any time."""
-        counts, partitions = self.shard_counts, self.split(0).partitions
-        return shard_order(counts, shuffle=self.shuffle, seed=self.seed, epoch=epoch, partitions=partitions)
+        counts, own = self.shard_counts, self.split(0).partitions
+        if self.shuffle is None:
+            return np.arange(len(counts), dtype=np.int64)
+        window = partition_window(self.shuffle, sum(counts))
+        parts = dealt(counts, self.partitions)[own.start : own.stop]
+        if any(window >= part.records for part in parts):
+            return None
+        runs = [(part, part.runs(window, seed=self.seed, epoch=epoch)) for part in parts]
+        begins = np.concatenate([np.cumsum(part.counts[run]) - part.counts[run] for part, run in runs])
+        read = np.concatenate([part.shards[run] for part, run in runs])[np.argsort(begins, kind="stable")]
+        _, first_reads = np.unique(read, return_index=True)  # a shard may have records in two partitions
+        shards: npt.NDArray[np.int64] = read[np.sort(first_reads)]
+        return shards
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine the order; the dataset's root covers its shards."""

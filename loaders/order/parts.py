@@ -1,4 +1,4 @@
-"""Building blocks of an epoch's order: window shuffles, partitions, and weighted parts.
+"""Building blocks of an epoch's order: window shuffles, partitions, weighted parts, and omitted records.
 
 A window shuffle sorts the numbers i by i + window * u, with u random in [0, 1). Any block can be computed
 alone, from a block and a window of random numbers. All randomness is raw 64-bit Philox output, and only
@@ -19,10 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
+from shardprep.formats.runtime.lazy import cached_property
 from shardprep.loaders.order.rng import Purpose, keyed_bits
 
 Records = npt.NDArray[np.int64]
 Stream = Callable[[int, int], Records]
+
+Ranges = tuple[tuple[int, int], ...]
 
 MAX_RECORDS = (1 << 31) - 1  # a 64-bit sort key holds a record's position, its new place and a fraction
 BLOCK = 1 << 16  # places, sorted within the CPU cache in 1 ms
@@ -282,3 +285,82 @@ def _share(name: str, weight: Any) -> Fraction:
     if not is_number or not 0 < weight <= sys.float_info.max:
         raise UsageError(f"the weight of {name} must be a number above 0, not {weight!r}")
     return Fraction(float(weight))
+
+
+SCANNED = 1 << 18  # places computed at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Omission:
+    """Records that no epoch delivers, as ``positions`` in stored order: int64, ascending and unique.
+
+    If it ``closes`` the gaps, later records move up. With ``weights``, their places differ between epochs.
+    """
+
+    positions: Records
+    closes: bool
+    weights: WeightedParts | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def has(self, places: Records, epoch: int) -> npt.NDArray[np.bool_]:
+        """Return a mask of the places of an epoch that have an omitted record."""
+        found = self.weights.positions(places, epoch) if self.weights else places
+        return self._mask[np.minimum(found, len(self._mask) - 1)]
+
+    @cached_property
+    def _mask(self) -> npt.NDArray[np.bool_]:
+        """Whether each position is omitted, up to the one after the last."""
+        mask = np.zeros(int(self.positions[-1]) + 2, np.bool_)
+        mask[self.positions] = True
+        return mask
+
+    def kept(self, places: Records, epoch: int) -> Records:
+        return places[~self.has(places, epoch)]
+
+    def gaps(self, order: OrderedPart, epoch: int) -> Records:
+        """Return the places of these records in an order of all, computed whole at 0.1 µs per record."""
+        found = [
+            start + np.flatnonzero(self.has(order[start : start + SCANNED], epoch))
+            for start in range(0, len(order), SCANNED)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+
+class ClosedOrder:
+    """An order without the numbers at ``count`` ascending places, found by ``gaps``. Not thread-safe."""
+
+    def __init__(self, order: OrderedPart, count: int, gaps: Callable[[], Records]) -> None:
+        self._order, self._count, self._find = order, count, gaps
+
+    @cached_property
+    def _gaps(self) -> Records:
+        return self._find()
+
+    @cached_property
+    def _places_before(self) -> Records:
+        """The number of places of this order before each gap."""
+        return self._gaps - np.arange(len(self._gaps))
+
+    def __len__(self) -> int:
+        return len(self._order) - self._count
+
+    def _place(self, place: int) -> int:
+        """Return the place in the order with gaps."""
+        return place + int(np.searchsorted(self._places_before, place, side="right"))
+
+    def __getitem__(self, places: slice) -> Records:
+        start, stop, _ = places.indices(len(self))
+        if start >= stop:
+            return np.empty(0, np.int64)
+        first, end = self._place(start), self._place(stop - 1) + 1
+        low, high = np.searchsorted(self._gaps, (first, end))
+        return np.delete(self._order[first:end], self._gaps[low:high] - first)
+
+    def each(self, places: Iterable[int]) -> Iterator[int]:
+        return self._order.each(map(self._place, places))
+
+
+OrderedPart = DisplacedOrder | ClosedOrder
+"""An order computed one window at a time."""

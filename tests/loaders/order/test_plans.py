@@ -18,7 +18,7 @@ from shardprep import Loader
 from shardprep.formats.errors import DataError, UsageError
 from shardprep.loaders.order import shard_uses as module
 from shardprep.loaders.order.epoch import Epoch, EpochPlan, GlobalShuffle, LocalShuffle, Shuffle, place_within
-from shardprep.loaders.order.omission import Omission
+from shardprep.loaders.order.parts import Omission
 from shardprep.loaders.order.quality import ShuffleQuality, expected_classes, shuffle_quality
 from shardprep.loaders.order.receipt import Receipt
 from shardprep.loaders.order.shard_uses import ShardUses, shard_uses
