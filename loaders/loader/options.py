@@ -28,13 +28,11 @@ from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.loader.work import items_of
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
-from shardprep.loaders.order.omission import Omission
-from shardprep.loaders.order.parts import Records, WeightedParts
+from shardprep.loaders.order.parts import Omission, Records, WeightedParts
 from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, sampled_mixing, warn_of_few_classes
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
 
-MAX_NAMED = 8  # classes in a message
 KEYS_AT_ONCE = 1 << 20
 
 Mask = npt.NDArray[np.bool_]
@@ -187,7 +185,7 @@ def _unfit(option: str, given: str) -> UsageError:
 def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
     """Return a mask of ``count`` records from a mask or an array of record numbers."""
     if is_masked(records):
-        raise UsageError(f"{option}= is a masked array; fill it, with mask.filled(False) for one of booleans")
+        raise _unfit(option, "a masked array; fill it")
     if records.ndim == 1 and records.dtype == np.bool_:
         if len(records) != count:
             raise UsageError(f"{option}= is a mask of {len(records)} records; the dataset has {count}")
@@ -231,11 +229,9 @@ def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
     for name in classes:
         found = known.get(name) if isinstance(name, str | int | np.integer) else None
         if found is None:
-            names = [each.name for each in space.classes]
-            more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             raise UsageError(
-                f"the dataset has no class {name!r}; its classes are {', '.join(names[:MAX_NAMED])}{more}, its "
-                f"labels ({dataset.label_space}) {min(labels)} to {max(labels)}"
+                f"the dataset has no class {name!r}; open_dataset(path).classes has the names, and the labels "
+                f"({dataset.label_space}) are {min(labels)} to {max(labels)}"
             )
         yield found
 

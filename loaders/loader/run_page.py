@@ -47,7 +47,7 @@ class RunValues:
         try:
             verdict = values["verdict"] or {"limit": "", "rate": 0.0, "unit": "images", "sentence": ""}
             return cls(
-                tuple(map(_stage, _loads(values)[:MOST_STAGES])),
+                tuple(map(_stage, built(tuple[Any, ...], values["loads"])[:MOST_STAGES])),
                 built(str, verdict["limit"]),
                 number_in(verdict["rate"]),
                 built(str, verdict["unit"]),
@@ -58,16 +58,6 @@ class RunValues:
             raise DataError(
                 f"these are not the stats of a loader, a flow or an input: {type(error).__name__}: {error}"
             ) from error
-
-
-def _loads(values: Mapping[str, Any]) -> list[Any]:
-    """Return the stages up to the step."""
-    if "loads" in values:  # in an input's since 0.4
-        return list(built(tuple[Any, ...], values["loads"]))
-    before = values["source"] or values["loader"]
-    stages = _loads(before) if before else []
-    own = [values["load"]] if values["load"] else []
-    return [*(stages if values["source"] else stages[:-1]), *own]  # a loader's step is the input's own work
 
 
 def _course(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,11 +81,7 @@ class Signature:
         read it.
         """
         file, load = user_path(key), partial(load_pem_private_key, password=None)
-        wrong = (
-            f"is not the secret half of signing keys without a password; name the file that ends in "
-            f"{PRIVATE_SUFFIX}, not in {PUBLIC_SUFFIX}"
-        )
-        secret, mode = _loaded(file, load, Ed25519PrivateKey, wrong, "is a key")
+        secret, mode = _loaded(file, load, Ed25519PrivateKey, "secret", PRIVATE_SUFFIX)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UsageError(f"others may read it, so it is no secret; chmod 600 {file}", path=file)
         return cls(secret.public_key().public_bytes_raw(), secret.sign(data))
@@ -120,21 +117,21 @@ def load_public_key(path: str | os.PathLike[str]) -> bytes:
 
     Raises OperationError if the file cannot be read, UsageError if it holds no such key.
     """
-    wrong = f"is not the public half of signing keys; name the file that ends in {PUBLIC_SUFFIX}"
-    key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, wrong, "is a public key")
+    key, _ = _loaded(user_path(path), load_pem_public_key, Ed25519PublicKey, "public", PUBLIC_SUFFIX)
     found: bytes = key.public_bytes_raw()
     return found
 
 
 def _loaded(
-    file: Path, load: Callable[[bytes], object], kind: type, wrong: str, another: str
+    file: Path, load: Callable[[bytes], object], kind: type, half: str, suffix: str
 ) -> tuple[Any, int]:
     """Return the key of this kind in a file, and the file's mode."""
     data, status = read_key(file, "prep keygen --signing makes keys")
-    try:
-        key = load(data)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(wrong, path=file) from error
-    if not isinstance(key, kind):
-        raise UsageError(f"{another} of another kind; prep keygen --signing makes Ed25519 keys", path=file)
-    return key, status.st_mode
+    with suppress(ValueError, TypeError, UnsupportedAlgorithm):
+        if isinstance(key := load(data), kind):
+            return key, status.st_mode
+    raise UsageError(
+        f"is not the {half} half of Ed25519 keys without a password; name a file that prep keygen --signing wrote "
+        f"and that ends in {suffix}",
+        path=file,
+    )

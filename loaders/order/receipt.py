@@ -155,30 +155,18 @@ class Receipt:
         kept = {"left_out": self.left_out.count, "skipped": len(self.skipped), "omitted": self.omitted.count}
         counts = [f"{name}={count}" for name, count in kept.items() if count]
         accounted = self.delivered + Tally.of(self.skipped) + self.left_out + self.omitted
-        missing = records - accounted.count
-        if accounted == Tally.of_dataset(records):
-            if kept != {"left_out": left_out, "skipped": skipped, "omitted": omitted}:
-                raise DataError(
-                    f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left "
-                    f"out {self.left_out.count}, {len(self.skipped)} were skipped as bad, and {self.omitted.count} left out on purpose; "
-                    f"check({', '.join([str(records), *counts])}) accepts that"
-                )
+        expected = {"left_out": left_out, "skipped": skipped, "omitted": omitted}
+        if kept == expected and accounted == Tally.of_dataset(records):
             return
-        if missing < 0 and accounted == Tally.of_dataset(accounted.count):
-            raise DataError(
-                f"epoch {self.epoch} of {self.dataset} has {accounted.count} records, not {records}; "
-                f"check({', '.join([str(accounted.count), *counts])}) accepts that"
-            )
-        if missing > 0:
-            fault = f"at least {missing} of {records} records are missing"
-        elif missing < 0:
-            fault = f"at least {-missing} records were delivered more than once"
-        else:
-            fault = "as many records were delivered more than once as are missing"
+        found = (
+            f"epoch {self.epoch} of {self.dataset} delivered {self.count} of {records} records: drop_last left out "
+            f"{self.left_out.count}, {len(self.skipped)} were skipped as bad, and {self.omitted.count} left out on purpose"
+        )
+        if accounted.count >= records and accounted == Tally.of_dataset(accounted.count):
+            raise DataError(f"{found}; check({', '.join([str(accounted.count), *counts])}) accepts that")
         raise DataError(
-            f"epoch {self.epoch} of {self.dataset} was not delivered exactly once: {fault} "
-            f"({self.count} delivered, {len(self.skipped)} skipped, {self.left_out.count} left out). "
-            "Merge the receipts, or give the logs, of all ranks, each once, and of all parts of a resumed epoch"
+            f"{found}; so records are missing, or were delivered more than once. Merge the receipts, or give the "
+            "logs, of all ranks, each once, and of all parts of a resumed epoch"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -84,10 +84,10 @@ LOADER = [
     ({"records": [3, 5, 3]}, "has 3 more than once"),
     ({"records": [0, 204]}, "has 204; record numbers of this dataset are 0 to 203"),
     ({"records": [-1]}, "has -1; record numbers"),
-    ({"records": np.ma.array([True] * 204, mask=True)}, r"fill it, with mask.filled\(False\)"),
+    ({"records": np.ma.array([True] * 204, mask=True)}, "a masked array; fill it"),
     *(({"records": none, "without": []}, "select no record") for none in ([], [False] * 204)),
     ({"records": [0], "classes": []}, "select no record"),
-    ({"classes": ["dog"]}, r"no class 'dog'; its classes are n\d+, .* labels \(sorted_wnid0\) 0 to 3"),
+    ({"classes": ["dog"]}, r"no class 'dog'; .* labels \(sorted_wnid0\) are 0 to 3"),
     *(({"classes": [wrong]}, "no class") for wrong in (4, -1, [1])),
     ({"without": [204]}, "without= has 204; record numbers"),
     ({"without": [3, 3]}, "without= has 3 more than once"),
@@ -152,9 +152,9 @@ WEIGHTS = [
     ({"a": 1e9, "b": 1}, "no place in an epoch for b, which has 20"),
 ]
 PARTITIONS = [
-    *(({"world_size": ranks}, "world_size of 1, 2 or a multiple of 4") for ranks in (3, 6)),
-    ({"world_size": 2, "batch_size": 5}, "use 4 or 6"),
-    ({"world_size": 1, "batch_size": 2}, "use 4$"),
+    *(({"world_size": ranks}, "world_size that divides the number of partitions") for ranks in (3, 6)),
+    ({"world_size": 2, "batch_size": 5}, "use a multiple of 2"),
+    ({"world_size": 1, "batch_size": 2}, "use a multiple of 4"),
     ({"world_size": 1, "shard_counts": (3,)}, "3 records are too few for 4 partitions"),
 ]
 LIMITS = "much", -1, 0, 1e9, True
