@@ -23,12 +23,13 @@ from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.shards.read import (
-    ColumnAddresses,
+    Addresses,
     Container,
     Extent,
     ShardFile,
     ShardWriter,
     StoredRecord,
+    address_dtype,
 )
 
 COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c": "<u4"}
@@ -36,7 +37,7 @@ COLUMNS = {"data": "u1", "offsets": "<i8", "labels": "<i4", "keys": "S", "crc32c
 MEMORY_TO_OPEN = 16 << 20  # more than libhdf5 needs besides the columns
 
 
-def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
+def addresses(path: Path, file: ShardFile) -> Addresses:
     """Read a shard's small columns, and locate ``data``. Raises ShardDamaged, MemoryError, OSError."""
     stream = _ShardStream(file)
     try:
@@ -54,7 +55,8 @@ def addresses(path: Path, file: ShardFile) -> ColumnAddresses:
         raise stream.error or damage from error
     if bounds[0] != 0 or bounds[-1] != size or (bounds[1:] < bounds[:-1]).any():
         raise ShardDamaged("its offsets do not divide its data", path=path)
-    return ColumnAddresses(keys, labels, crcs, start + bounds[:-1], np.diff(bounds))
+    found = [keys, labels, crcs, start + bounds[:-1], np.diff(bounds)]
+    return np.rec.fromarrays(found, dtype=address_dtype(keys.itemsize))
 
 
 class _FileObject(io.RawIOBase):
@@ -100,32 +102,28 @@ def plain_datasets(file: h5py.File, size: int) -> dict[str, h5py.Dataset]:
     It is an allow-list because every deny-list so far missed a way to point at other files.
     """
     names = set(file.id)
-    if names != {name.encode() for name in COLUMNS}:
-        raise ShardDamaged(f"holds {sorted(n.decode('utf-8', 'replace') for n in names)}")
-    if any(file.id.links.get_info(n).type != h5py.h5l.TYPE_HARD for n in names) or file.attrs:
-        raise ShardDamaged("holds links or attributes")
+    if names != {name.encode() for name in COLUMNS} or file.attrs:
+        raise ShardDamaged("holds other datasets or attributes than a shard")
+    if any(file.id.links.get_info(n).type != h5py.h5l.TYPE_HARD for n in names):
+        raise ShardDamaged("holds links")
     datasets = {name: file[name] for name in COLUMNS}
     for name, dataset in datasets.items():
-        _check_plain(name, dataset, size)
+        if not _is_plain(name, dataset, size):
+            raise ShardDamaged(f"{name} is not a plain, contiguous dataset of its type within the file")
     records = len(datasets["labels"])
     if [len(datasets[c]) for c in ("keys", "crc32c", "offsets")] != [records, records, records + 1]:
         raise ShardDamaged("its columns differ in length")
     return datasets
 
 
-def _check_plain(name: str, dataset: Any, file_size: int) -> None:
-    if not isinstance(dataset, h5py.Dataset) or dataset.attrs:
-        raise ShardDamaged(f"{name} is not a plain dataset")
-    options = dataset.id.get_create_plist()
-    plain = options.get_layout() == h5py.h5d.CONTIGUOUS and not options.get_nfilters()
-    if not plain or options.get_external_count() or dataset.ndim != 1:
-        raise ShardDamaged(f"{name} is not contiguous, or lies elsewhere")
-    kind = dataset.dtype
-    if kind.kind != "S" if name == "keys" else kind != np.dtype(COLUMNS[name]):
-        raise ShardDamaged(f"{name} is of type {kind}")
-    start, size = dataset.id.get_offset() or 0, dataset.shape[0] * kind.itemsize
-    if start + size > file_size:
-        raise ShardDamaged(f"{name} ends after the end of the file")
+def _is_plain(name: str, dataset: Any, file_size: int) -> bool:
+    if not isinstance(dataset, h5py.Dataset) or dataset.attrs or dataset.ndim != 1:
+        return False
+    options, kind = dataset.id.get_create_plist(), dataset.dtype
+    is_contiguous = options.get_layout() == h5py.h5d.CONTIGUOUS and not options.get_nfilters()
+    is_right = kind.kind == "S" if name == "keys" else kind == np.dtype(COLUMNS[name])
+    end = (dataset.id.get_offset() or 0) + dataset.shape[0] * kind.itemsize
+    return is_contiguous and not options.get_external_count() and is_right and end <= file_size
 
 
 DATA_OFFSET = 1072  # of the first dataset in a file without options, in every HDF5 since 1.8

@@ -29,7 +29,7 @@ from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
-    ColumnAddresses,
+    Addresses,
     Container,
     Extent,
     FileEntry,
@@ -189,7 +189,7 @@ class TarTableWriter(ShardWriter):
                 write_table(self._file, self._rows[: self._count])
 
 
-def addresses(path: Path, archive: ShardFile) -> ColumnAddresses:
+def addresses(path: Path, archive: ShardFile) -> Addresses:
     """Read a table into memory. Raises ShardDamaged, MemoryError, OSError."""
     with closing(ShardFile(path)) as file:
         data = file.read_at(file.size, 0) if 10 < file.size <= MAX_TABLE_BYTES else bytes(10)
@@ -201,7 +201,7 @@ def addresses(path: Path, archive: ShardFile) -> ColumnAddresses:
     if not is_table or len(data) - start != records * row.itemsize:
         raise ShardDamaged("is not a table of images in an archive; prep repair rebuilds it", path=path)
     rows = np.frombuffer(data, row, records, start)
-    return ColumnAddresses(*(rows[name] for name in ("key", "label", "crc32c", "offset", "length")))
+    return rows[["key", "label", "crc32c", "offset", "length"]]
 
 
 # No library: a table's bytes depend only on the records and their places.

@@ -12,17 +12,26 @@ import errno
 import os
 import resource
 import struct
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
+import numpy as np
 
 from shardprep.formats.errors import DataError, NoSpace, ShardDamaged
+from shardprep.formats.records.record import MAX_KEY_BYTES
 from shardprep.formats.runtime.files import ReadAt, no_space
-from shardprep.formats.shards.read import Address, Container, Extent, ShardFile, ShardWriter, StoredRecord
+from shardprep.formats.shards.read import (
+    Address,
+    Addresses,
+    Container,
+    Extent,
+    ShardFile,
+    ShardWriter,
+    StoredRecord,
+    address_dtype,
+)
 
 # One transaction for the whole shard would hold it in memory and take twice as long. The count is fixed, so
 # that equal records give equal bytes.
@@ -171,7 +180,6 @@ class Page(NamedTuple):
     upper: int
 
 
-# Plain tuples: finding a record takes 3 µs, and two named tuples would add a quarter.
 Node = tuple[int, int, int, int, int]
 """A node: its fields low, high and flags, and its key's start and end in the page."""
 Value = tuple[int, int, bytes]
@@ -203,29 +211,26 @@ class LmdbPages:
         _, _, flags, _, _ = HEADER.unpack_from(data)
         meta = Meta(*_META.unpack_from(data, HEADER.size))
         possible = meta.page_size in _PAGE_SIZES and meta.depth <= _MAX_DEPTH
-        if flags != _META_PAGE or meta.magic != MAGIC or not possible:
-            raise self._damaged(f"its meta page at byte {offset} is invalid")
-        if meta.version != VERSION or meta.flags:
-            raise self._damaged("it is an unsupported LMDB file: another version, or another key order")
+        is_known = (meta.magic, meta.version, meta.flags) == (MAGIC, VERSION, 0)
+        if flags != _META_PAGE or not possible or not is_known:
+            raise self._damaged(
+                f"its meta page at byte {offset} is invalid, or of another LMDB version or key order"
+            )
         return meta
 
-    def leaves(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each leaf in key order: a lower bound of its keys, and its page number."""
-        left, waiting = self._end // self.size, [(b"", self.meta.root, self.meta.depth)]
-        while waiting:
-            first, number, depth = waiting.pop()
-            if depth < 1:
-                continue
-            left -= 1
-            if left < 0:
-                raise self._damaged("its pages form a cycle")
-            if depth == 1:
-                yield first, number
-                continue
-            below = list(self._children(self.page(number, _BRANCH)))
-            waiting += [(key or first, child, depth - 1) for key, child in reversed(below)]
+    def leaves(self) -> Iterator[Page]:
+        """Yield the leaves in the order of their keys; a leaf that comes again has keys out of order."""
+        return self._leaves(self.meta.root, self.meta.depth) if self.meta.depth else iter(())
 
-    def page(self, number: int, kind: int = _LEAF) -> Page:
+    def _leaves(self, number: int, depth: int) -> Iterator[Page]:
+        page = self.page(number, _LEAF if depth == 1 else _BRANCH)
+        if depth == 1:
+            yield page
+            return
+        for low, high, flags, *_ in self.nodes(page):
+            yield from self._leaves(low | high << 16 | flags << 32, depth - 1)
+
+    def page(self, number: int, kind: int) -> Page:
         """Return a page of the tree, checked to be of this kind."""
         data = self._read(number, self.size)
         own_number, _, flags, lower, upper = HEADER.unpack_from(data)
@@ -236,24 +241,16 @@ class LmdbPages:
         return Page(number, data, (lower - HEADER.size) // _POINTER.size, upper)
 
     def nodes(self, page: Page) -> Iterator[Node]:
-        """Return all nodes of a page in key order."""
-        return (self.node(page, place) for place in range(page.length))
-
-    def node(self, page: Page, place: int) -> Node:
-        """Return the node at an index below ``page.length``."""
-        (start,) = _POINTER.unpack_from(page.data, HEADER.size + place * _POINTER.size)
-        key_start = start + _NODE.size
-        if not page.upper <= start <= key_start <= self.size:
-            raise self._damaged(f"page {page.number} has a node outside of it")
-        low, high, flags, key_bytes = _NODE.unpack_from(page.data, start)
-        if key_start + key_bytes > self.size:
-            raise self._damaged(f"page {page.number} has a node outside of it")
-        return low, high, flags, key_start, key_start + key_bytes
-
-    def _children(self, page: Page) -> Iterator[tuple[bytes, int]]:
-        """Yield each child's first key and page number. The first child's key is unused, so it is empty."""
-        for place, (low, high, flags, start, end) in enumerate(self.nodes(page)):
-            yield page.data[start:end] if place else b"", low | high << 16 | flags << 32
+        """Yield all nodes of a page in key order."""
+        for place in range(page.length):
+            (start,) = _POINTER.unpack_from(page.data, HEADER.size + place * _POINTER.size)
+            key_start = key_end = start + _NODE.size
+            if page.upper <= start and key_start <= self.size:
+                low, high, flags, key_bytes = _NODE.unpack_from(page.data, start)
+                key_end += key_bytes
+            if start < page.upper or key_end > self.size:
+                raise self._damaged(f"page {page.number} has a node outside of it")
+            yield low, high, flags, key_start, key_end
 
     def value(self, page: Page, node: Node, wanted: int = 0) -> Value:
         """Return the value of a leaf node, with its first ``wanted`` bytes."""
@@ -289,66 +286,38 @@ class LmdbPages:
 VALUE_HEADER = struct.Struct("<BBHiI")  # version, 0, key length, label, CRC-32C; then key, then image
 VALUE_VERSION = 1
 
-KEY_BYTES = 8
 FIRST_BYTES = VALUE_HEADER.size + 100  # of a value: usually all but the image
-SMALLEST_RECORD = 18  # bytes in a leaf: key, node header and pointer
 
 
-class LmdbAddresses:
-    """The addresses of a shard. All leaves are listed on construction, and the last one read is cached."""
-
-    def __init__(self, path: Path, file: ShardFile) -> None:
-        self._path, self._file = path, file
-        try:
-            self._pages = LmdbPages(file.read_at, file.size, ShardDamaged)
-            meta = self._pages.meta
-            self._records = meta.entries
-            if meta.entries * SMALLEST_RECORD > file.size:
-                raise ShardDamaged(f"it claims {meta.entries} records")
-            self._leaves = [*self._pages.leaves()] or [(b"", meta.root)]
-        except ShardDamaged as error:
-            raise ShardDamaged(f"is not an LMDB file: {error.message}", path=path) from None
-        self._leaf = Page(0, b"", 0, 0), 0  # and its first ordinal
-
-    def __len__(self) -> int:
-        return self._records
-
-    def find(self, ordinal: int) -> Address:
-        try:
-            page, node = self._node(ordinal)
-            start, length, first = self._pages.value(page, node, FIRST_BYTES)
-        except ShardDamaged as error:
-            if error.path is not None:
-                raise
-            reason = f"cannot be read at record {ordinal}: {error.message}; prep repair rebuilds it"
-            raise ShardDamaged(reason, path=self._path) from None
-        if length < VALUE_HEADER.size:
-            raise ShardDamaged(f"record {ordinal} is truncated", path=self._path)
-        version, _, key_bytes, label, crc32c = VALUE_HEADER.unpack_from(first)
-        head = VALUE_HEADER.size + key_bytes
-        if version != VALUE_VERSION or head > length:
-            raise ShardDamaged(f"record {ordinal} has an unknown header", path=self._path)
-        key = first[VALUE_HEADER.size : head]
-        if head > len(first):
-            key = self._file.read_at(key_bytes, start + VALUE_HEADER.size)
-        return key, label, crc32c, start + head, length - head
-
-    def _node(self, ordinal: int) -> tuple[Page, Node]:
-        wanted = ordinal.to_bytes(KEY_BYTES, "big")
-        page, first = self._leaf
-        if not 0 <= ordinal - first < page.length:
-            at = bisect_right(self._leaves, wanted, key=itemgetter(0)) - 1
-            page = self._pages.page(self._leaves[at][1])
-            *_, start, end = self._pages.node(page, 0)
-            first = int.from_bytes(page.data[start:end], "big")
-            self._leaf = page, first
-        if 0 <= ordinal - first < page.length:
-            node = self._pages.node(page, ordinal - first)
-            if page.data[node[3] : node[4]] == wanted:
-                return page, node
-        raise ShardDamaged(f"has no record {ordinal}", path=self._path)
+def addresses(path: Path, file: ShardFile) -> Addresses:
+    """Walk the whole tree for the addresses of all records, whose keys are their ordinals."""
+    found: list[Address] = []
+    try:
+        pages = LmdbPages(file.read_at, file.size, ShardDamaged)
+        for page in pages.leaves():
+            for node in pages.nodes(page):
+                found.append(_address(pages, page, node, len(found), file))
+        if len(found) != pages.meta.entries:
+            raise ShardDamaged(f"it claims {pages.meta.entries} records, and has {len(found)}")
+    except ShardDamaged as error:
+        reason = f"is not a readable LMDB shard: {error.message}; prep repair rebuilds it"
+        raise ShardDamaged(reason, path=path) from None
+    return np.array(found, address_dtype(max((len(key) for key, *_ in found), default=1)))
 
 
-CONTAINER = Container(
-    write=LmdbShardWriter, addresses=LmdbAddresses, bytes_needed=bytes_needed, library=library
-)
+def _address(pages: LmdbPages, page: Page, node: Node, ordinal: int, file: ShardFile) -> Address:
+    if page.data[node[3] : node[4]] != ordinal.to_bytes(8, "big"):
+        raise ShardDamaged(f"it has no record {ordinal}")
+    start, length, first = pages.value(page, node, FIRST_BYTES)
+    header = VALUE_HEADER.unpack_from(first.ljust(VALUE_HEADER.size, b"\0"))
+    version, _, key_bytes, label, crc32c = header
+    head = VALUE_HEADER.size + key_bytes
+    if version != VALUE_VERSION or head > length or key_bytes > MAX_KEY_BYTES:
+        raise ShardDamaged(f"record {ordinal} has an invalid header")
+    key = first[VALUE_HEADER.size : head]
+    if head > len(first):
+        key = file.read_at(key_bytes, start + VALUE_HEADER.size)
+    return key, label, crc32c, start + head, length - head
+
+
+CONTAINER = Container(write=LmdbShardWriter, addresses=addresses, bytes_needed=bytes_needed, library=library)

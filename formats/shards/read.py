@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from shardprep.formats.runtime.owned import Closable, Descriptor, Owned
 from shardprep.formats.runtime.seal import Seal
 
 MAX_TABLE_BYTES = 16 << 30  # the index of 280 million records
-READ_BYTES = 1 << 18  # fits the CPU's cache, for hashing
 
 ARCHIVE_NAME = "archive.tar"  # in a dataset's folder: the archive, or a link to it
 
@@ -99,35 +98,22 @@ def read_published(path: Path, entry: FileEntry, *, seal: str | None = None) -> 
     with published_file(path) as descriptor:
         status = os.fstat(descriptor)
         if status.st_size == entry.size:
-            known = Seal(status, seal) if seal else None
-            is_known = known is not None and known.holds
-            data, digest = _read(descriptor, entry.size, hash_it=not is_known)
-            if len(data) == entry.size and (is_known or digest == entry.sha256):
-                if known and not is_known:
-                    known.keep(os.fstat(descriptor))
-                return data
+            data = np.empty(entry.size, np.uint8)
+            if read_into(descriptor, data.data, 0) == entry.size:
+                known = Seal(status, seal) if seal else None
+                if known and known.holds:
+                    return data
+                if f"sha256:{hashlib.sha256(data.data).hexdigest()}" == entry.sha256:
+                    if known:
+                        known.keep(os.fstat(descriptor))
+                    return data
     raise ManifestDamaged("is not the file that was published; prep repair rebuilds it", path=path)
-
-
-def _read(descriptor: int, size: int, *, hash_it: bool) -> tuple[npt.NDArray[np.uint8], str]:
-    """Return at most the first ``size`` bytes, and their SHA-256 with ``hash_it``."""
-    data = np.empty(size, np.uint8)
-    digest, whole, done = hashlib.sha256(), data.data, 0
-    while done < size:
-        part = whole[done : done + READ_BYTES]
-        count = read_into(descriptor, part, done)
-        if hash_it:
-            digest.update(part[:count])
-        done += count
-        if count < len(part):
-            break
-    return data[:done], "sha256:" + digest.hexdigest()
 
 
 class ShardFile(Owned):
     """A file read by position. ``size`` is its size when it was opened. Thread-safe.
 
-    Reading raises OSError with the file's name, and ValueError once it is closed.
+    Reading raises OSError with the file's name, also once it is closed.
     """
 
     instead = "open the file again by its path"
@@ -135,44 +121,32 @@ class ShardFile(Owned):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = Descriptor(os.open(path, OPEN_FLAGS))
-        self.number = self._descriptor.fileno()  # -1 once the file is closed
         with naming(path):
-            self.size = os.fstat(self.number).st_size
+            self.size = os.fstat(self._descriptor.fileno()).st_size
 
     @property
     def is_deleted(self) -> bool:
         """Whether the file was deleted, and takes space only because it is open."""
-        return os.fstat(self.number).st_nlink == 0
+        return os.fstat(self._descriptor.fileno()).st_nlink == 0
 
     def read_at(self, length: int, offset: int) -> bytes:
         """Return ``length`` bytes from ``offset``, fewer only at the end of the file."""
-        number = self.number
-        if number < 0:
-            raise self._closed()
         try:
-            data = os.pread(number, length, offset)
-            return data if len(data) == length or not data else read_at(number, length, offset)
+            return read_at(self._descriptor.fileno(), length, offset)
         except OSError as error:
             error.filename = os.fspath(self.path)
             raise
 
     def read_into(self, memory: memoryview, offset: int) -> int:
         """Fill ``memory`` from ``offset``; return the number of bytes read, fewer only at the end."""
-        number = self.number
-        if number < 0:
-            raise self._closed()
         try:
-            return read_into(number, memory, offset)
+            return read_into(self._descriptor.fileno(), memory, offset)
         except OSError as error:
             error.filename = os.fspath(self.path)
             raise
 
-    def _closed(self) -> ValueError:
-        return ValueError(f"{self.path} is closed")
-
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self.number = -1
         self._descriptor.close()
 
 
@@ -270,32 +244,16 @@ class ShardWriter(Owned, AbstractContextManager["ShardWriter"]):
         """Store the next record. Raises OSError if the disk fails."""
 
 
-class Addresses(Protocol):
-    """The addresses of a shard's records, according to its container.
+Addresses = npt.NDArray[np.void]
+"""The addresses of a shard's records, according to its container: one row each, with an Address's fields.
 
-    They are used to check a shard after it was written and in verification, and with an index of format 1.0.
-    Thread-safe. Raises ShardDamaged if the container is malformed, and OSError if the system fails, which
-    implies nothing about the data.
-    """
-
-    def __len__(self) -> int: ...
-
-    def find(self, ordinal: int) -> Address:
-        """Return the address of the record at a valid ordinal. Its image may end beyond the file."""
+They are used to check a shard after it was written and in verification, and with an index of format 1.0.
+"""
 
 
-class ColumnAddresses:
-    """Addresses in memory, as columns: about 60 bytes per record."""
-
-    def __init__(self, *columns: npt.NDArray[Any]) -> None:
-        self._columns = columns
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def find(self, ordinal: int) -> Address:
-        key, label, crc32c, offset, length = (column[ordinal].item() for column in self._columns)
-        return key, label, crc32c, offset, length
+def address_dtype(key_bytes: int) -> np.dtype[np.void]:
+    fixed = [("label", "<i4"), ("crc32c", "<u4"), ("offset", "<u8"), ("length", "<u8")]
+    return np.dtype([("key", f"S{max(1, key_bytes)}"), *fixed])
 
 
 def place_of(link: Path) -> str:
@@ -322,7 +280,10 @@ class Container:
 
     write: Callable[[Path, Extent], ShardWriter]
     addresses: Callable[[Path, ShardFile], Addresses]
-    """Takes the path of the shard, and the file with its images."""
+    """Takes the path of the shard, and the file with its images. An image may end beyond the file.
+
+    Raises ShardDamaged if the container is malformed, and OSError or MemoryError if the system fails.
+    """
     bytes_needed: Callable[[Extent], int]
     library: Callable[[], dict[str, str | int]]
 
@@ -400,7 +361,8 @@ class Shard(Owned, Closable):
         """Return the address of the record at an ordinal, according to the container."""
         try:
             if 0 <= ordinal < self.records:
-                return self._addresses.find(ordinal)
+                address: Address = self._addresses[ordinal].item()
+                return address
         except (OSError, MemoryError) as error:
             raise self._unread(ordinal, error) from error
         raise ShardDamaged(f"has no record {ordinal}", path=self.path)

@@ -394,8 +394,7 @@ def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:
 
     pages = LmdbPages(file.read_at, file.end, damaged)
     count, last, size = 0, b"", 0
-    for _, number in pages.leaves():
-        page = pages.page(number)
+    for page in pages.leaves():
         for node in pages.nodes(page):
             start, length, _ = pages.value(page, node)
             key = page.data[node[-2] : node[-1]]

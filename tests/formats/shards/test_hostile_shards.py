@@ -128,17 +128,20 @@ def first_is(value: bytes) -> dict[bytes, bytes]:
 
 
 CRAFTED = {
-    "nothing": (first_is(b""), "record 0 is truncated"),
-    "half a header": (first_is(HONEST[FIRST][: HEADER.size - 1]), "record 0 is truncated"),
-    "a key longer than the value": (first_is(HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key"), "unknown header"),
-    "version 2": (first_is(b"\x02" + HONEST[FIRST][1:]), "record 0 .*unknown header"),
+    "nothing": (first_is(b""), "record 0 has an invalid header"),
+    "half a header": (first_is(HONEST[FIRST][: HEADER.size - 1]), "record 0 has an invalid header"),
+    "a key longer than the value": (
+        first_is(HEADER.pack(1, 0, 0xFFFF, 0, 0) + b"key"),
+        "record 0 has an invalid header",
+    ),
+    "version 2": (first_is(b"\x02" + HONEST[FIRST][1:]), "record 0 has an invalid header"),
     "another ordinal": (
         {(9).to_bytes(8, "big") if k == FIRST else k: v for k, v in HONEST.items()},
         "no record",
     ),
     "longer ordinals": ({k + b"\0": v for k, v in HONEST.items()}, "has no record"),
     "little-endian ordinals": ({k[::-1]: v for k, v in HONEST.items()}, "has no record"),
-    "a key too many": (HONEST | {FIRST + b"\0": b"more"}, "4 records, not 3"),
+    "a key too many": (HONEST | {FIRST + b"\0": b"more"}, "has no record 1"),
 }
 
 
@@ -187,12 +190,12 @@ def test_pages_that_lead_in_circles_end(path: Path) -> None:
     (behind,) = struct.unpack_from("<H", data, root * PAGE + 12)
     for (node,) in struct.iter_unpack("<H", data[root * PAGE + 16 : root * PAGE + behind]):
         struct.pack_into("<HHH", data, root * PAGE + node, root & 0xFFFF, root >> 16, root >> 32)
-    for deep, said in ((2, "page .* has the wrong number"), (3, "form a cycle"), (32, "form a cycle")):
+    for deep in (2, 3, 32):
         for page in (0, PAGE):
             struct.pack_into("<H", data, page + DEPTH, deep)
         path.write_bytes(data)
         with (
-            pytest.raises(ShardDamaged, match=said),
+            pytest.raises(ShardDamaged, match=r"page .* has the wrong number"),
             Shard(path, "lmdb") as reader,
         ):
             reader.checked(0)
@@ -307,26 +310,3 @@ def _failing(call: Callable[..., Any], file: Path, place: int) -> Callable[..., 
         return call(descriptor, what, at)
 
     return failing
-
-
-def test_damage_in_the_tree_is_of_the_records_below_it_alone(tmp_path: Path) -> None:
-    records = [stored(f"n{n}", n, bytes([n % 251]) * 9000) for n in range(600)]
-    path = write(tmp_path / "shard", "lmdb", records)
-    page, data = os.sysconf("SC_PAGE_SIZE"), bytearray(path.read_bytes())
-    leaves = [
-        at
-        for at in range(0, len(data), page)
-        if data[at + 10 : at + 12] == b"\2\0" and data[at : at + 8] == (at // page).to_bytes(8, "little")
-    ]
-    data[leaves[0] + 10] = 0xFF
-    path.write_bytes(data)
-
-    lost = []
-    with Shard(path, "lmdb") as reader:
-        for ordinal, record in enumerate(records):
-            try:
-                assert reader.checked(ordinal)[:4] == record[:4]
-            except ShardDamaged as error:
-                lost.append((ordinal, error.message))
-    assert 0 < len(lost) < 300
-    assert all(f"cannot be read at record {ordinal}: page" in message for ordinal, message in lost)

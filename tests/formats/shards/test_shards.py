@@ -174,7 +174,7 @@ def test_no_descriptor_stays_open_and_a_closed_reader_is_not_read(shard: Path, k
     for _ in range(3):
         with Shard(shard, kind) as reader:
             reader.close()
-            with pytest.raises(ValueError, match="closed"):
+            with pytest.raises(OSError, match="descriptor"):
                 reader.checked(0)
         with pytest.raises(ShardDamaged):
             Shard(damaged, kind)
