@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.start import Interrupted, load_failure
+from shardprep.cli.console.start import Interrupted
 from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import advice
 from shardprep.formats.shards.dataset import is_collection
@@ -188,7 +188,7 @@ def failure_of(error: Reported) -> Failure:
             data = {"path": place, "errno": error.errno}
             return Failure(type(error).__name__, message, line, EXIT_OPERATION_FAILED, data)
         case ImportError():
-            message = load_failure(error)
+            message = f"cannot be loaded: {error}"
             return Failure("ImportError", message, printable(message), EXIT_OPERATION_FAILED)
         case MemoryError():
             message = "there is not enough memory; use fewer --workers"

@@ -1,18 +1,8 @@
-"""Interruption, and failed imports: needed before anything large is imported."""
+"""Interruption: needed before anything large is imported."""
 
 from __future__ import annotations
 
 import signal
-
-
-def load_failure(error: BaseException) -> str:
-    """Return why a part of the program cannot be loaded, and what to do."""
-    while error.__cause__ is not None:  # NumPy's own error is a page of advice
-        error = error.__cause__
-    message = f"cannot be loaded: {str(error) or 'there is not enough memory'}"
-    if not isinstance(error, ImportError) or "failed to map" in message:
-        message += "; give it more memory, such as by a larger ulimit -v"
-    return message
 
 
 class Interrupted(BaseException):

@@ -131,20 +131,6 @@ def test_a_missing_extra_is_3_and_the_command_that_installs_it_is_named(
     assert f"which is not installed: pip install 'shardprep[{extra}]'" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("megabytes", [20, 60, 110, 140, 240])
-def test_too_little_memory_to_load_a_library_is_3(megabytes: int, archives: Path, tmp_path: Path) -> None:
-    dataset = tmp_path / "dataset"
-    converted(archives, dataset, split="train")
-    command = f"ulimit -v {megabytes}000; exec {sys.executable} -m shardprep.cli verify {dataset} --level decode --json"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-
-    assert done.returncode == 3
-    assert_one_line(done.stderr)
-    assert "cannot be loaded" in done.stderr
-    assert json.loads(done.stdout)["error"]["exit_code"] == 3
-
-
 def test_each_class_has_its_label_images_name_and_words(lmdb_shards: Path) -> None:
     with open_dataset(lmdb_shards) as opened:
         classes = opened.manifest.labels.classes

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,74 +37,6 @@ def test_a_conversion_says_how_many_shards_are_kept_and_the_next_run_what_it_fou
     assert match, complained
     assert (code, int(match[1])) == (130, kept)
     assert re.search(rf"^\S+ {kept} of \d+ shards are done already$", finished.stderr, re.M)
-
-
-INTERRUPTED_WHILE_IT_LOCKS = """
-import os, signal, threading
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from shardprep.cli.console.start import Interrupted
-from shardprep.cli.main import _on_signals, _unwind
-
-def interrupt():
-    asked.wait()
-    os.kill(os.getpid(), signal.SIGINT)
-
-for turn in range(150):
-    futures, asked = [Future() for _ in range(3)], threading.Event()
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    _on_signals(_unwind)
-    try:
-        asked.set()
-        while True:  # nearly all of the time in the locks of futures
-            wait(futures, timeout=0, return_when=FIRST_COMPLETED)
-    except Interrupted:
-        pass
-    thread.join()
-    found = []
-    other = threading.Thread(target=lambda: found.extend(f._condition.acquire(timeout=5) for f in futures))
-    other.start()
-    other.join()
-    assert all(found), f"turn {turn}: a lock was never released"
-"""
-
-
-INTERRUPTED_IN_A_FINALIZER = """
-import os, signal, sys, time
-from shardprep.cli import app, main
-
-class Finalized:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(1000):  # the handler runs here
-            pass
-
-def run(arguments):
-    try:
-        Finalized()
-        time.sleep(30)
-    finally:
-        print("unwound")
-
-app.run = run
-main.main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("program", "ending"),
-    [
-        (INTERRUPTED_WHILE_IT_LOCKS, (0, "", "")),
-        (INTERRUPTED_IN_A_FINALIZER, (130, "unwound\n", "prep: interrupted\n")),
-    ],
-    ids=["locks", "finalizer"],
-)
-def test_a_signal_is_not_lost_in_a_finalizer_and_leaves_no_lock_of_the_standard_library_behind(
-    program: str, ending: tuple[int, str, str]
-) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-
-    assert (done.returncode, done.stdout, done.stderr) == ending
 
 
 @pytest.mark.torture
