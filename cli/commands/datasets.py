@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import click
 
-from shardprep.cli.commands.convert import convert, index
 from shardprep.cli.commands.report import file_of
 from shardprep.cli.console.options import (
     ANY_PATH,
@@ -30,15 +28,14 @@ from shardprep.cli.console.options import (
 )
 from shardprep.cli.console.output import Output, each_dataset, fields, json_option, next_step
 from shardprep.cli.console.runs import cluster_executor, cluster_option
-from shardprep.formats.errors import DataError, printable
+from shardprep.formats.errors import printable
 from shardprep.formats.exports.export import FORMATS, export as export_dataset
 from shardprep.formats.records.record import GIVEN, GIVEN_SHUFFLED
 from shardprep.formats.reports.examine import report as report_dataset
 from shardprep.formats.runtime.sizes import count_of, records_of, size
-from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.shards.dataset import is_collection
-from shardprep.formats.shards.manifest import MANIFEST_NAME, PROVENANCE_NAME, Manifest
-from shardprep.formats.shards.read import ARCHIVE_NAME, read_small
+from shardprep.formats.shards.manifest import MANIFEST_NAME, Manifest
+from shardprep.formats.shards.read import ARCHIVE_NAME
 from shardprep.formats.shards.summary import (
     ClassCount,
     ColumnSummary,
@@ -272,72 +269,29 @@ def _report_lines(report: Report) -> Iterator[str]:
     yield from fields({"root": manifest.root})
 
 
-MOST_PROVENANCE_BYTES = 1 << 20
-
-
 def _next_step_for(report: Report) -> str:
     if report.url is not None:
         return "next: publish the dataset there again, from a copy that passes prep verify"
-    folder, manifest = report.dataset, report.manifest
-    files = {file.name for file in manifest.files} if manifest else set()
-    found = {finding.file for finding in report.findings}
-    if manifest is None or MANIFEST_NAME in found:
-        if not files and (folder / WORK_FOLDER_NAME).is_dir():
-            return (
-                "next: run the prep command that began it, such as prep convert, again; it continues where it "
-                "stopped"
-            )
-        if any((folder / name).exists() for name in (MANIFEST_NAME, PROVENANCE_NAME)):
-            return (
-                "next: run the prep convert command that made it (see provenance.json) into another folder, or "
-                "restore manifest.json from a copy"
-            )
-        return "next: give a folder that prep convert made; this one has no part of a dataset"
-    if names := " and ".join(_damaged_joins(manifest, found)):
+    manifest, damaged = report.manifest, {finding.file for finding in report.findings}
+    if manifest is None or MANIFEST_NAME in damaged:
         return (
-            f"next: run the prep join command that added {names} again; it rebuilds damaged files to the same "
-            "bytes"
+            "next: if its prep convert was interrupted, run that again, which finishes it; else restore "
+            "manifest.json from a copy, or convert into another folder (see provenance.json)"
         )
-    if manifest.archive and any(f.file == ARCHIVE_NAME or f.key for f in report.findings):
+    if manifest.archive and any(one.file == ARCHIVE_NAME or one.key for one in report.findings):
         return "next: restore the indexed archive, or run prep index again with its present location"
-    if any(finding.file in files and finding.key is None for finding in report.findings):
-        try:
-            options = _source_of(folder)
-        except (OSError, DataError, ValueError, TypeError, KeyError, RecursionError, click.ClickException):
-            options = []  # no hash covers the provenance: it may hold anything
-        return next_step("repair", folder, *(options if "--source" in options else ["--source", "SOURCE"]))
-    if found & files:
+    damaged &= {file.name for file in manifest.files}
+    if not damaged:
+        return "next: move the files that do not belong to the dataset elsewhere"
+    joined = [one for one in manifest.column_entries if one.field.name in manifest.joined]
+    if damaged <= {file.name for column in joined for file in column.files}:
+        return "next: run the prep join command that added these columns again; it rebuilds their files"
+    if all(one.key is not None for one in report.findings if one.file in damaged):
         return (
             "next: these records are unchanged since they were converted; to leave bad images out, run prep "
             "convert with --decode-check --on-bad-image skip into another folder"
         )
-    return "next: move the files that do not belong to the dataset elsewhere"
-
-
-def _damaged_joins(manifest: Manifest, found: set[str]) -> list[str]:
-    """Return the damaged joined columns; none if other files are damaged: prep repair comes first."""
-    if manifest.columns is None:
-        return []
-    files = {file.name: name for name in manifest.joined for file in manifest.columns[name].files}
-    is_all = found & {file.name for file in manifest.files} <= files.keys()
-    return sorted({files[name] for name in found & files.keys()}) if is_all else []
-
-
-def _source_of(dataset: Path) -> list[str | Path]:
-    """Return ``--source`` and ``--root`` of the command that made the dataset, if their paths still exist."""
-    made = json.loads(read_small(dataset / PROVENANCE_NAME, MOST_PROVENANCE_BYTES))
-    folder, (_, name, *words) = Path(made["folder"]), map(str, made["command"])
-    command = {one.name: one for one in (convert, index)}.get(name)
-    if command is None:
-        return []
-    given = command.make_context(name, words, resilient_parsing=True).params
-    given.setdefault("source", given.get("archives"))
-    options: list[str | Path] = []
-    for option in ("source", "root"):
-        if given.get(option) is not None and (path := folder / given[option]).exists():
-            here = Path.cwd()
-            options += [f"--{option}", path.relative_to(here) if path.is_relative_to(here) else path]
-    return options
+    return next_step("repair", report.dataset, "--source", "SOURCE")
 
 
 @command(

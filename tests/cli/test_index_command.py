@@ -35,6 +35,6 @@ def test_a_damaged_table_is_mended_by_the_command_that_verify_names(own: Path, t
     found = prep_here("verify", "out", cwd=tmp_path)
     mended = prep_here("repair", "out", "--source", "archives", cwd=tmp_path)
 
-    assert found.stdout.splitlines()[-1] == "next: prep repair out --source archives"
+    assert found.stdout.splitlines()[-1] == "next: prep repair out --source SOURCE"
     assert mended.returncode == 0
     assert read_manifest(tmp_path / "out").root == root

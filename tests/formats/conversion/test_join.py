@@ -234,7 +234,7 @@ def test_what_is_damaged_of_joined_columns_is_found_and_mended_by_the_same_join(
 
     assert (again.added, again.rebuilt, again.manifest) == ((), (), first.manifest)
     assert (found.returncode, both.returncode) == (1, 1)
-    assert "next: run the prep join command that added" in found.stdout
+    assert "next: run the prep join command that added these" in found.stdout
     assert "next: prep repair" in both.stdout
     assert repaired.rebuilt == ("shard-00000.lmdb",)
     damaged = {"column-mask-00000.lmdb", "column-mask-00001.lmdb", "column-age.npy"}
