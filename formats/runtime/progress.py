@@ -6,10 +6,13 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from shardprep.formats.errors import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -58,6 +61,51 @@ class NoProgress:
         """Do nothing."""
 
 
+WINDOW_S = 60.0  # of the rates
+LEAST_S = 1.0  # a rate over less time would show how long processes take to start
+
+
+class Pace:
+    """Progress and rates of a task, counted in records, or in bytes if it has no records."""
+
+    def __init__(self, records: int, size: int, noun: str = "images") -> None:
+        self.total, self.counts_bytes = records or size, size > 0 and not records
+        self._noun = noun
+        self._samples = deque([(time.monotonic(), 0, 0)])  # of the last minute: time, count, bytes
+
+    def at(self, records: int, size: int) -> None:
+        now = time.monotonic()
+        self._samples.append((now, size if self.counts_bytes else records, size))
+        while len(self._samples) > 2 and self._samples[1][0] < now - WINDOW_S:
+            self._samples.popleft()
+
+    @property
+    def done(self) -> int:
+        """The number of records or bytes done, at most a known ``total``."""
+        return min(self._samples[-1][1], self.total or sys.maxsize)
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 1.0
+
+    def rates(self) -> list[str]:
+        """Return images/s, and MB/s of a task with bytes; empty while they are unknown."""
+        rate, bytes_per_second = self._rates()
+        texts = [f"{rate:,.0f} {self._noun}/s"] if rate and not self.counts_bytes else []
+        return [*texts, f"{bytes_per_second / 1e6:,.0f} MB/s"] if bytes_per_second else texts
+
+    def left_s(self) -> float | None:
+        """Return the remaining time in seconds; None while it is unknown."""
+        missing, (rate, _) = self.total - self.done, self._rates()
+        return missing / rate if rate else None if missing else 0.0
+
+    def _rates(self) -> tuple[float, float]:
+        (began, count, size), (now, last_count, last_size) = self._samples[0], self._samples[-1]
+        if (seconds := now - began) < LEAST_S:
+            return 0.0, 0.0
+        return (last_count - count) / seconds, (last_size - size) / seconds
+
+
 class BarProgress:
     """A progress bar on stderr or below a notebook cell, removed when the task ends.
 
@@ -68,28 +116,33 @@ class BarProgress:
     def __init__(self, noun: str = "images", *, visible: bool = True) -> None:
         self._noun, self._is_visible = noun, visible
         self._bar: tqdm[Any] | None = None
-        self._began = 0.0
+        self._pace = Pace(0, 0)
 
     def note(self, text: str) -> None:
         if self._is_visible:
-            bar_class().write(text, file=None if in_notebook() else sys.stderr)
+            bar_class().write(printable(text), file=None if in_notebook() else sys.stderr)
 
     @contextmanager
     def task(self, title: str, *, records: int, size: int) -> Iterator[None]:
-        self._began = time.monotonic()
-        unit = {"unit": "bytes", "unit_scale": True} if size and not records else {"unit": self._noun}
-        total, shape = records or size or None, BAR if records or size else UNCOUNTED_BAR
+        self._pace = pace = Pace(records, size, self._noun)
+        unit = {"unit": "bytes", "unit_scale": True} if pace.counts_bytes else {"unit": self._noun}
         with bar_class()(
-            total=total, desc=title, leave=False, bar_format=shape, disable=not self._is_visible, **unit
+            total=pace.total or None,
+            desc=printable(title),
+            leave=False,
+            bar_format=BAR if pace.total else UNCOUNTED_BAR,
+            disable=not self._is_visible,
+            dynamic_ncols=True,
+            miniters=0,
+            **unit,
         ) as self._bar:
             yield
 
     def at(self, records: int, size: int) -> None:
         if self._bar is not None and self._is_visible:
-            seconds = max(time.monotonic() - self._began, 1e-9)
-            rates = [f"{records / seconds:,.0f} {self._noun}/s"] if records else []
-            self._bar.set_postfix_str(", ".join([*rates, f"{size / seconds / 1e6:,.0f} MB/s"]), refresh=False)
-            self._bar.update((records or size) - self._bar.n)
+            self._pace.at(records, size)
+            self._bar.set_postfix_str(", ".join(self._pace.rates()), refresh=False)
+            self._bar.update(self._pace.done - self._bar.n)
 
 
 def shown(progress: Progress | None) -> Progress:
