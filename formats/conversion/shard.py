@@ -33,7 +33,6 @@ from shardprep.formats.runtime.files import (
 )
 from shardprep.formats.runtime.jobs import ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
-from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
 from shardprep.formats.shards.in_place import Region, hash_region
@@ -277,8 +276,7 @@ class ShardJob:
         if not self.writes(name):
             return self.expected_sha256[name], check_written(final, self.container, crcs)
         with ThreadPoolExecutor(1) as disk:  # flush while this thread reads the file back
-            with starting_thread():
-                flushed = disk.submit(flush_file, built)
+            flushed = disk.submit(flush_file, built)
             sha256 = hash_file(built)
             offsets = check_written(built, self.container, crcs)
             flushed.result()

@@ -26,7 +26,6 @@ from shardprep.formats.records.record import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
-from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.runtime.work_folder import (
@@ -287,9 +286,7 @@ class _Export:
         records, size = len(self.index), sum(unit.size for unit in units)
         task = progress.task(f"compare {self.manifest.split}", records=records, size=size)
         with task, ThreadPoolExecutor(threads) as pool:
-            with starting_thread():
-                found = pool.map(is_intact, units, self.units)
-            for unit, is_whole in zip(units, found, strict=True):
+            for unit, is_whole in zip(units, pool.map(is_intact, units, self.units), strict=True):
                 if is_whole:
                     intact[unit.name] = unit
                 done_records, done_bytes = done_records + unit.records, done_bytes + unit.size

@@ -34,7 +34,6 @@ from shardprep.formats.exports.format import (
 from shardprep.formats.images.info import kind_of
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
-from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.work_folder import refuse_link
 from shardprep.formats.shards.read import FileEntry, Rows
 
@@ -179,7 +178,7 @@ def _add(digest: Any, name: str, image: bytes) -> None:
 
 
 def _publish(built: dict[Path, Path], output: Path) -> None:
-    with ThreadPoolExecutor(FLUSHES) as disk, starting_thread():  # a disk merges concurrent flushes
+    with ThreadPoolExecutor(FLUSHES) as disk:  # a disk merges concurrent flushes
         list(disk.map(flush_file, built))
     folders = {output}
     for path, final in built.items():

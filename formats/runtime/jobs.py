@@ -14,7 +14,6 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -26,11 +25,9 @@ from shardprep.formats.runtime.files import naming
 from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.progress import NoProgress, Progress, tell_shards
 from shardprep.formats.runtime.sizes import checked_int
-from shardprep.formats.runtime.work_folder import is_of_this_host
 from shardprep.formats.runtime.workers import ChildDied, ChildLost, WorkerPool, isolated, usable_cpus
 
 COUNTERS_NAME = "counters"
-FAR_INTERVAL_S = 1.0  # between two counts from another host, each written through to the file server
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image
 
@@ -123,40 +120,23 @@ class ProgressCounters(Owned):
 
 
 class ShardCounter(Owned):
-    """A worker's counter in the folder of a run.
+    """A worker's counter in the folder of a run, which the parent on the same host reads at once.
 
-    A worker on the run's host writes every count, which the parent sees at once. Another host, which may
-    share the file over NFS, writes one count per second: synchronously, because NFS would otherwise hold
-    counts back, and with a write-only descriptor, because NFS may write back a whole page that was read.
+    A worker on another host may share the file over NFS, which shows the counts when the file is closed. The
+    descriptor is write-only, because NFS may write back a whole page that was read.
     """
 
     def __init__(self, run: Path, number: int) -> None:
-        self._is_far = not is_of_this_host(run)
-        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path = run / COUNTERS_NAME
-        self._file = Descriptor(os.open(self._path, flags | os.O_DSYNC if self._is_far else flags))
+        self._file = Descriptor(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         self._at = 8 * number
-        self._count = self._written = 0
-        self._next = monotonic() + FAR_INTERVAL_S
 
     def set(self, count: int) -> None:
-        self._count = count
-        if not self._is_far or monotonic() >= self._next:
-            self._write()
+        with naming(self._path):
+            os.pwrite(self._file.fileno(), count.to_bytes(8, "little"), self._at)
 
     def close(self) -> None:
-        """Write the last count, and close the file."""
-        try:
-            if self._count != self._written:
-                self._write()
-        finally:
-            self._file.close()
-
-    def _write(self) -> None:
-        with naming(self._path):
-            os.pwrite(self._file.fileno(), self._count.to_bytes(8, "little"), self._at)
-        self._written = self._count
-        self._next = monotonic() + FAR_INTERVAL_S
+        self._file.close()
 
 
 def completed(

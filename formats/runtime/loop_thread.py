@@ -9,8 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TypeVar
 
-from shardprep.formats.errors import OperationError
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 
 POLL_INTERVAL_S = 0.1
 
@@ -28,16 +27,10 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
         self._threads = threads
 
     def __enter__(self) -> LoopThread:
-        """Start the thread. Raises OperationError if the system allows no further thread."""
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(self._threads, "shardprep-blocking"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardprep-loop", daemon=True)
-        try:
-            with starting_thread():
-                self._thread.start()
-        except OperationError:
-            self._loop.close()
-            raise
+        self._thread.start()
         return self
 
     def run(self, work: Coroutine[Any, Any, T], tick: Callable[[], None] = lambda: None) -> T:
@@ -53,8 +46,7 @@ class LoopThread(Owned, AbstractContextManager["LoopThread"]):
             future.cancel()
             raise
         tick()
-        with starting_thread():  # a coroutine may have started one for a blocking call
-            return future.result()
+        return future.result()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine. Any thread may wait for its result."""

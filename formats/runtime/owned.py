@@ -7,18 +7,16 @@ another file.
 from __future__ import annotations
 
 import _thread
-import atexit
 import fcntl
 import os
+import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from multiprocessing.context import get_spawning_popen
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ClassVar, Self, SupportsIndex
 
-from shardprep.formats.errors import NotCopyable, OperationError, UsageError
+from shardprep.formats.errors import NotCopyable, UsageError
 
 
 class Closable:
@@ -62,9 +60,6 @@ class Owned:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         """Raise NotCopyable; ``copy`` and ``pickle`` call this first."""
-        self._refuse_copying()
-
-    def _refuse_copying(self) -> NoReturn:
         raise not_copyable(self, self.instead)
 
 
@@ -73,16 +68,6 @@ def not_copyable(owner: object, instead: str) -> NotCopyable:
         f"a {type(owner).__name__} cannot be copied or pickled, because what it owns exists only once; "
         f"{instead}"
     )
-
-
-class Inheritable(Owned):
-    """An owner that can be pickled only while multiprocessing starts a child, which inherits it."""
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        """Return ``__reduce__()``. Raises NotCopyable unless this thread is starting a child."""
-        if get_spawning_popen() is None:
-            self._refuse_copying()
-        return self.__reduce__()
 
 
 class Descriptor(Owned):
@@ -151,12 +136,6 @@ class LockDescriptor(Descriptor):
         super().close()
 
 
-End = Callable[[], object]
-
-_exits = False
-_running: list[End] = []
-
-
 class CollectedEnd(Owned):
     """Calls ``end`` once: when this is called, when ``owner`` is garbage-collected, or at program exit.
 
@@ -164,10 +143,9 @@ class CollectedEnd(Owned):
     ``end`` in a new thread. ``end`` must not refer to the owner.
     """
 
-    def __init__(self, owner: object, end: End) -> None:
+    def __init__(self, owner: object, end: Callable[[], object]) -> None:
         self._end = end
         self._finalizer = weakref.finalize(owner, _collected, end)
-        _notice_exit()
 
     @property
     def is_over(self) -> bool:
@@ -178,50 +156,8 @@ class CollectedEnd(Owned):
             self._end()
 
 
-def _collected(end: End) -> None:
-    if _exits:  # in the main thread, after the program
+def _collected(end: Callable[[], object]) -> None:
+    if threading.main_thread().is_alive():
+        _thread.start_new_thread(end, ())  # unlike threading.Thread, it takes no locks
+    else:  # at program exit, in the main thread, which threading counts as ended
         end()
-    else:
-        _running.append(end)
-        try:
-            _thread.start_new_thread(_end, (end,))  # unlike threading.Thread, it takes no locks
-        except RuntimeError:
-            _running.remove(end)
-            raise
-
-
-def _end(end: End) -> None:
-    try:
-        end()
-    finally:
-        _running.remove(end)
-
-
-def running_ends() -> int:
-    """Return how many ``end`` calls are running in their own threads."""
-    return len(_running)
-
-
-@cache
-def _notice_exit() -> None:
-    """Set ``_exits`` at exit: this handler is registered after weakref's, so it runs before that one."""
-    atexit.register(_exit)
-
-
-def _exit() -> None:
-    global _exits
-    _exits = True
-
-
-@contextmanager
-def starting_thread() -> Iterator[None]:
-    """The context in which to start a thread or use an executor. Raises OperationError if none can start."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
-            raise
-        raise OperationError(
-            "the system has no room for another thread of this process: raise the limit (ulimit -u, ulimit -v, or "
-            "pids.max of its control group), or use fewer workers and threads"
-        ) from error

@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,11 +29,9 @@ from types import FunctionType, MappingProxyType
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Descriptor, Owned, starting_thread
+from shardprep.formats.runtime.owned import Descriptor, Owned
 
 SPAWN = multiprocessing.get_context("spawn")
-
-START_POLL_INTERVAL_S = 0.05  # between two calls of ``wanted`` while another thread starts a process
 
 # multiprocessing reaps finished children at every start: two threads that did so at once would take
 # exit codes from each other.
@@ -45,52 +42,25 @@ _is_importing_main = False
 _this_thread = threading.local()
 
 
-def _free_in_copy() -> None:
-    """In a forked copy of this process, end a start by another thread, which the copy lacks."""
-    global _start_lock
-    _start_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_free_in_copy)
-
-
 @contextmanager
-def starting_process(wanted: Callable[[], bool]) -> Iterator[None]:
+def starting_process() -> Iterator[None]:
     """The context in which to spawn a process, one thread at a time.
 
     The child does not import the main module, and has SIGINT blocked from its first instruction. Raises
-    OperationError if the system allows no further process, or if ``wanted()`` becomes false while another
-    thread starts one; UsageError in a child that is importing the main module.
+    OperationError if the system allows no further process; UsageError in a child that is importing the main
+    module.
     """
     refuse_in_main_import()
-    lock = _start_lock
-    while not lock.acquire(timeout=START_POLL_INTERVAL_S):
-        if not wanted():
-            raise OperationError("the process to start is no longer needed")
-    try:
-        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-        with _sigint_blocked(), _main_module_omitted(), _with_children():
-            yield
-    except BlockingIOError as error:
-        raise OperationError(
-            "the system allows no further process: raise the limit (ulimit -u, or pids.max of the control group), "
-            "or use fewer workers"
-        ) from error
-    finally:
-        lock.release()
-
-
-def open_streams() -> None:
-    """Open on /dev/null those of the descriptors 0 to 2 that the program closed.
-
-    Otherwise other files get these numbers: a child would close its channel as stdin, libraries would write
-    warnings into files, and multiprocessing would fail.
-    """
-    for number in range(3):
+    with _start_lock:
         try:
-            os.fstat(number)
-        except OSError:  # os.open uses the lowest free number
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            resource_tracker.ensure_running()  # starting it later would unblock SIGINT
+            with _sigint_blocked(), _main_module_omitted(), _with_children():
+                yield
+        except BlockingIOError as error:
+            raise OperationError(
+                "the system allows no further process: raise the limit (ulimit -u, or pids.max of the control "
+                "group), or use fewer workers"
+            ) from error
 
 
 def main_module() -> dict[str, str]:
@@ -155,48 +125,24 @@ def _preparation_data(name: str) -> dict[str, Any]:
     return {key: value for key, value in given.items() if not key.startswith("init_main")}
 
 
-PARENT_POLL_MS = 1000  # between two checks of the parent, on systems without pidfd
-
-
-def exit_descriptor(pid: int) -> Descriptor:
-    """Return a pidfd, which is readable once the process has exited; a closed descriptor if unavailable."""
-    try:
-        return Descriptor(os.pidfd_open(pid))
-    except (AttributeError, OSError):  # not Linux, too old, forbidden, or the process was reaped
-        return Descriptor(-1)
-
-
-def exists(pid: int) -> bool:
-    """Whether the process exists; true for a zombie."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def end_with_parent(parent: int, connection: int) -> None:
     """Start a daemon thread that ends this process once its parent exits or closes the connection.
 
     ``connection`` is the descriptor of a socket to the parent. PR_SET_PDEATHSIG would not do: it is tied to
-    the thread that started this process. Raises OperationError if the system allows no further thread.
+    the thread that started this process.
     """
     thread = threading.Thread(target=_watch, args=(parent, connection), name="shardprep-parent", daemon=True)
-    with starting_thread():
-        thread.start()
+    thread.start()
 
 
 def _watch(parent: int, connection: int) -> None:
     poller = select.poll()
     poller.register(connection, 0)  # reports only POLLHUP and errors
-    exited = exit_descriptor(parent)
-    if exited.fileno() >= 0:
-        poller.register(exited, select.POLLIN)
-    # Checked after pidfd_open: if the parent has exited, its number may belong to another process.
-    while os.getppid() == parent and not poller.poll(PARENT_POLL_MS):
-        pass
+    with suppress(ProcessLookupError):
+        poller.register(os.pidfd_open(parent), select.POLLIN)
+        # Checked after pidfd_open: if the parent has exited, its number may belong to another process.
+        if os.getppid() == parent:
+            poller.poll()
     os._exit(1)
 
 
@@ -204,7 +150,6 @@ Part = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 18
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel(Owned):
@@ -228,7 +173,7 @@ class Channel(Owned):
 
     def send(self, *parts: Part) -> None:
         """Send the parts as one message, blocking. Raises OSError if the other end is closed."""
-        self._end.sendall(_joined(parts), _NO_SIGNAL)
+        self._end.sendall(_joined(parts), socket.MSG_NOSIGNAL)
 
     def post(self, *parts: Part) -> None:
         """Queue the parts as one message for :meth:`flush`."""
@@ -238,7 +183,7 @@ class Channel(Owned):
         """Send queued messages without blocking; return whether all are sent. Raises OSError as ``send``."""
         with suppress(BlockingIOError):
             while self._unsent:
-                sent = self._end.send(self._unsent, socket.MSG_DONTWAIT | _NO_SIGNAL)
+                sent = self._end.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 del self._unsent[:sent]
         return not self._unsent
 
@@ -295,9 +240,6 @@ def _joined(parts: tuple[Part, ...]) -> bytes:
     return b"".join((_LENGTH.pack(sum(len(part) for part in parts)), *parts))
 
 
-POLL_INTERVAL_S = 0.2  # between two checks of a process, on systems without pidfd
-REAP_TIMEOUT_S = 0.2  # for another thread that reaped a process to store its exit code
-
 _started: weakref.WeakSet[SpawnProcess] = weakref.WeakSet()
 
 
@@ -314,8 +256,7 @@ class SpawnedProcess(Owned):
     """A process that calls ``target(channel, begin, **given)``, and this process's end of the channel.
 
     The target calls ``begin()`` first, which makes the process end when this one does, and imports the main
-    module if ``main`` is given; a user's script would run again in it. ``begin`` raises the import's errors,
-    and OperationError if the system allows no further thread.
+    module if ``main`` is given; a user's script would run again in it. ``begin`` raises the import's errors.
 
     The kernel reports the exit: multiprocessing's sentinel and the channel stay open as long as any process
     lives that the child forked, or that this process forked while starting the child. The two processes share
@@ -323,9 +264,7 @@ class SpawnedProcess(Owned):
     instruction: Ctrl-C reaches all processes of a terminal, and would cause a traceback in one that is still
     importing. Not thread-safe, except for :meth:`kill`. Does nothing in a forked copy of this process.
 
-    Raises OperationError if the system allows no further process, or if ``wanted()`` becomes false while
-    another thread starts one. Descriptors 0 to 2 that the program closed are opened on /dev/null and
-    stay open.
+    Raises OperationError if the system allows no further process.
     """
 
     def __init__(
@@ -334,20 +273,18 @@ class SpawnedProcess(Owned):
         *,
         name: str | None = None,
         main: Mapping[str, str] = MappingProxyType({}),
-        wanted: Callable[[], bool] = lambda: True,
         **given: Any,
     ) -> None:
-        open_streams()
         parent_end, child_end = socket.socketpair()
         self.channel = Channel(parent_end)
         self.exit_code: int | None = None
         self._has_ended = False
         try:
-            with child_end, starting_process(wanted):
+            with child_end, starting_process():
                 arguments = (os.getpid(), child_end, dict(main), target, given)
                 self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
                 self._process.start()
-                self._exit = exit_descriptor(self.pid)
+                self._exit = Descriptor(os.pidfd_open(self.pid))
         except BaseException:
             self.channel.close()
             raise
@@ -359,25 +296,16 @@ class SpawnedProcess(Owned):
         return self._process.pid or 0
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once the process has exited; -1 without pidfd."""
+        """Return a descriptor that is readable once the process has exited; -1 after :meth:`end`."""
         return self._exit.fileno()
 
     def has_exited(self) -> bool:
         """Whether the process has exited; does not block."""
-        if self._has_ended:
-            return True
-        if self.fileno() >= 0:
-            return self._poll(select.poll(), 0.0)
-        return self._process.exitcode is not None or not exists(self.pid)
+        return self._has_ended or self._poll(select.poll(), 0.0)
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the exit; return whether the process has exited."""
-        until = time.monotonic() + seconds
-        while not self.has_exited():
-            if (left := until - time.monotonic()) <= 0:
-                return False
-            self._poll(select.poll(), left)
-        return True
+        return self._has_ended or self._poll(select.poll(), seconds)
 
     def wait_for_news(self, seconds: float, *, to_send: bool = False) -> None:
         """Wait for a message, the exit, or, with ``to_send``, space in the channel. May return early."""
@@ -387,10 +315,7 @@ class SpawnedProcess(Owned):
 
     def _poll(self, poller: select.poll, seconds: float) -> bool:
         """Wait for the poller's events or the exit; return whether there was one."""
-        if self.fileno() >= 0:
-            poller.register(self, select.POLLIN)
-        else:
-            seconds = min(seconds, POLL_INTERVAL_S)
+        poller.register(self, select.POLLIN)
         return bool(poller.poll(None if seconds == math.inf else math.ceil(seconds * 1000)))
 
     def kill(self) -> None:
@@ -409,21 +334,14 @@ class SpawnedProcess(Owned):
             if not self.wait(timeout_s):
                 self._process.kill()
                 self.wait(math.inf)
-            self.exit_code = self._reaped()
+            self.exit_code = self._process.exitcode
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
+            with suppress(ValueError):  # multiprocessing thinks it runs if the program reaped it
+                self._process.close()
             self._has_ended = True
             self._exit.close()
             self.channel.close()
         return self.exit_code
-
-    def _reaped(self) -> int | None:
-        """Return the exit code; wait a moment for it if another thread reaped the process."""
-        until = time.monotonic() + REAP_TIMEOUT_S
-        while (code := self._process.exitcode) is None and time.monotonic() < until:
-            time.sleep(0.001)
-        multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
-        with suppress(ValueError):  # multiprocessing thinks it runs if the program reaped it
-            self._process.close()
-        return code
 
 
 def _run_child(

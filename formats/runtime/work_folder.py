@@ -41,18 +41,10 @@ NOT_OPTIONS = ("split", "source", "images", "items", "boxes", "dataset")
 
 def make_run_folder(work_folder: Path) -> Path:
     """Make a folder with a unique name, which contains the host and the process ID."""
-    folder = work_folder / f"{_PREFIX}{_host()}-{os.getpid()}-{secrets.token_hex(8)}"
+    host = re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:32]
+    folder = work_folder / f"{_PREFIX}{host}-{os.getpid()}-{secrets.token_hex(8)}"
     folder.mkdir()
     return folder
-
-
-def is_of_this_host(run: Path) -> bool:
-    """Whether a run on a host with this one's name made the folder."""
-    return run.name.removeprefix(_PREFIX).rsplit("-", 2)[0] == _host()
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", socket.gethostname())[:32]
 
 
 def bytes_in_run_folders(work_folder: Path) -> int:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from shardprep.formats.errors import OperationError, ShardDamaged, WorkerDied
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.processes import Channel, SpawnedProcess, keep_freed_memory
 
 P = ParamSpec("P")
@@ -174,10 +174,7 @@ def _send_answer(channel: Channel, answer: tuple[bool, Any]) -> bool:
 
 
 def usable_cpus() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class WorkerPool(Owned, Executor):
@@ -189,7 +186,7 @@ class WorkerPool(Owned, Executor):
 
     A process that is twice not ready within START_TIMEOUT_S raises WorkerDied. Leaving the context with an
     error (Ctrl-C, a failed job) kills all processes. Raises OperationError if the system allows no further
-    thread or process.
+    process.
     """
 
     def __init__(self, workers: int) -> None:
@@ -200,8 +197,7 @@ class WorkerPool(Owned, Executor):
         self._ended = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        with starting_thread():
-            return self._threads.submit(self._call, fn, *args, **kwargs)
+        return self._threads.submit(self._call, fn, *args, **kwargs)
 
     def _call(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.call_within(None, None, fn, *args, **kwargs)

@@ -28,7 +28,6 @@ from shardprep.formats.runtime.executors import (
 )
 from shardprep.formats.runtime.files import hash_file
 from shardprep.formats.runtime.jobs import completed
-from shardprep.formats.runtime.owned import starting_thread
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus
@@ -382,8 +381,7 @@ class _Verification:
         def submit(place: int) -> Future[Any]:
             if sent:
                 return sent[place].submitted(executor)
-            with starting_thread():
-                return threads.submit(calls[place])
+            return threads.submit(calls[place])
 
         title = "hash" if self.report.level == "full" else self.report.level
         with self.progress.task(title, records=records, size=size), ThreadPoolExecutor(count) as threads:

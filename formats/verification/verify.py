@@ -81,7 +81,7 @@ def verify(
         UnknownVersion: The format is newer than this release.
         UsageError: An argument is not valid.
         OSError: The manifest cannot be read.
-        OperationError: The system allows no further thread. With an ``executor`` also ExecutorFailed, and
+        OperationError: The system allows no further process. With an ``executor`` also ExecutorFailed, and
             OtherMachine, which names a machine that sees another dataset or none.
     """
     cached = cached_place(dataset, cache, cache_limit)

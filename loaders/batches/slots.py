@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import reduction
 from typing import Any, Literal, Self
 
@@ -18,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Descriptor, Inheritable
+from shardprep.formats.runtime.owned import Descriptor
 from shardprep.loaders.batches.pickling import (
     Memory,
     PickledValue,
@@ -125,7 +125,7 @@ class SlotLayout:
         return memory[start + first * self.spare : start + (first + count) * self.spare]
 
 
-class SlotRing(Inheritable):
+class SlotRing:
     """``slots`` slots in one piece of anonymous shared memory, mapped in full, or, if sparse, on use.
 
     Nothing is left behind, however its processes end. Can be pickled only while starting a child process. The

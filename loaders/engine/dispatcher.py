@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError, WorkerDied, printable
-from shardprep.formats.runtime.owned import Descriptor, Owned, starting_thread
-from shardprep.formats.runtime.processes import POLL_INTERVAL_S, SpawnedProcess
+from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.runtime.processes import SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import Memory, PickledValue
 from shardprep.loaders.batches.slots import RowForm, SlotRing
@@ -68,6 +68,7 @@ def cause_of(code: int | None) -> str:
 
 MIN_START_TIMEOUT_S = 30.0  # the deadline is for one row, but starting also imports libraries
 MAX_FAILED_STARTS = 10  # consecutive kills before a worker is ready; a time-out counts for half of them
+POLL_INTERVAL_S = 0.2  # between two checks of the workers' progress
 SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 
 
@@ -276,8 +277,7 @@ class Dispatcher(Owned):
         try:
             for index in range(workers):
                 self._start_worker(index)
-            with starting_thread():
-                self._thread.start()
+            self._thread.start()
         except BaseException:
             self._end()
             raise
@@ -373,8 +373,7 @@ class Dispatcher(Owned):
 
     def _end_worker(self, worker: Worker, timeout_s: float) -> int | None:
         self._selector.unregister(worker.process.channel)
-        if worker.process.fileno() >= 0:
-            self._selector.unregister(worker.process)
+        self._selector.unregister(worker.process)
         del self._workers[worker.index]
         return worker.process.end(timeout_s)
 
@@ -384,7 +383,6 @@ class Dispatcher(Owned):
             work_on,
             name=f"shardprep-worker-{index}",
             main=self._work.main,
-            wanted=lambda: not self.closing,
             index=index,
             ring=self.ring,
             status_table=self._status_table,
@@ -392,15 +390,12 @@ class Dispatcher(Owned):
         )
         worker = self._workers[index] = Worker(index, process)
         self._selector.register(worker.process.channel, selectors.EVENT_READ, worker)
-        if worker.process.fileno() >= 0:
-            self._selector.register(worker.process, selectors.EVENT_READ, worker)
+        self._selector.register(worker.process, selectors.EVENT_READ, worker)
 
     def _check_workers(self) -> None:
-        """Kill workers that have timed out, warn about slow rows, and poll workers without a descriptor."""
+        """Kill workers that have timed out, and warn about slow rows."""
         for worker in list(self._workers.values()):
             self._check_progress(worker, self._deadline if worker.ready else self._start_timeout)
-            if worker.process.fileno() < 0 and worker.process.has_exited():
-                self._receive_from(worker, has_exited=True)
 
     def _check_progress(self, worker: Worker, limit: float | None) -> None:
         now, place = monotonic(), self._status_table.place(worker.index)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
+from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
     Memory,
@@ -309,7 +309,7 @@ IDLE = 0  # not the number of any lease
 SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds on a CPU, and waiting for one
 
 
-class StatusTable(Inheritable):
+class StatusTable:
     """Shared columns with one cell per worker. Can be pickled only while starting a child process.
 
     The engine writes ``run``: a worker does not begin leases of other runs. The worker writes the rest: its

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import read_at
-from shardprep.formats.runtime.owned import Descriptor, Inheritable, Owned
+from shardprep.formats.runtime.owned import Descriptor, Owned
 from shardprep.formats.runtime.processes import Channel, Part, main_module
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
@@ -30,7 +30,7 @@ from shardprep.loaders.engine.messages import IDLE, CpuClock, Fill, OutcomeWrite
 UNIMPORTABLE = "it is defined in a notebook or on standard input, which no other process imports"
 
 
-class SentWork(Inheritable):
+class SentWork:
     """The pickled work in an anonymous file; can itself be pickled only while starting a child process.
 
     The pipe through which multiprocessing prepares a child holds 64 KiB: with more data, the start would wait

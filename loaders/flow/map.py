@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from operator import is_not
 from queue import Empty, SimpleQueue
@@ -22,8 +22,7 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ColumnRecord, Record
 from shardprep.formats.records.schema import RESERVED
-from shardprep.formats.runtime.lazy import cached_property
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.flow.node import InPlace, Length, Node, Step, numbered
@@ -296,13 +295,8 @@ class Threads(Owned):
             for number in range(count)
         ]
         self.close = weakref.finalize(self, _end, self.tasks, threads)
-        try:
-            for thread in threads:
-                with starting_thread():
-                    thread.start()
-        except BaseException:
-            self.close()
-            raise
+        for thread in threads:
+            thread.start()
 
     def next_of(self, finished: Tasks) -> Task:
         if not self.made_here:

@@ -18,7 +18,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import Passes, end, ending
 from shardprep.loaders.frameworks.tensors import Leaves, converted, empty_tensors, flat, tensor_of, tf
 from shardprep.loaders.frameworks.tf_graph import PassEnded, Sink, SinkClosed, Status, check, lock_for_closing
@@ -234,12 +234,9 @@ class Feeder(Owned):
             )
 
     def _request_pass(self) -> None:
-        """Request a pass. Raises OperationError, and requests nothing, if the thread cannot start."""
         if self._thread is None:
-            thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
-            with starting_thread():
-                thread.start()
-            self._thread = thread
+            self._thread = threading.Thread(target=self._serve, name="shardprep-feeder", daemon=True)
+            self._thread.start()
         self._pass = _Pass()
         self._changed.notify_all()
 

@@ -268,12 +268,8 @@ class Prefetcher(Owned):
         self._is_closed = False
         self._running: list[threading.Thread] = []
         self.follow(())
-        try:
-            for _ in range(AT_ONCE):
-                self.begin("shardprep-prefetch", self._run)
-        except BaseException:
-            self.close()
-            raise
+        for _ in range(AT_ONCE):
+            self.begin("shardprep-prefetch", self._run)
 
     def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
         """Call in a thread of this name; the future carries a result or an exception."""

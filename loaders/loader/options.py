@@ -6,6 +6,7 @@ import math
 import os
 import resource
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +17,6 @@ from shardprep.formats.errors import UsageError
 from shardprep.formats.images.info import ImageFlag
 from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.schema import Field
-from shardprep.formats.runtime.lazy import cached_property
 from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.columns import PartFiles

@@ -21,7 +21,7 @@ from zmq.utils import z85
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.machines.socket import DOMAIN, check_form
 
 AnyPath = str | os.PathLike[str]
@@ -310,15 +310,9 @@ class ReceiverAuth(Owned):
         if self._secret is None:
             return
         handler = context.socket(zmq.REP)
-        try:
-            handler.setsockopt(zmq.LINGER, 0)
-            handler.bind(ZAP_ENDPOINT)
-            thread = threading.Thread(target=self._answer, args=[handler], name="shardprep-zap", daemon=True)
-            with starting_thread():
-                thread.start()
-        except BaseException:
-            handler.close()
-            raise
+        handler.setsockopt(zmq.LINGER, 0)
+        handler.bind(ZAP_ENDPOINT)
+        threading.Thread(target=self._answer, args=[handler], name="shardprep-zap", daemon=True).start()
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.secret)

@@ -20,7 +20,7 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Closable, Owned, starting_thread
+from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.sizes import byte_count, count_of
 from shardprep.loaders.batches.pickling import MemoryPool
 from shardprep.loaders.machines import wire
@@ -71,12 +71,7 @@ class ExclusiveUse(Owned):
         self._thread = threading.Thread(
             target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
         )
-        try:
-            with starting_thread():
-                self._thread.start()
-        except BaseException:
-            self.close()
-            raise
+        self._thread.start()
 
     @contextmanager
     def use(self) -> Iterator[None]:

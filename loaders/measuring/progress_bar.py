@@ -18,7 +18,7 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.owned import Owned, starting_thread
+from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 
@@ -234,8 +234,7 @@ class LoaderBar(Owned, Iterator[Any]):
             self._bar = None
         elif can_move:  # in a notebook another thread would draw below another cell
             self._thread = threading.Thread(target=self._draw, name="shardprep-watch", daemon=True)
-            with starting_thread():
-                self._thread.start()
+            self._thread.start()
 
     def over(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator over the batches that counts them and keeps none."""

@@ -8,26 +8,21 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from multiprocessing import spawn
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardprep.formats import convert, verify
 from shardprep.formats.errors import OperationError, WorkerDied
 from shardprep.formats.runtime import workers as pool
 from shardprep.formats.runtime.processes import SpawnedProcess
 from shardprep.formats.runtime.workers import Child, ChildLost, isolated
-from shardprep.loaders import Flow, Loader, LocalShuffle
 from shardprep.loaders.engine import dispatcher
 from shardprep.loaders.engine.engine import Engine
-from shardprep.loaders.remote import RemoteSource
 from support import engine_workers
 from support.engine_workers import Once, Writing, layout
 from support.forking_work import (
@@ -57,22 +52,12 @@ def forked(tmp_path: Path) -> Iterator[Path]:
     until(lambda: not any(is_running(int(path.name)) for path in folder.iterdir() if path.name.isdecimal()))
 
 
-@pytest.fixture(params=torture_except(["descriptor", "polling"], "descriptor"))
-def _watched_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pidfd, and as on a system without it."""
-    if request.param == "polling":
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
-    elif not hasattr(os, "pidfd_open"):
-        pytest.skip("the system has no such descriptor")
-
-
 def is_running(pid: int) -> bool:
     """Whether the process exists, and is not a zombie."""
     return text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
 @pytest.mark.parametrize(
     "end",
     torture_except([engine_workers.kill, engine_workers.crash, engine_workers.leave], engine_workers.kill),
@@ -93,7 +78,6 @@ def test_a_worker_that_forked_and_died_is_replaced_while_what_it_forked_lives(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
 def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
     process = SpawnedProcess(say_three_things_and_leave, folder=forked)
     assert process.wait(TEST_TIMEOUT_S)
@@ -105,7 +89,6 @@ def test_messages_sent_before_a_process_died_are_received(forked: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_watched_by")
 def test_a_call_that_stops_within_its_answer_takes_no_longer_than_it_may() -> None:
     with Child() as child, pytest.raises(ChildLost, match="no answer within 1 seconds"):
         child.call_within(1, stopped_within_its_answer, 0)
@@ -205,21 +188,6 @@ next(Engine(Mine(), layout(10), workers=1).run([np.arange(10)]))
     assert code == 1
     assert "a worker process imports the main script" in said
     assert said.rstrip().endswith('under `if __name__ == "__main__":`')
-
-
-NO_ROOM = 1 << 46  # bytes; a stack for which no thread finds addresses
-
-
-@contextmanager
-def no_room() -> Iterator[None]:
-    """Make the system refuse every new thread of this process within the context."""
-    before = threading.stack_size(NO_ROOM)
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            threading.Thread(target=print).start()
-        yield
-    finally:
-        threading.stack_size(before)
 
 
 SHORT = 0.3  # seconds; shorter than the start of any process
@@ -349,37 +317,3 @@ isolated(60, sleeps, Path({str(noted)!r}))
 
     child = int(noted.read_text())
     until(lambda: not is_running(child))
-
-
-def loaded(path: Path) -> None:
-    with Loader(path, batch_size=4, shuffle=LocalShuffle(9), workers=0) as made:
-        next(iter(made))
-
-
-def mapped(**options: int) -> None:
-    with Flow.from_iterable(range(9)).map(abs, **options) as flow, closing(iter(flow)) as items:  # type: ignore
-        next(items)
-
-
-def conversion(path: Path, workers: int) -> None:
-    convert(path.parent / "archives", path.parent / "no-room", split="val", workers=workers)
-
-
-STARTS: dict[str, Callable[[Path], object]] = {
-    "a loader": lambda path: Loader(path, batch_size=4, workers=1),
-    "a loader that reads ahead": loaded,
-    "a conversion": lambda path: conversion(path, 1),
-    "a conversion here": lambda path: conversion(path, 0),
-    "a verification": verify,
-    "threads": lambda _: mapped(threads=2),
-    "processes": lambda _: mapped(processes=1),
-    "a receiver": lambda _: RemoteSource("tcp://127.0.0.1:*"),
-}
-
-
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_no_room_for_a_thread_is_an_error_that_says_what_to_do(
-    start: Callable[[Path], object], lmdb_shards: Path
-) -> None:
-    with no_room(), pytest.raises(OperationError, match=r"no room for another thread.*ulimit -u.*fewer"):
-        start(lmdb_shards)

@@ -1,9 +1,6 @@
 """A run leaves and removes only its own files, in a folder of its own that goes with it."""
 
-import fcntl
-import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -19,11 +16,8 @@ from shardprep.formats import (
     repair,
     verify,
 )
-from shardprep.formats.conversion.plan import PlannedShard
-from shardprep.formats.runtime import jobs, work_folder
-from shardprep.formats.runtime.jobs import ProgressCounters, ShardCounter
-from shardprep.formats.runtime.work_folder import WorkFolder, make_run_folder
-from shardprep.formats.shards.read import Extent
+from shardprep.formats.runtime import work_folder
+from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.sources.recognise import recognise
 from support.datasets import converted, prep
 from support.sampling import torture_except
@@ -122,35 +116,6 @@ def test_a_run_that_another_one_overtook_finds_it_complete(
 
     assert done.already_complete
     assert not (tmp_path / "out" / ".prep").exists()
-
-
-def flags(counter: ShardCounter) -> int:
-    found: int = fcntl.fcntl(counter._file.fileno(), fcntl.F_GETFL)
-    return found
-
-
-def test_a_worker_of_another_host_writes_synchronously_and_now_and_then_and_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, extent = make_run_folder(tmp_path), Extent(records=10, payload_bytes=70, key_bytes=1)
-    seen = ProgressCounters(
-        path, [PlannedShard(f"shard-{n}", n, 10 * n, 10 * n + 10, extent) for n in range(3)]
-    )
-    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
-    clock = [0.0]
-    monkeypatch.setattr(jobs, "monotonic", lambda: clock[-1])
-    counter = ShardCounter(path, 1)
-    assert flags(counter) & os.O_DSYNC
-    assert flags(counter) & os.O_ACCMODE == os.O_WRONLY
-
-    shown = []
-    for count, now in enumerate((0.2, 0.9, 1.1, 1.5, 2.2, 2.3), 1):
-        clock.append(now)
-        counter.set(count)
-        shown.append(seen.done(1))
-    assert shown == [0, 0, 3, 3, 5, 5]
-    counter.close()
-    assert seen.done(1) == 6
 
 
 @pytest.mark.slow
