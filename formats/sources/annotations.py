@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import Counter
@@ -38,6 +37,8 @@ WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
 WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)
+_KAGGLE_HEAD = "ImageId,PredictionString"
+_KAGGLE_LINE = re.compile(r"([^,]+),(\S+)[^,]*")  # the rest of the prediction is boxes
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ class GroundTruth:
         said = {name: labels.get(image) for name, labels in self.said.items()}
         if folder is not None:
             said["its folder"] = self.space.label_of[folder]
-        labels = set(said.values())
-        label = labels.pop() if len(labels) == 1 else None
-        if label is None:
+        label, *others = {*said.values()}
+        if label is None or others:
             every = ", ".join(
                 f"{name} says " + ("nothing" if one is None else f"{self.space.classes[one].name} ({one})")
                 for name, one in said.items()
@@ -83,40 +83,18 @@ def read_labels(path: Path, space: LabelSpace) -> dict[str, int]:
     is_caffe, found = path.suffix == ".txt", dict[str, int]()
     with foreign_file(path, _ADVICE):
         lines = text_lines(read_small_file(path), path)
-        for image, said in _caffe_rows(lines) if is_caffe else _kaggle_rows(lines):
-            if is_caffe:
-                label, unknown = int(said), f"but there are {len(space)} classes"
-            else:
-                label, unknown = space.label_of.get(said, len(space)), "which is not one of the classes"
+        for line in filter(_KAGGLE_HEAD.__ne__, lines):
+            match = (_CAFFE_LINE if is_caffe else _KAGGLE_LINE).fullmatch(line.strip())
+            if match is None or match[1] in found:
+                raise ValueError(
+                    f"the line {line[:200]!r} is not an image and its label, or the image occurs twice"
+                )
+            label = int(match[2]) if is_caffe else space.label_of.get(match[2], len(space))
             if label >= len(space):
-                raise LabelConflict(f"says {said}, {unknown}", path=path, key=image)
-            if image in found:
-                raise SourceDamaged(f"names this image twice; {_ADVICE}", path=path, key=image)
-            found[image] = label
+                unknown = f"says {match[2]}, which is none of the {len(space)} classes"
+                raise LabelConflict(unknown, path=path, key=match[1])
+            found[match[1]] = label
     return found
-
-
-def _kaggle_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each image and its wnid, the first word of its prediction string."""
-    rows = csv.reader(lines)
-    try:
-        if next(rows, None) != ["ImageId", "PredictionString"]:
-            raise ValueError("does not begin with ImageId,PredictionString")
-        for row in rows:
-            wnid = row[1].partition(" ")[0] if len(row) == 2 else ""
-            if not wnid:
-                raise ValueError(f"the row {','.join(row)!r} names no class")
-            yield row[0], wnid
-    except csv.Error as error:
-        raise ValueError(f"is not a CSV file ({error})") from error
-
-
-def _caffe_rows(lines: list[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        match = _CAFFE_LINE.fullmatch(line.strip())
-        if match is None:
-            raise ValueError(f"the line {line!r} is not an image and its label")
-        yield match[1], match[2]
 
 
 @dataclass(frozen=True)
@@ -194,7 +172,6 @@ def _is_caffe(path: Path) -> bool:
 
 
 MAX_XML_BYTES = 1 << 20
-MAX_NAME = 200  # characters of an object's class
 _WNID = re.compile(r"n\d{8}", re.ASCII)
 _KNOWN_WORDS = {"Scottish_deerhound": "n02092002"}  # instead of the wnid in many annotations of dogs
 MAX_BOXES_BYTES = 4 << 30  # inflated; the 544,546 small files of train take about 1 GB
@@ -228,8 +205,6 @@ def parse_box_xml(data: bytes, key: str) -> Iterator[tuple[str, float, float, fl
         y_min, y_max = _extent(element, "y", height)
         if x_min < x_max and y_min < y_max:
             name = (element.findtext("name") or "").strip()
-            if len(name) > MAX_NAME:
-                raise ValueError(f"a class name in it has {len(name)} characters")
             if not _WNID.fullmatch(name):
                 name = own_class or _KNOWN_WORDS.get(name, name)
             yield name, x_min, y_min, x_max, y_max

@@ -141,10 +141,7 @@ def read_devkit(path: Path) -> Devkit:
         for name in (META, GROUND_TRUTH):
             if name not in files:
                 raise ValueError(f"holds no {name}")
-        try:
-            classes, images = _classes_in(files[META])
-        except ValueError as error:
-            raise ValueError(f"{META}: {error}") from error
+        classes, images = _classes_in(files[META])
         truth = files[GROUND_TRUTH].decode("ascii", errors="replace").splitlines()
         for number, line in enumerate(truth, start=1):
             if not _ID.fullmatch(line.strip()) or not 1 <= int(line) <= len(classes):
@@ -171,29 +168,20 @@ def _classes_in(meta: bytes) -> tuple[LabelSpace, dict[str, int]]:
     """Return the classes, the synsets without children, and their numbers of training images."""
     words, ids, images = dict[str, str](), dict[str, int](), dict[str, int]()
     for synset in read_struct_array(meta, "synsets"):
-        if _integer(synset, "num_children"):
+        if synset.get("num_children"):
             continue
-        wnid = _text(synset, "WNID")
-        if not _WNID.fullmatch(wnid):
-            raise ValueError(f"{wnid!r} is not a WNID")
-        if wnid in words:
-            raise ValueError("two classes have the same WNID")
-        words[wnid], ids[wnid] = _text(synset, "words"), _integer(synset, "ILSVRC2012_ID")
-        images[wnid] = _integer(synset, "num_train_images")
+        match synset:
+            case {
+                "WNID": str(wnid),
+                "words": str(text),
+                "ILSVRC2012_ID": int() | float() as number,
+                "num_train_images": int() | float() as count,
+            } if (
+                _WNID.fullmatch(wnid) and wnid not in ids and len(text) <= MAX_WORDS and 0 <= count < 1 << 31
+            ):
+                words[wnid], ids[wnid], images[wnid] = text, int(number), int(count)
+            case wrong:
+                raise ValueError(f"{META} has the invalid class {str(wrong)[:200]}")
     if not ids or sorted(ids.values()) != [*range(1, len(ids) + 1)]:
-        raise ValueError("the ILSVRC2012_IDs of the classes are not 1 to their number")
+        raise ValueError(f"the ILSVRC2012_IDs in {META} are not 1 to their number")
     return LabelSpace.of(words, words=words, ids=ids), images
-
-
-def _integer(synset: Mapping[str, Value], field: str) -> int:
-    value = synset.get(field)
-    if not isinstance(value, int | float) or not 0 <= value < 1 << 31 or not float(value).is_integer():
-        raise ValueError(f"{field} is missing or not a whole number")
-    return int(value)
-
-
-def _text(synset: Mapping[str, Value], field: str) -> str:
-    value = synset.get(field)
-    if not isinstance(value, str) or len(value) > MAX_WORDS:
-        raise ValueError(f"{field} is missing, not text, or longer than {MAX_WORDS} characters")
-    return value
