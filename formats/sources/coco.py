@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from shlex import join
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +36,6 @@ from shardprep.formats.sources.trees import (
     IMAGE_COLUMNS,
     FolderWalk,
     TreeReader,
-    holds_images,
     other_folders_note,
 )
 
@@ -157,31 +154,18 @@ class CocoFolder(Source):
         )
 
 
-def has_instances(path: Path) -> bool:
-    """Whether the first object in a file is COCO's."""
+def refuse_coco_file(path: Path) -> None:
+    """Raise UsageError, with the command to run, if the first object in a file is COCO's."""
     with ArchiveFile(path) as file:
         try:
             part, _, value = next(objects_in(JsonText(file)))
         except (ValueError, RecursionError, StopIteration):
-            return False
-    return PARTS[part] in value
-
-
-def refuse_coco_file(path: Path) -> None:
-    """Raise UsageError, with the command to run, if a file has COCO's instances."""
-    if not has_instances(path):
+            return
+    if PARTS[part] not in value:
         return
-    above, beside, name = path.parent.parent, path.parent, _name_of(path)
-    places = (beside / name, beside / "images", above / name, above / "images" / name, above / "images")
-    images = next((each for each in (*places, beside) if holds_images(each, depth=1)), None)
-    if images and path.name == BESIDE:
-        words = [images, "OUTPUT"]
-    elif beside.name == ANNOTATIONS and path.name.startswith(PREFIX) and _images_of(path, above):
-        words = [above, "OUTPUT"]
-    else:
-        words = [images or "IMAGES", "OUTPUT", "--coco", os.path.relpath(path, images) if images else path]
     raise UsageError(
-        f"has COCO's annotations; give the folder of their images: prep convert {join(map(str, words))}",
+        "has COCO's annotations; give the folder of their images: prep convert IMAGES OUTPUT --coco "
+        f"{shlex.quote(str(path))}",
         path=path,
     )
 
@@ -429,20 +413,18 @@ def objects_in(text: JsonText) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
     """Return an annotation's left and upper edge, width and height in pixels. Raises ValueError."""
-    box = annotation.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
-        raise ValueError(f"the annotation {annotation.get('id')} has no bbox of four numbers")
-    if not all(math.isfinite(side) and abs(side) <= MAX_SIDE for side in box) or min(box[2:]) < 0:
-        raise ValueError(f"the annotation {annotation.get('id')} has the invalid bbox {box}")
+    box: Any = annotation.get("bbox")
+    are_numbers = isinstance(box, list) and all(type(side) in (int, float) for side in box)
+    if not are_numbers or len(box) != 4 or min(box[2:]) < 0 or not all(abs(side) <= MAX_SIDE for side in box):
+        raise ValueError(f"the annotation {annotation.get('id')} has no valid bbox of four numbers")
     left, top, width, height = map(float, box)
     return left, top, width, height
 
 
 def sides_in(image: dict[str, Any]) -> tuple[int, int]:
     """Return an image's width and height in pixels. Raises ValueError."""
-    width, height = image.get("width"), image.get("height")
-    if type(width) is not int or type(height) is not int:
-        raise ValueError(f"the image {image.get('id')} has no width and height")
-    if min(width, height) < 1 or max(width, height) > MAX_SIDE:
-        raise ValueError(f"the image {image.get('id')} has the impossible size {width}x{height}")
+    sides: Any = (image.get("width"), image.get("height"))
+    if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
+        raise ValueError(f"the image {image.get('id')} has no possible width and height")
+    width, height = sides
     return width, height

@@ -352,15 +352,13 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
     walk = FolderWalk(path, options.follow_symlinks)
     names = walk.folders()
     walk.problems.raise_all()
-    refuse_unpaired(path, path, names)
+    refuse_unpaired(path, names)
     for name in names:
         has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
-        nested = _with_splits(path / name, 3 if has_no_image else 1 if len(names) == 1 else 0)
-        if nested or has_no_image:
-            found = "folders but no images" if has_no_image else "splits"
-            advice = " or ".join(map(str, nested[:MOST_NAMED])) or "the folder that holds the class folders"
+        if has_no_image or (len(names) == 1 and split_folders(path / name)):
             raise UsageError(
-                f"holds {found}, so it is not a class; splits are named train, val and test: give {advice}",
+                "holds folders of images, so it is not a class; give the folder that holds the splits (train, val, "
+                "test) or the class folders",
                 path=path / name,
             )
     if not names and any(map(is_image, walk.files())):
@@ -385,16 +383,6 @@ def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md
     return Tree(
         layout=layout, of_split=places, root=root, source_options=options, beside=beside, check_md5=check_md5
     )
-
-
-def _with_splits(folder: Path, depth: int) -> list[Path]:
-    """Return the folder if it contains splits, or else the folders below it, to this depth, that do."""
-    if not depth or split_folders(folder):
-        return [folder] * bool(depth)
-    with os.scandir(folder) as entries:
-        inner = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    visible = (folder / name for name in inner if not name.startswith("."))
-    return [found for each in visible for found in _with_splits(each, depth - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,7 +416,7 @@ class Tree(IlsvrcSource):
         classes = {split: walk.folders(folder) for split, folder in self.of_split.items()}
         walk.problems.raise_all()
         for split, names in classes.items():
-            refuse_unpaired(self.root, self.root / self.of_split[split], names)
+            refuse_unpaired(self.root / self.of_split[split], names)
         return classes
 
     @property
@@ -459,7 +447,7 @@ class Tree(IlsvrcSource):
         if split == "val":
             truth = self.truth if classes else self.truth_of_flat()
         for name in classes or ([] if split == "train" else [""]):
-            here, known_cases = f"{place}/{name}".strip("/"), problems.cases
+            here = f"{place}/{name}".strip("/")
             label = self.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
                 other = f"{name} is not one of the {len(self.labels)} classes; rename it"
@@ -479,7 +467,7 @@ class Tree(IlsvrcSource):
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and problems.cases == known_cases and self.expected(split) is None:
+            if name and is_empty and self.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         return Listing(

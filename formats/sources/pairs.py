@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
@@ -21,13 +20,10 @@ from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.record import MAX_IMAGE_BYTES
-from shardprep.formats.records.schema import PLAIN, RESERVED, Field, Schema
+from shardprep.formats.records.schema import PLAIN, Field, Schema
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.sources.coco import has_instances
 from shardprep.formats.sources.listing import Classes, EntryTable, record_key
 from shardprep.formats.sources.source import (
-    IMAGE_SUFFIXES,
-    SPLIT_NAMES,
     SPLITS,
     ByteReader,
     Entries,
@@ -43,7 +39,6 @@ from shardprep.formats.sources.trees import (
     FolderWalk,
     FoundFile,
     TreeReader,
-    holds_images,
     other_folders_note,
 )
 
@@ -52,50 +47,22 @@ _PARTNERS = re.compile(
     r"masks?|labels?|annotations?|segmentations?|segmentation(class|object)|depths?|gts?|ground_?truths?|targets?",
     re.IGNORECASE,
 )
-OUTSIDE = "images beside the folders"
 
 
-def refuse_unpaired(source: Path, folder: Path, names: Sequence[str]) -> None:
+def refuse_unpaired(folder: Path, names: Sequence[str]) -> None:
     """Raise UsageError if the folders ``names`` look like images and their annotations instead of classes.
 
     One has a name like "images", and others are named like masks or have files with the same names.
-    ``folder`` contains them, and is ``source`` or the folder of a split.
     """
     images = images_among(names)
-    if images is None:
-        return
-    stems: set[str] | None = None  # of the images, read when needed
-    partners = []
-    for name in names:
-        if name == images:
-            continue
-        if not _PARTNERS.fullmatch(name):
-            stems = stems if stems is not None else {*map(_stem, _paths_below(folder / images))}
-            if not stems or {*map(_stem, _paths_below(folder / name))} != stems:
-                continue
-        partners.append(name)
-    if partners:
-        advice = _advice(folder, images, partners, f"prep convert {shlex.quote(str(source))} OUTPUT")
-        raise UsageError(f"holds {images} and their annotations, not classes; {advice}", path=folder)
-
-
-def _advice(folder: Path, images: str, partners: Sequence[str], command: str) -> str:
-    pairs = []
-    for name in partners:
-        files = [*_paths_below(folder / name)]
-        if any(file.lower().endswith(IMAGE_SUFFIXES) for file in files):
-            column = name[:-1] if name.lower().endswith("s") and name.lower() != "labels" else name
-            column = re.sub("[^A-Za-z0-9_.-]", "_", f"{column}_" if column.lower() in RESERVED else column)
-            pairs.append(f"--pair {shlex.quote(f'{column}={name}')}")
-        coco = min((file for file in files if file.endswith(".json")), default="")
-        if coco and has_instances(folder / name / coco):
-            return f"run: {command} --coco {shlex.quote(f'{name}/{coco}')}"
-    if pairs:
-        return f"run: {command} {' '.join(pairs)}"
-    return (
-        f"{partners[0]} holds no images for --pair; write its values to metadata.csv beside the images, and "
-        f"convert {folder / images}"
-    )
+    stems = {name: {*map(_stem, _paths_below(folder / name))} for name in names if images}
+    of_images = stems.pop(images) if images else set()
+    if partners := [n for n, found in stems.items() if _PARTNERS.fullmatch(n) or found == of_images != set()]:
+        raise UsageError(
+            f"holds {images} and {', '.join(partners)}, which are not classes; name folders of masks with --pair "
+            "NAME=FOLDER and COCO's annotations with --coco FILE, or write values to metadata.csv beside the images",
+            path=folder,
+        )
 
 
 def _paths_below(folder: Path) -> Iterator[str]:
@@ -191,6 +158,7 @@ class PairedFolders(Source):
     def listed(self, split: str, known: Entries | None) -> Listing:
         labels, problems, of_split = self._found
         folders, follow = self.of_split[split], self.source_options.follow_symlinks
+        tops = dict.fromkeys(top for top in (self.root, folders.images.parent) if top != self.root.parent)
         entries, ignored = of_split[split]
         readers = [TreeReader(folders.images, follow, IMAGE_COLUMNS)]
         for number, folder in enumerate(folders.partners.values()):
@@ -203,7 +171,7 @@ class PairedFolders(Source):
             PairedReader(tuple(readers)),
             problems=problems,
             ignored=dict(ignored),
-            notes=other_folders_note(self.root, self.folders),
+            notes=tuple(note for top in tops for note in other_folders_note(top, self.folders)),
             options=self.source_options.kept("follow_symlinks", "pairs"),
             schema=Schema(Field(choice.name, "image") for choice in self.source_options.pair_choices),
         )
@@ -218,23 +186,7 @@ class PairedFolders(Source):
         labels, label_of = classes.numbered()
         for entries, _ in found.values():
             entries["label"] = label_of[entries["label"]]
-        parents = {one.images.parent: split for split, one in reversed([*self.of_split.items()])}
-        for parent, split in parents.items():
-            if parent != self.root.parent:
-                self._look_beside(self.of_split[split].images, problems, found[split][1])
         return labels, problems, found
-
-    def _look_beside(self, images: Path, problems: Problems, ignored: Counter[str]) -> None:
-        """Count images beside a split's folder, and refuse other image folders in a folder of splits."""
-        is_of_splits = images.name.lower() in SPLIT_NAMES and images.parent.name.lower() in IMAGE_FOLDERS
-        for each in sorted(images.parent.iterdir()):
-            if not each.is_dir():
-                if each.name.lower().endswith(IMAGE_SUFFIXES):
-                    ignored[OUTSIDE] += 1
-            elif is_of_splits and holds_images(each):
-                no_split = "has images, but is not a split; rename it to train, val or test, or move it away"
-                if not any(folder.is_relative_to(each.resolve()) for folder in self.folders):
-                    problems.add(SourceDamaged(no_split, path=each))
 
 
 def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries:

@@ -145,11 +145,6 @@ def _recognised(path: Path, split: str | None, check_md5: bool, options: SourceO
 def _refuse_others(options: SourceOptions, source: Source) -> None:
     every = options.kept("root", "path_column", "label_column", "columns", "pairs", "coco", "image_column")
     refused = [name for name in every if name not in source.TAKES]
-    if refused == ["image_column"]:
-        raise UsageError(
-            "--image-column needs record files (WebDataset, TFRecord, Parquet, LMDB), but this is "
-            f"{source.description}"
-        )
     if refused:
         names = {"columns": "--column", "pairs": "--pair"}
         flags = [names.get(name, f"--{name.replace('_', '-')}") for name in refused]

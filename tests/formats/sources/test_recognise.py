@@ -2,9 +2,7 @@
 
 import json
 import os
-import pickle
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing import EntryTable, GrowingTable
 from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.source import SourceOptions
-from support.column_sources import coco_instances, write_pictures
+from support.column_sources import write_pictures
 from support.datasets import prep_here
 from support.file_changes import CHANGES
 from support.image_files import encoded, pixels
@@ -116,9 +114,8 @@ BELOW = ["v4/data/train/cat/1.jpg", "v4/data/valid/cat/2.jpg"]
 @pytest.mark.parametrize(
     ("files", "match"),
     [
-        (BELOW, "v4: holds folders.*: give .*/v4/data$"),
-        ([*BELOW, "v5/data/val/cat/1.jpg"], "v4: holds folders.*: give .*/v4/data$"),
-        ([*BELOW, "README.txt"], "v4: holds folders.*: give .*/v4/data$"),
+        ([*BELOW, "README.txt"], "v4: holds folders .*; give the folder that holds the splits .* class folders$"),
+        (["data/train/cat/1.jpg", "data/1.jpg"], "data: holds folders .*; give the folder that holds the splits"),
         (["train/cat/1.jpg", "val/cat/1.jpg", "validation/cat/1.jpg"], "holds val and validation, both for val; move"),
         (["cat/1.jpg", "dog/1.jpg", "test/1.jpg"], "holds test beside other folders of images: cat, dog; rename it"),
         ([], "is an empty folder$"),
@@ -145,36 +142,22 @@ def test_classes_may_have_the_same_file_names_and_are_no_splits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("files", "advice"),
+    ("files", "names"),
     [
-        (["images/1.jpg", "masks/1.png"], "run: prep convert {} OUTPUT --pair mask=masks"),
-        (["images/a/1.jpg", "Labels/a/1_seg.png"], "run: prep convert {} OUTPUT --pair Labels=Labels"),
-        (
-            ["imgs/train/1.jpg", "masks/train/1.png", "depth/train/1.png"],
-            "run: prep convert {} OUTPUT --pair depth=depth --pair mask=masks",
-        ),
-        (["train/rgb/1.jpg", "train/so so/1.png"], "run: prep convert {} OUTPUT --pair 'so_so=so so'"),
-        (
-            ["images/1.jpg", "annotations/a/labels.json"],
-            "run: prep convert {} OUTPUT --coco annotations/a/labels.json",
-        ),
-        (["images/1.jpg", "labels/1.json"], "write its values to metadata.csv beside the images"),
-        (["images/1.jpg", "labels/1.txt"], "write its values to metadata.csv beside the images"),
+        (["images/1.jpg", "masks/1.png"], "images and masks"),
+        (["images/a/1.jpg", "Labels/a/1_seg.png"], "images and Labels"),
+        (["imgs/train/1.jpg", "masks/train/1.png", "depth/train/1.png"], "imgs and depth, masks"),
+        (["train/rgb/1.jpg", "train/so so/1.png", "train/other/2.png"], "rgb and so so"),
+        (["images/1.jpg", "annotations/a/labels.json"], "images and annotations"),
     ],
 )
-def test_images_beside_masks_are_no_classes(files: list[str], advice: str, tmp_path: Path) -> None:
+def test_images_beside_masks_are_no_classes(files: list[str], names: str, tmp_path: Path) -> None:
     for name in files:
-        write(tmp_path / name, encoded(pixels(8, 8), ".png"))
-        if name.endswith("labels.json"):
-            write(tmp_path / name, json.dumps(coco_instances(["1.jpg"])).encode())
-
-    with pytest.raises(UsageError, match="and their annotations, not classes; ") as found:
+        write(tmp_path / name, b"x")
+    with pytest.raises(
+        UsageError, match=f"holds {names}, which are not classes; .*--pair.*--coco.*metadata.csv"
+    ):
         recognise(tmp_path).listing("train")
-
-    assert advice.format(tmp_path) in str(found.value)
-    if "run" in advice:
-        command = shlex.split(advice.format(tmp_path).replace("OUTPUT", str(tmp_path / "out")))[2:]
-        assert prep_here(*command, "--workers", 0).returncode == ("1_seg" in files[1])
 
 
 def test_files_that_are_no_images_are_left_out_on_request(tmp_path: Path) -> None:
@@ -255,10 +238,6 @@ def test_a_file_that_changed_since_it_was_listed_is_an_error(change: str, tree: 
         CHANGES[change](tree / IMAGE)
         with pytest.raises(SourceDamaged, match=f"{IMAGE}: changed"):
             reader.read(entry)
-        with pytest.raises(UsageError, match="cannot be copied"):
-            pickle.dumps(reader)
-    with pytest.raises(ValueError, match="closed"):
-        listing.reader.read(entry)
 
 
 FOLLOW = SourceOptions(follow_symlinks=True)
@@ -331,7 +310,7 @@ WRONG_OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("pairs", {"pairs": ("mask",)}, "expected NAME=FOLDER"),
     ("pairs", {"pairs": ("mask:text=masks",)}, "expected NAME=FOLDER"),
     ("pairs", {"pairs": ("key=masks",)}, "reserved"),
-    ("tars", {"image_column": "jpg"}, r"image-column needs record files.* this is official-tars"),
+    ("tars", {"image_column": "jpg"}, r"--image-column: not for official-tars"),
 ]
 
 
