@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from shardprep.formats.errors import ShardprepError, UsageError, printable
 from shardprep.formats.records.labels import UNLABELLED, LabelSpace
 from shardprep.formats.records.schema import ColumnChoice, Schema, column_choice
-from shardprep.formats.runtime.owned import not_copyable
 from shardprep.formats.shards.columns import BOX_DTYPE, SIDES
 from shardprep.formats.shards.read import Rows
 
@@ -113,10 +112,6 @@ class Problems:
     def __bool__(self) -> bool:
         return bool(self._of_kind)
 
-    @property
-    def cases(self) -> int:
-        return sum(problem.count for problem in self)
-
     def has(self, *kinds: str) -> bool:
         return not self._of_kind.keys().isdisjoint(kinds)
 
@@ -153,7 +148,7 @@ def entry_dtype(key_bytes: int, path_bytes: int) -> np.dtype[np.void]:
     """Return the dtype of a listing: a record's key and label, and where its bytes are.
 
     ``path`` is relative to the source and empty in an archive; ``offset`` is 0 outside archives. ``mtime_ns``
-    comes from :func:`.trees.mtime_of`, and is 0 in an archive. A source may add columns for its reader.
+    comes from :func:`.trees.wrapped`, and is 0 in an archive. A source may add columns for its reader.
     """
     return np.dtype(
         [
@@ -177,8 +172,8 @@ class WholeArchive(NamedTuple):
 class ByteReader(AbstractContextManager["ByteReader"]):
     """Reader of the bytes of entries. Entering opens it for this process.
 
-    It can be copied and pickled while closed, and raises NotCopyable while open. Not thread-safe. Leaving
-    raises SourceDamaged if the source changed since it was opened.
+    It can be copied and pickled while closed. Not thread-safe. Leaving raises SourceDamaged if the source
+    changed since it was opened.
     """
 
     def expect(self, entries: Entries) -> None:
@@ -214,41 +209,28 @@ Opened = TypeVar("Opened")
 
 
 class OpeningReader(ByteReader, Generic[Opened]):
-    """Reader with a resource that is open in this process while the reader is."""
+    """Reader with a resource, ``opened``, that is open in this process while the reader is."""
 
-    _context: AbstractContextManager[Opened] | None = None
-    _opened: Opened | None = None
+    opened: Opened
 
     @abstractmethod
     def opening(self) -> AbstractContextManager[Opened]:
         """Return the context of the resource."""
 
     def __enter__(self) -> Self:
-        context = self.opening()
-        self._opened, self._context = context.__enter__(), context
+        self._context = self.opening()
+        self.opened = self._context.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        context, self._context, self._opened = self._context, None, None
-        if context is not None:
-            context.__exit__(*error)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        if self._context is not None:
-            raise not_copyable(self, "leave its context first, or copy it before it is entered")
-        return super().__reduce_ex__(protocol)
-
-    @property
-    def opened(self) -> Opened:
-        """The open resource. Raises ValueError if the reader is closed."""
-        if self._opened is None:
-            raise ValueError("the reader is closed")
-        return self._opened
+        context = self._context
+        del self._context, self.opened
+        context.__exit__(*error)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of the source; ``name`` has no folder, and ``md5`` and ``verified`` are the result of a check.
+    """A file of the source; ``name`` has no folder, and ``md5`` is the official one if it was checked.
 
     A file in object storage has an ``e_tag``, and 0 as ``mtime_ns``.
     """
@@ -257,7 +239,6 @@ class Archive:
     size: int
     mtime_ns: int
     md5: str | None = None
-    verified: str = "no"
     e_tag: str = ""
 
     @property
@@ -266,9 +247,8 @@ class Archive:
         return [self.name, self.size, self.mtime_ns, *([self.e_tag] if self.e_tag else [])]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry in the manifest: no times, and the MD5 only if it was verified."""
-        checked = {"md5": self.md5} if self.verified == "md5" else {}
-        return {"name": self.name, "size": self.size, **checked}
+        """Return the entry in the manifest, without times."""
+        return {"name": self.name, "size": self.size, **({"md5": self.md5} if self.md5 else {})}
 
 
 @dataclass(frozen=True)
