@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -24,7 +23,6 @@ from shardprep.formats.sources.source import Entries, Problems, entry_dtype
 from shardprep.formats.sources.trees import FolderWalk, FoundFile, is_image
 
 _PIECE_ROWS = 1 << 14
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class GrowingTable:
@@ -252,30 +250,23 @@ def official_key(stem: str) -> str | None:
 class StoredEntries:
     """The entries of a split, stored in a folder under a hash of :meth:`.source.Source.known_by`.
 
-    A changed source therefore has another file. A damaged file counts as missing.
+    A changed source therefore has another file.
     """
 
     def __init__(self, folder: Path, known_by: Mapping[str, Any]) -> None:
         digest = sha256_of(dict(known_by)).removeprefix("sha256:")
-        self._path = folder / f"listing-{digest[:32]}"
+        self._path = folder / f"entries-{digest[:32]}"
 
     def read(self) -> Entries | None:
-        """Return the entries; None if they are not stored, or damaged. Raises OSError."""
-        try:
-            data = memoryview(self._path.read_bytes())
-        except FileNotFoundError:
-            return None
-        if hashlib.sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-            return None
-        entries: Entries = np.load(BytesIO(data[_DIGEST_BYTES:]), allow_pickle=False)
+        """Return the entries; None if they are not stored. Raises OSError."""
+        entries: Entries | None = np.load(self._path, allow_pickle=False) if self._path.exists() else None
         return entries
 
     def write(self, entries: Entries, run: Path) -> None:
         """Store the entries; ``run`` is the folder for unfinished files."""
-        array = BytesIO()
+        array = BytesIO()  # written to a file, NumPy would not say that the disk is full
         np.save(array, entries, allow_pickle=False)
         with publishing(self._path, run) as file:
-            file.write(hashlib.sha256(array.getbuffer()).digest())
             file.write(array.getbuffer())
 
 

@@ -78,12 +78,11 @@ class ListedTable:
     splits: str | None = None
     kinds: dict[str, CellKind] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    later: dict[str, None] = field(default_factory=dict)  # keys of objects below the first
 
     @property
     def left_out(self) -> list[str]:
         used = (self.paths, self.labels, self.splits, *self.kinds, "")
-        return [name for name in dict.fromkeys((*self.names, *self.later)) if name not in used]
+        return [name for name in dict.fromkeys(self.names) if name not in used]
 
 
 @dataclass
@@ -217,8 +216,6 @@ class ListedImages:
 
     def _add(self, table: ListedTable, row: TableRow) -> None:
         """Add a row. The label and cells of a missing file's row count only in a list."""
-        if table.form.is_open:
-            table.later.update(dict.fromkeys(row.cells))
         place = file = label = None
         is_list = self._source.is_list
         with self.problems.collected("path"), self._at(table.file.path, lambda: row.line):

@@ -298,6 +298,7 @@ def _kind_of_value(cell: Any) -> str:
 CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
 MAX_ROW_BYTES = 16 << 20
 _DELIMITERS = ",;\t"
+_QUOTE = "quote values, double the quotes in them, and end lines with a line feed"
 
 
 class TableRow(NamedTuple):
@@ -382,13 +383,15 @@ class TableForm:
     def _csv_rows(self, lines: Lines) -> Rows:
         if self.has_header:
             next(lines)
-        rows = csv.reader(map(_without_nul, lines), delimiter=self.delimiter, strict=True)
+        rows = csv.reader(lines, delimiter=self.delimiter, strict=True)
         while True:
             line, offset = lines.number + 1, lines.offset
             try:
                 cells = next(rows, None)
             except csv.Error as error:
-                raise ValueError(f"the row that begins in line {line} {_no_csv(error)}") from error
+                raise ValueError(
+                    f"the row that begins in line {line} is not CSV ({error}); {_QUOTE}"
+                ) from error
             if cells is None:
                 return
             if not cells:
@@ -425,23 +428,11 @@ class TableForm:
 
 
 def _cells(text: str, delimiter: str) -> list[str]:
-    lines = (line + "\n" for line in _without_nul(text).removesuffix("\n").split("\n"))
+    lines = (line + "\n" for line in text.removesuffix("\n").split("\n"))
     try:
         return next(csv.reader(lines, delimiter=delimiter, strict=True), [])
     except csv.Error as error:
-        raise ValueError(_no_csv(error)) from error
-
-
-def _no_csv(error: csv.Error) -> str:
-    if str(error).startswith("new-line"):
-        return "has a carriage return outside quotes; end lines with a line feed"
-    return f"is not CSV ({error}); quote values, and double the quotes in them"
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("has a NUL byte; remove it")
-    return text
+        raise ValueError(f"is not CSV ({error}); {_QUOTE}") from error
 
 
 def _object_of(text: str) -> Mapping[str, Any]:

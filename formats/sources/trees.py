@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, open_below
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, open_below, read_at
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
@@ -32,7 +32,7 @@ _IS_LINK = (
 
 
 class FoundFile(NamedTuple):
-    """A regular file: its path below the start of the walk (with ``/``), size, and mtime by ``mtime_of``."""
+    """A regular file: its path below the start of the walk (with ``/``), size, and ``wrapped`` mtime."""
 
     path: str
     size: int
@@ -70,13 +70,8 @@ def other_folders_note(root: Path, used: Iterable[Path]) -> tuple[str, ...]:
     return (f"folders with images that are left out: {', '.join(names)}",) if names else ()
 
 
-def mtime_of(status: os.stat_result) -> int:
-    """Return a file's mtime in nanoseconds as an int64, to compare: times after 2262 wrap around."""
-    return wrapped(status.st_mtime_ns)
-
-
 def wrapped(mtime_ns: int) -> int:
-    """Wrap nanoseconds modulo 2**64 to an int64."""
+    """Wrap an mtime modulo 2**64 to an int64, to compare: times after 2262 are beyond it."""
     return (mtime_ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -142,7 +137,7 @@ class FolderWalk:
             refuse_links(self.top, self.top / place)
         if not stat.S_ISREG(status.st_mode):
             raise SourceDamaged("is not a file", path=path)
-        return FoundFile(place, status.st_size, mtime_of(status))
+        return FoundFile(place, status.st_size, wrapped(status.st_mtime_ns))
 
     def is_left_out(self, file: FoundFile, place: str = "") -> bool:
         """Whether a file below ``place`` is not an image by its name and first bytes; if so, count it."""
@@ -175,7 +170,7 @@ class FolderWalk:
                     found.append(entry.name)
                 else:
                     status = entry.stat(follow_symlinks=self.follow_symlinks)
-                    found.append(FoundFile(entry.name, status.st_size, mtime_of(status)))
+                    found.append(FoundFile(entry.name, status.st_size, wrapped(status.st_mtime_ns)))
         return found
 
     def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
@@ -214,6 +209,8 @@ def refuse_links(top: Path, path: Path) -> None:
         path = path.parent
 
 
+# of a file that is gone, behind a link, a folder or a fifo
+_CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.ESPIPE)
 IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
 """The columns of a TreeReader where an entry's length includes the bytes of its values."""
 
@@ -239,18 +236,15 @@ class TreeReader(OpeningReader[Descriptor]):
         try:
             follows = self.follow_symlinks
             fd = os.open(place, OPEN_FLAGS, dir_fd=folder) if follows else open_below(folder, place)
-            pieces, missing = [], int(entry[self.columns[1]])
-            self._check(fd, entry)
-            while missing and (piece := os.read(fd, missing)):
-                pieces.append(piece)
-                missing -= len(piece)
-            self._check(fd, entry)
-            if missing:
-                raise self._changed(entry)
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
+            data = read_at(fd, size, 0) if size else b""
+            status = os.fstat(fd)
+            if (len(data), status.st_size, wrapped(status.st_mtime_ns)) != (size, size, mtime_ns):
+                raise SourceDamaged(CHANGED, path=self.where(entry))
+            return data
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-                raise self._changed(entry) from error
+            if error.errno in _CHANGED:
+                raise SourceDamaged(CHANGED, path=self.where(entry)) from error
             raise OSError(error.errno, error.strerror, self.where(entry)) from error
         finally:
             if fd >= 0:
@@ -258,12 +252,3 @@ class TreeReader(OpeningReader[Descriptor]):
 
     def where(self, entry: np.void) -> str:
         return str(self.root / os.fsdecode(entry[self.columns[0]].item()))
-
-    def _check(self, fd: int, entry: np.void) -> None:
-        status = os.fstat(fd)
-        _, size, time = self.columns
-        if (status.st_size, mtime_of(status)) != (entry[size], entry[time]):
-            raise self._changed(entry)
-
-    def _changed(self, entry: np.void) -> SourceDamaged:
-        return SourceDamaged(CHANGED, path=self.where(entry))
