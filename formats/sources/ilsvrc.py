@@ -357,7 +357,7 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
         has_no_image = walk.folders(name) and not any(map(is_image, walk.files(name)))
         if has_no_image or (len(names) == 1 and split_folders(path / name)):
             raise UsageError(
-                "holds folders of images, so it is not a class; give the folder that holds the splits (train, val, "
+                "holds folders instead of images, so it is not a class; give the folder that holds the splits (train, val, "
                 "test) or the class folders",
                 path=path / name,
             )

@@ -45,7 +45,7 @@ def test_folders_beside_the_shards_may_be_outputs_but_not_classes_nor_outputs_of
 
     (shards / "cat").mkdir()
     (shards / "cat/1.jpg").write_bytes(JPEG)
-    with pytest.raises(UsageError, match=r"out: holds folders but no images"):
+    with pytest.raises(UsageError, match=r"out: holds folders instead of images"):
         recognise(shards)
 
     write_shard(shards.parent / "more/train/0.tar", numbered(1))
