@@ -7,17 +7,13 @@ a process and its own children.
 
 from __future__ import annotations
 
-import io
-import os
 import pickle
 import struct
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,14 +49,6 @@ def aligned_copy(memory: Memory) -> Memory:
 def is_usable(memory: Memory) -> bool:
     """Whether arrays may be views of ``memory``: it is aligned and writable."""
     return bool(memory.ctypes.data % ALIGNMENT == 0 and memory.flags.writeable)
-
-
-def anonymous_file() -> int:
-    """Return a descriptor of an empty, nameless file, freed with its last descriptor and map."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("shardprep")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def available() -> int | None:
@@ -126,7 +114,7 @@ def dumps(value: object) -> bytes:
 class Dumped(NamedTuple):
     """A pickle, the memory of its arrays beside it, and how it refers to functions and classes.
 
-    They are ``by_name``, or part of the pickle; ``of_main`` is whether unpickling imports the main module.
+    They are ``by_name``, or part of the pickle; ``of_main`` is whether unpickling may import the main module.
     """
 
     data: bytes
@@ -148,7 +136,7 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
         keep = beside.append if apart else None
         data = dumps(value, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep)
         by_name = dumps is pickle.dumps
-        return Dumped(bytes(data), beside, by_name, by_name and b"__main__" in data and _is_of_main(value))
+        return Dumped(bytes(data), beside, by_name, by_name and b"__main__" in data)
 
     try:
         by_name = dumped(pickle.dumps)
@@ -163,21 +151,6 @@ def dumps_elsewhere(value: object, *, apart: bool = False, with_main: bool = Fal
             if not with_main:
                 raise
     return by_name
-
-
-class _MainNotingPickler(pickle.Pickler):
-    noted = False
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
-            self.noted = True
-        return NotImplemented
-
-
-def _is_of_main(value: object) -> bool:
-    pickler = _MainNotingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL, buffer_callback=lambda _: None)
-    pickler.dump(value)
-    return pickler.noted
 
 
 def by_value() -> Callable[..., bytes] | None:

@@ -24,7 +24,6 @@ from shardprep.loaders.batches.pickling import (
     Memory,
     PickledValue,
     aligned_copy,
-    anonymous_file,
     available,
     round_up,
 )
@@ -49,20 +48,13 @@ class SlotField:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def __init__(self, name: str, shape: Iterable[int], dtype: npt.DTypeLike) -> None:
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "shape", tuple(shape))
-        object.__setattr__(self, "dtype", np.dtype(dtype))
-        if self.dtype.hasobject:
-            raise UsageError(f"field {name} has dtype {self.dtype}; objects cannot be in shared memory")
-
     @property
     def row_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def fields_of(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
-    return tuple(SlotField(spec.name, spec.shape, spec.dtype) for spec in specs)
+    return tuple(SlotField(spec.name, spec.shape, np.dtype(spec.dtype)) for spec in specs)
 
 
 @dataclass(frozen=True)
@@ -81,10 +73,6 @@ class SlotLayout:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or min(self.spare, self.inputs) < 0:
-            raise UsageError(
-                f"a slot cannot have {self.rows} rows, {self.spare} spare bytes and {self.inputs} input bytes"
-            )
         if len({field.name for field in self.fields}) < len(self.fields):
             raise UsageError("two fields of a slot have the same name")
 
@@ -133,8 +121,6 @@ class SlotRing:
     if there is too little memory.
     """
 
-    _file = Descriptor(-1)
-
     def __init__(self, layout: SlotLayout, slots: int, inherited: Any = None) -> None:
         """``inherited`` is multiprocessing's handle of the memory, in a child."""
         fd = _allocate(layout, slots) if inherited is None else inherited.detach()
@@ -144,7 +130,8 @@ class SlotRing:
         self.copied = 0
         self._held: set[int] = set()
         self._file = Descriptor(fd)
-        flags = mmap.MAP_SHARED | (0 if layout.sparse else _POPULATE)
+        # without MAP_POPULATE, with page faults in the workers, a ring runs at 80 %
+        flags = mmap.MAP_SHARED | (0 if layout.sparse else mmap.MAP_POPULATE)
         try:
             self._map = memoryview(mmap.mmap(fd, slots * layout.nbytes, flags=flags))
         except OSError as error:
@@ -211,16 +198,13 @@ class SlotRing:
         return type(self), (self.layout, self.slots, reduction.DupFd(self._file.fileno()))
 
 
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # with page faults in the workers, a ring runs at 80 %
-
-
 def _allocate(layout: SlotLayout, slots: int) -> int:
     need, free = slots * layout.nbytes, available()
     if not layout.sparse and free is not None and need > free:
         raise _too_little(layout, slots, f"{free / 2**20:,.0f} MiB are available")
-    fd = anonymous_file()
+    fd = os.memfd_create("shardprep")
     try:
-        if layout.sparse or not hasattr(os, "posix_fallocate"):
+        if layout.sparse:
             os.truncate(fd, need)
         else:
             os.posix_fallocate(fd, 0, need)
@@ -264,11 +248,11 @@ class RowForm:
     def of(cls, result: Any) -> Self | None:
         """Return the form of a result; None unless it has only plain arrays and numbers."""
         kind, parts = _parts(result)
-        if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
-            return None
-        fields = (
+        fields = [
             SlotField(name, array.shape, array.dtype) for name, array in parts.items() if array is not None
-        )
+        ]
+        if not parts or len(fields) < len(parts) or any(field.dtype.kind not in NUMBERS for field in fields):
+            return None
         return cls(kind, tuple(fields))
 
     def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:

@@ -17,10 +17,9 @@ from time import monotonic
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from shardprep.formats.errors import UsageError, WorkerDied, printable
-from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.errors import WorkerDied, printable
+from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import SpawnedProcess
 from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import Memory, PickledValue
@@ -40,7 +39,7 @@ from shardprep.loaders.engine.worker import SentWork, main as work_on
 
 
 @dataclass
-class Worker(Owned):
+class Worker:
     """A worker process: ``ready`` once its work is open, ``overdue`` once killed by a time-out.
 
     ``place`` is its lease and row, unchanged since ``since`` (``monotonic``); ``reported`` once a warning has
@@ -72,11 +71,11 @@ POLL_INTERVAL_S = 0.2  # between two checks of the workers' progress
 SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 
 
-class Bell(Owned):
+class Bell:
     """A pipe that wakes a thread waiting in a selector.
 
-    Ringing takes no lock, never blocks, and does nothing in a forked process, so any thread may ring, even
-    during garbage collection. Everyone who may ring keeps it open, so no byte reaches a reused descriptor.
+    Ringing takes no lock and never blocks, so any thread may ring, even during garbage collection. Everyone
+    who may ring keeps it open, so no byte reaches a reused descriptor.
     """
 
     def __init__(self) -> None:
@@ -90,9 +89,8 @@ class Bell(Owned):
 
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
-        if self.made_here:
-            with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
-                os.write(self._write_end.fileno(), b"\0")
+        with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
+            os.write(self._write_end.fileno(), b"\0")
 
     def silence(self) -> None:
         """Empty the pipe, so that the thread can wait again."""
@@ -141,16 +139,14 @@ class NotReady:
     wait: Callable[[], object]
 
 
-Plan = npt.ArrayLike | BatchRequest | NotReady
+Plan = Items | BatchRequest | NotReady
 
 
 class BatchPlans:
     """The plans of a run. Counts the drawn ones; raises their error only after the batches before it."""
 
-    def __init__(self, plans: Iterable[Plan], *, dtype: np.dtype[Any], rows: int) -> None:
+    def __init__(self, plans: Iterable[Plan]) -> None:
         self._plans = iter(plans)
-        self._dtype = dtype
-        self._rows = rows
         self._outstanding = 0
         self._drained = False
         self._error: Exception | None = None
@@ -164,7 +160,6 @@ class BatchPlans:
                         return
                     plan.wait()
                     continue
-                request = self._checked(plan)
             except StopIteration:
                 self._drained = True
             except Exception as error:  # raised again when it is due
@@ -172,7 +167,7 @@ class BatchPlans:
             else:
                 enough -= 1
                 self._outstanding += 1
-                yield request
+                yield plan if isinstance(plan, BatchRequest) else BatchRequest(plan)
 
     def claim(self) -> bool:
         """Count a drawn plan as delivered. If none is due, raise the plans' error or return False."""
@@ -182,17 +177,6 @@ class BatchPlans:
         if self._error:
             raise self._error
         return False
-
-    def _checked(self, plan: npt.ArrayLike | BatchRequest) -> BatchRequest:
-        request = plan if isinstance(plan, BatchRequest) else BatchRequest(np.asarray(plan))
-        items = request.items
-        if items.ndim != 1 or len(items) > self._rows:
-            raise UsageError(f"a plan of shape {items.shape} does not fit a batch of {self._rows} rows")
-        if items.dtype == self._dtype:
-            return request
-        if len(items) and not np.can_cast(items.dtype, self._dtype, "same_kind"):
-            raise UsageError(f"a plan of {items.dtype} was given where the work takes {self._dtype}")
-        return replace(request, items=items.astype(self._dtype))
 
 
 @dataclass(eq=False)
@@ -226,7 +210,7 @@ class EngineRun:
 WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is killed
 
 
-class Dispatcher(Owned):
+class Dispatcher:
     """Owns the workers and the thread that serves them.
 
     Other threads set ``run`` and ring the bell; there are no locks. It does not refer to its engine, so that
@@ -319,7 +303,8 @@ class Dispatcher(Owned):
                 self._receive_from(key.data, has_exited=key.fileobj is key.data.process)
         if monotonic() >= self._next_check:
             self._next_check = monotonic() + interval
-            self._check_workers()
+            for worker in self._workers.values():
+                self._check_progress(worker)
         while self.ring.returned:
             self._leases.release(self.ring.returned.popleft())
 
@@ -392,12 +377,9 @@ class Dispatcher(Owned):
         self._selector.register(worker.process.channel, selectors.EVENT_READ, worker)
         self._selector.register(worker.process, selectors.EVENT_READ, worker)
 
-    def _check_workers(self) -> None:
-        """Kill workers that have timed out, and warn about slow rows."""
-        for worker in list(self._workers.values()):
-            self._check_progress(worker, self._deadline if worker.ready else self._start_timeout)
-
-    def _check_progress(self, worker: Worker, limit: float | None) -> None:
+    def _check_progress(self, worker: Worker) -> None:
+        """Kill a worker that has timed out, and warn about a slow row."""
+        limit = self._deadline if worker.ready else self._start_timeout
         now, place = monotonic(), self._status_table.place(worker.index)
         if worker.ready and (place != worker.place or not self._leases.held(worker.index)):
             worker.place, worker.since, worker.reported = place, now, False
@@ -512,17 +494,9 @@ class CrashPolicy:
 
     def error(self, cause: str, *, key: str) -> WorkerDied:
         """Return the error for the row of this key, at which workers died, the last one of this cause."""
-        if cause in _CRASHES:
-            message = (
-                f"{self.doing} crashed by {cause}, in {MAX_ROW_FAILURES} workers one after the other; leave it out "
-                '(on_bad_record="skip" of a Loader)'
-            )
-        else:
-            advice = (
-                "give a longer deadline, or leave it out (records= of a Loader)"
-                if OVERDUE in cause
-                else "run that work in a separate program to find the cause (it would end this one, too), or leave it out"
-            )
-            hint = " (out of memory?)" if cause == "SIGKILL" else ""
-            message = f"{MAX_ROW_FAILURES} workers ended at it, the last by {cause}{hint}; {advice}"
-        return WorkerDied(message, key=key)
+        return WorkerDied(
+            f"{MAX_ROW_FAILURES} workers ended at it, the last by {cause}; give more memory (if by SIGKILL) or a "
+            "longer deadline, run that work in a separate program to find the cause, or leave it out "
+            '(on_bad_record="skip" or records= of a Loader)',
+            key=key,
+        )

@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from operator import attrgetter
@@ -44,7 +43,7 @@ from shardprep.loaders.engine.trace import KEEP, BatchWait, Trace
 from shardprep.loaders.engine.worker import SentWork
 
 
-def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
+def check_engine(*, workers: int, slots: int, chunk: int, deadline: float | None) -> None:
     """Raise UsageError for invalid options, or if no worker can be started here."""
     is_valid_deadline = deadline is None or (isinstance(deadline, Real) and 0 < deadline < math.inf)
     if workers < 0 or slots < MIN_SLOTS or chunk < 1 or not is_valid_deadline:
@@ -57,10 +56,6 @@ def check_engine(work: RowTask, *, workers: int, slots: int, chunk: int, deadlin
     if workers and multiprocessing.current_process().daemon:
         raise UsageError(
             "a daemonic process cannot have workers of its own; use workers=0 (a map with threads) in it"
-        )
-    if work.item_dtype.hasobject or work.item_dtype.itemsize > MAX_LEASE_BYTES:
-        raise UsageError(
-            f"{work.item_dtype} is not a dtype of plain values of at most {MAX_LEASE_BYTES} bytes"
         )
 
 
@@ -176,14 +171,6 @@ class Meter:
         """Seconds that the consumer has waited for batches, including the first of each run."""
         return self.warming + self.starved
 
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """Measure the elapsed time of a run within the context."""
-        try:
-            yield
-        finally:
-            self.pause()
-
     def pause(self) -> None:
         """Stop measuring the elapsed time until the next batch."""
         self._elapsed, self._since = self.elapsed, None
@@ -274,7 +261,7 @@ class Engine(Owned, Closable):
         crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
         owner: str = "engine",
     ) -> None:
-        check_engine(work, workers=workers, slots=slots, chunk=chunk, deadline=deadline)
+        check_engine(workers=workers, slots=slots, chunk=chunk, deadline=deadline)
         self._work = work
         self.layout = layout
         self._slots = slots
@@ -319,7 +306,7 @@ class Engine(Owned, Closable):
         and the row's description as a note; WorkerDied if three workers died at a row; errors of the plans.
         Starting another run ends an unfinished one, which then raises UsageError.
         """
-        drawn = BatchPlans(plans, dtype=self._work.item_dtype, rows=self.layout.rows)
+        drawn = BatchPlans(plans)
         self.refuse_closed()
         self.refuse_forked(self._owner)  # the parent's workers keep changing the slots
         if self._dispatcher is None:
@@ -334,12 +321,15 @@ class Engine(Owned, Closable):
 
     def _run_here(self, plans: BatchPlans) -> Iterator[EngineBatch]:
         run, cpu = next(self._numbers), CpuClock()
-        with self.meter.run(), self._work.open(self._status_table.clock[0]) as fill:
-            for number in itertools.count():
-                drawn = tuple(plans.draw(1))
-                if not plans.claim():
-                    return
-                yield self._filled_here(fill, cpu, run, number, *drawn)
+        try:
+            with self._work.open(self._status_table.clock[0]) as fill:
+                for number in itertools.count():
+                    drawn = tuple(plans.draw(1))
+                    if not plans.claim():
+                        return
+                    yield self._filled_here(fill, cpu, run, number, *drawn)
+        finally:
+            self.meter.pause()
 
     def _filled_here(
         self, fill: Fill, cpu: CpuClock, run: int, number: int, request: BatchRequest
@@ -368,16 +358,15 @@ class Engine(Owned, Closable):
         if dispatcher.ended:  # perhaps before it saw this run
             run.stop()
         try:
-            with self.meter.run():
-                while self._top_up(run, plans, dispatcher):
-                    yield self._receive(run, dispatcher)
+            while self._top_up(run, plans, dispatcher):
+                yield self._receive(run, dispatcher)
         finally:
+            self.meter.pause()
             run.stop()
             dispatcher.bell.ring()
 
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
         """Draw plans, passing each on at once, until a batch is ready."""
-        self.refuse_forked(self._owner)  # the parent's workers keep changing the slots
         for drawn in plans.draw(self._slots - len(run.plans)):
             run.plans.append(drawn)
             dispatcher.bell.ring()

@@ -330,10 +330,11 @@ class StatusTable:
 
     @classmethod
     def of(cls, workers: int, stages: int) -> Self:
-        counters = [SlotField(name, (), np.int64) for name in ("run", "lease", "row")]
-        seconds = [SlotField(name, (), np.float64) for name in ("filling", "waiting")]
-        pairs = [SlotField("cpu", (2,), np.float64), SlotField("clock", (stages,), np.float64)]
-        return cls(SlotRing(SlotLayout(workers, (*counters, *seconds, *pairs)), slots=1))
+        count, seconds = np.dtype(np.int64), np.dtype(np.float64)
+        counters = [SlotField(name, (), count) for name in ("run", "lease", "row")]
+        shapes = {"filling": (), "waiting": (), "cpu": (2,), "clock": (stages,)}
+        clocks = [SlotField(name, shape, seconds) for name, shape in shapes.items()]
+        return cls(SlotRing(SlotLayout(workers, (*counters, *clocks)), slots=1))
 
     def place(self, worker: int) -> tuple[int, int]:
         """The worker's current lease and row; the lease is IDLE between leases."""

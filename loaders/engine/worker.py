@@ -14,11 +14,10 @@ from typing import Any, Self
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import read_at
-from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import Channel, Part, main_module
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
-    anonymous_file,
     by_value,
     dumps_elsewhere,
     loads,
@@ -41,7 +40,7 @@ class SentWork:
         """Pickle the work. Raises UsageError if that is impossible."""
         data, of_main = _pickled(work)
         self.main = main_module() if of_main else {}
-        self._file, self._size = Descriptor(anonymous_file()), len(data)
+        self._file, self._size = Descriptor(os.memfd_create("shardprep")), len(data)
         with open(self._file.fileno(), "wb", closefd=False) as file:
             file.write(data)
 
@@ -110,7 +109,7 @@ def main(
 
 
 @dataclass(frozen=True)
-class _WorkerLoop(Owned):
+class _WorkerLoop:
     index: int
     channel: Channel
     ring: SlotRing

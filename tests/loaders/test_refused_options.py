@@ -169,7 +169,7 @@ ENDS = [
 ]
 SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
 FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
-TWO_FIELDS = (SlotField("a", (), "u1"), SlotField("a", (), "i8"))
+TWO_FIELDS = (SlotField("a", (), np.dtype("u1")), SlotField("a", (), np.dtype("i8")))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (TrainTransform, TRANSFORM),
@@ -202,9 +202,7 @@ MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
         partial(Engine, Writing(), layout(4), workers=1),
         each_of(workers=(-1,), slots=(2,), chunk=(0,), deadline=(0,)),
     ),
-    (partial(Engine, Writing(item_dtype=np.dtype("V40000")), layout(4)), [({"workers": 1}, "plain values")]),
-    (partial(SlotField, "a", ()), [({"dtype": object}, "objects")]),
-    (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name"), ({"rows": 0, "fields": ()}, "0 rows")]),
+    (SlotLayout, [({"rows": 1, "fields": TWO_FIELDS}, "same name")]),
 ]
 
 

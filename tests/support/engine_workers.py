@@ -23,7 +23,7 @@ INT64 = np.dtype(np.int64)
 
 def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
     """Rows that contain their item twice: once small, once in every one of ``width`` pixels."""
-    fields = SlotField("number", (), np.int64), SlotField("pixels", (width,), np.int32)
+    fields = SlotField("number", (), INT64), SlotField("pixels", (width,), np.dtype(np.int32))
     return SlotLayout(rows, fields, spare=spare)
 
 

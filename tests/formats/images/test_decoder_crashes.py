@@ -77,7 +77,7 @@ def test_verify_and_a_loader_name_the_images_and_check_or_deliver_the_others(tmp
     report = verify(out, level="decode", workers=1)
     with (
         Loader(out, **options) as loader,  # type: ignore[arg-type]
-        pytest.raises(WorkerDied, match="its decoding crashed by SIGSEGV") as caught,
+        pytest.raises(WorkerDied, match="the last by SIGSEGV") as caught,
     ):
         list(loader)
 

@@ -151,13 +151,6 @@ def test_a_fill_that_yields_too_few_or_too_many_outcomes_is_an_error(by: int, co
         next(engine.run(plans_of(4, 4)))
 
 
-def test_plans_that_cannot_be_meant_are_errors() -> None:
-    with Engine(Writing(), layout(4), workers=0) as engine:
-        for plan in (np.arange(5), np.zeros((2, 2), np.int64), np.zeros(2)):
-            with pytest.raises(UsageError, match="plan"):
-                next(engine.run([plan]))
-
-
 @pytest.mark.slow
 def test_an_engine_whose_workers_die_at_their_start_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch,

@@ -164,11 +164,6 @@ class Broken:
     __str__ = __hash__ = __len__ = __repr__  # type: ignore[assignment]
 
 
-class BrokenDict(dict[str, int]):
-    def items(self) -> Any:
-        raise RuntimeError("no")
-
-
 LOOKS: dict[str, tuple[Any, str]] = {
     "nested": (
         (
@@ -193,7 +188,6 @@ LOOKS: dict[str, tuple[Any, str]] = {
     "memory": (memoryview(np.zeros((2, 3))), "memoryview of 48 bytes"),
     "broken": (Broken(), "Broken"),
     "within": ([Broken()], "list of 1\n  0: Broken"),
-    "raises": (BrokenDict(a=1), "BrokenDict, which cannot be described: RuntimeError"),
     "other dict": (OrderedDict(a=1), "OrderedDict of 1\n  a: int"),
 }
 
