@@ -53,8 +53,6 @@ from __future__ import annotations
 
 import errno as error_numbers
 import os
-from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,8 +88,6 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-MOST_NAMED = 5
-MOST_NEIGHBOURS = 10_000  # names compared with a missing one
 TRACEBACK = "\nOriginal Traceback (most recent call last):\n"  # as in torch's ExceptionWrapper
 
 
@@ -204,39 +200,9 @@ class DatasetNotFound(OperationError, FileNotFoundError):
 
     @classmethod
     def at(cls, folder: Path) -> DatasetNotFound:
-        """Return the error for a folder, with the existing path that was probably meant."""
-        if folder.exists():
-            return cls("is not a folder; a dataset is the folder that prep convert made", path=folder)
-        return cls(f"there is no such folder{hint_for(folder)}", path=folder)
-
-
-def hint_for(folder: Path) -> str:
-    """Return the end of a message about a missing folder: the one probably meant, or its siblings."""
-    if close := _close_path(folder):
-        return f"; did you mean {os.fspath(close)!r}?"
-    siblings = sorted(name for name in _folders_in(folder.parent) if name[0] != ".")
-    return f"; its parent folder has {', '.join(siblings)}" if 0 < len(siblings) <= MOST_NAMED else ""
-
-
-def _close_path(path: Path) -> Path | None:
-    """Return the existing folder closest to the path, replacing each missing name by a similar one."""
-    found = Path(path.anchor)
-    for name in path.parts[bool(path.anchor) :]:
-        if not (found / name).is_dir():
-            if not (close := get_close_matches(name, _folders_in(found), 1)):
-                return None
-            name = close[0]
-        found /= name
-    return found
-
-
-def _folders_in(folder: Path) -> list[str]:
-    """Return the subfolders among the first MOST_NEIGHBOURS entries; none if the folder cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            return [each.name for each in islice(entries, MOST_NEIGHBOURS) if each.is_dir()]
-    except OSError:
-        return []
+        """Return the error for a folder that is missing, or is a file."""
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        return cls(f"{what}; give the path of a dataset, the folder that prep convert made", path=folder)
 
 
 class MissingExtra(OperationError, ImportError):

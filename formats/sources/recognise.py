@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardprep.formats.errors import LabelConflict, UsageError, hint_for
+from shardprep.formats.errors import LabelConflict, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.runtime.files import naming
 from shardprep.formats.shards.read import Rows
@@ -107,7 +107,7 @@ def recognise(
     elif path.exists():
         source = _recognised(path.resolve(), wanted, check_md5, options)
     else:
-        raise UsageError(f"does not exist{hint_for(path)}", path=path)
+        raise UsageError("does not exist; give an archive, a list or a folder of images", path=path)
     _refuse_others(options, source)
     return source if options.val_fraction is None else HeldOutVal(source, options.val_fraction, seed)
 

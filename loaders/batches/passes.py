@@ -1,4 +1,4 @@
-"""Passes over a source of batches, and hints on how to feed it to a framework."""
+"""Passes over a source of batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from shardprep.formats.errors import UsageError
 
@@ -145,24 +145,16 @@ class _Pass(Iterator[Any]):
         end(self._batches)
 
 
-class FrameworkHint:
-    """Base of iterables over batches. Once Keras is imported, ``str`` names what ``model.fit`` takes."""
+def refuse_sampler(source: object) -> None:
+    """Raise UsageError if the caller's caller is a PyTorch sampler, which picks items by number.
 
-    for_keras: ClassVar[str] = "shardprep.to_dataset() of it"
-
-    def __str__(self) -> str:
-        return f"{self!r}; Keras takes {self.for_keras}" if "keras" in sys.modules else repr(self)
-
-    def _refuse_sampler(self) -> None:
-        """Raise UsageError if the caller's caller is a PyTorch sampler, which picks items by number.
-
-        A DataLoader makes one for anything but its own IterableDataset, and checks nothing else before its
-        workers fail.
-        """
-        caller = sys._getframe(2).f_globals.get("__name__", "")
-        if caller.startswith(("torch.utils.data.", "torchdata.stateful")):
-            raise UsageError(
-                f"a {type(self).__name__} is iterated, and has workers of its own: write "
-                "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
-                "or iterate it without a DataLoader"
-            )
+    A DataLoader makes one for anything but its own IterableDataset, and checks nothing else before its
+    workers fail.
+    """
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if caller.startswith(("torch.utils.data.", "torchdata.stateful")):
+        raise UsageError(
+            f"a {type(source).__name__} is iterated, and has workers of its own: write "
+            "DataLoader(to_torch(loader), batch_size=None), with to_torch from shardprep.loaders.torch_data, "
+            "or iterate it without a DataLoader"
+        )

@@ -16,7 +16,7 @@ from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.progress import Progress
 from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.loaders.batches.passes import FrameworkHint, ending
+from shardprep.loaders.batches.passes import ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
 from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
 from shardprep.loaders.flow.dataset_source import FromDataset
@@ -128,7 +128,7 @@ def _alone(node: Node) -> Node:
     return replace(node, source=_alone(node.source)) if isinstance(node, Map | MapComponent) else node
 
 
-class Flow(FrameworkHint, Closable):
+class Flow(Closable):
     """An immutable description of a pipeline; each step returns a new flow, and iterating it runs one pass.
 
         train = Flow.from_files("train").shuffle(10_000).map(load, processes=8).batch(256)
@@ -694,7 +694,7 @@ class Flow(FrameworkHint, Closable):
 
         Raises TypeError if it is not known exactly.
         """
-        self._refuse_sampler()
+        refuse_sampler(self)
         return self.batches_per_epoch - (0 if self._next is self._waiting else self._next.items)
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Closable, Owned
-from shardprep.loaders.batches.passes import FrameworkHint, Passes, Source
+from shardprep.loaders.batches.passes import Passes, Source
 from shardprep.loaders.batches.stack import Batches, Remainder
 from shardprep.loaders.frameworks.tensors import (
     Leaves,
@@ -103,7 +103,7 @@ def _pulled(source: Passes, element_spec: Any) -> Any:
     return started.flat_map(batches)
 
 
-class Input(FrameworkHint, Owned, Closable, ABC):
+class Input(Owned, Closable, ABC):
     """Batches as TensorFlow tensors, in the form of ``element_spec``, epoch after epoch.
 
     Iterating an input in eager code is one epoch: errors of the source are raised unchanged, Ctrl-C works,
@@ -117,7 +117,6 @@ class Input(FrameworkHint, Owned, Closable, ABC):
     """
 
     instead = "make the input where it is needed, over a source of its own"
-    for_keras = "its to_dataset()"
 
     element_spec: Any
     _passes: Passes

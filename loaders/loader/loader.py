@@ -24,7 +24,7 @@ from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset
 from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.collection import Collection, open_records
-from shardprep.loaders.batches.passes import FrameworkHint
+from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs
 from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
 from shardprep.loaders.engine.engine import Engine
@@ -80,7 +80,7 @@ Loaded = tuple[Any, ...]
 Batches = Generator[EngineBatch, None, None]
 
 
-class Loader(Owned, FrameworkHint, Closable):
+class Loader(Owned, Closable):
     """Iterable over a dataset's batches, one epoch per iteration: ``for images, labels in loader``.
 
     A batch of B = ``batch_size`` records is a tuple: one array [B, …] per output of ``transform``, labels
@@ -251,7 +251,7 @@ class Loader(Owned, FrameworkHint, Closable):
 
     def __len__(self) -> int:
         """Number of batches of the next iteration: of a whole epoch, or of the rest of a resumed one."""
-        self._refuse_sampler()
+        refuse_sampler(self)
         return self.batches_per_epoch if self._next is self._waiting else len(self._next)
 
     def __iter__(self) -> Iterator[Loaded]:

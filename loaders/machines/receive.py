@@ -9,7 +9,7 @@ from typing import Any
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
 from shardprep.formats.runtime.json_record import built
-from shardprep.loaders.batches.passes import FrameworkHint
+from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, check_endpoint
@@ -46,7 +46,7 @@ def position_from_json(state: object) -> tuple[Position, wire.SourceTerms | None
         raise UsageError(f"not the state of a RemoteSource: {error}") from error
 
 
-class RemoteSource(FrameworkHint, Receiver):
+class RemoteSource(Receiver):
     """Iterable over the batches of the Loader or Flow that other machines :func:`.serve` to ``endpoint``.
 
     Each iteration is one pass, beginning with pass 0. It yields the batches in step order, each exactly once
@@ -152,7 +152,7 @@ class RemoteSource(FrameworkHint, Receiver):
 
     def __len__(self) -> int:
         """Return the number of batches of the next iteration. Raises TypeError if it is not known (yet)."""
-        self._refuse_sampler()
+        refuse_sampler(self)
         return self.batches_per_epoch - self._next.step - len(self._next.taken)
 
     @property

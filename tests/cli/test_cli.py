@@ -90,16 +90,13 @@ def test_wrong_usage_is_2_said_in_a_line_and_as_json(words: list[str], tmp_path:
     "opens", [open_dataset, open_collection, read_manifest, verify, inspect, Loader, Flow.from_dataset]
 )
 def test_a_missing_dataset_is_an_error_of_its_own_and_one_of_python(opens: Any, tmp_path: Path) -> None:
-    (tmp_path / "Train").mkdir()
     arguments = {"batch_size": 1} if opens is Loader else {}
 
-    with pytest.raises(DatasetNotFound, match=r"did you mean '.*/Train'") as caught:
+    with pytest.raises(DatasetNotFound, match="there is no such folder; give the path") as caught:
         opens(tmp_path / "train", **arguments)
 
     assert isinstance(caught.value, FileNotFoundError)
     assert (caught.value.errno, caught.value.filename) == (2, str(tmp_path / "train"))
-    with pytest.raises(DatasetNotFound, match=r"its parent folder has Train$"):
-        opens(tmp_path / "another", **arguments)
     (tmp_path / "train").touch()
     with pytest.raises(DatasetNotFound, match="is not a folder"):
         opens(tmp_path / "train", **arguments)
@@ -205,7 +202,6 @@ def test_records_without_images_are_not_called_images(tmp_path: Path) -> None:
     assert said == "items.html: items/train, records without images"
     assert "The records have no images." in (tmp_path / "items.html").read_text()
     assert "copy/train: 4 records without" in first_line("fetch", (tmp_path / "items").as_uri(), "copy")
-    assert "; did you mean 'items'?" in prep_here("convert", "item", "again", cwd=tmp_path).stderr
     for option in ("--dry-run", "--workers=0"):
         assert first_line("convert", "items", "again", option).startswith(
             "again/train: 4 records without images or labels in 1 LMDB shard"

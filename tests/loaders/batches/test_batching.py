@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.loaders import FakeData, Flow
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
 from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
@@ -36,15 +34,6 @@ def test_records_that_do_not_fit_together_are_an_error(wrong: str) -> None:
     records, message = WRONG[wrong]
     with pytest.raises(UsageError, match=message):
         list(Batches(records, 2))
-
-
-def test_keras_is_named_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for batches in (FakeData(2, batch_size=2), Flow.from_iterable([1])):
-        monkeypatch.setitem(sys.modules, "keras", sys)
-        assert str(batches) == f"{batches!r}; Keras takes shardprep.to_dataset() of it"
-
-        monkeypatch.delitem(sys.modules, "keras")
-        assert str(batches) == repr(batches)
 
 
 def test_an_empty_source_cannot_be_peeked_at() -> None:
