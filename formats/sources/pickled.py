@@ -21,7 +21,7 @@ MOST_PARTS = 1 << 12  # opcodes or items of a value; an image with its label has
 _LONGEST_NAME = 128
 _LONGEST_INTEGER = 16
 _MOST_DIMENSIONS = 64  # numpy 2's limit
-_PLAIN_DTYPE = re.compile(r"[|<>][biufc](1|2|4|8|16)", re.ASCII)
+_PLAIN_DTYPE = re.compile(r"[|<>](b1|[iu][1248]|f[248]|c8|c16)", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -35,11 +35,10 @@ class ByteRange:
 
 @dataclass(slots=True)
 class Text:
-    """``length`` bytes of UTF-8 at ``start`` of the file; ``characters`` are counted when needed."""
+    """``length`` bytes of UTF-8 at ``start`` of the file."""
 
     start: int
     length: int
-    characters: int | None = None
 
 
 @dataclass(slots=True)
@@ -55,12 +54,11 @@ class Array:
 
     def check(self) -> None:
         """Raise ValueError for other dtypes, such as objects, and if the shape does not fit the bytes."""
-        match = _PLAIN_DTYPE.fullmatch(self.dtype)
-        if match is None:
+        if not _PLAIN_DTYPE.fullmatch(self.dtype):
             raise ValueError(f"it holds an array of dtype {self.dtype!r}: only plain numbers are read")
         if len(self.shape) > _MOST_DIMENSIONS or any(type(n) is not int or n < 0 for n in self.shape):
             raise ValueError("it holds an array of an impossible shape")
-        if math.prod(self.shape) * int(match[1]) != self.data.length:
+        if math.prod(self.shape) * int(self.dtype[2:]) != self.data.length:
             raise ValueError(f"it holds an array with a shape that does not fit its {self.data.length} bytes")
 
 
@@ -81,28 +79,6 @@ def name_of(window: ByteWindow, item: object) -> str:
 def from_latin1(stored: bytes, length: int) -> bytes:
     """Return ``length`` bytes, each stored as a character of UTF-8; ignore the rest."""
     return stored.decode(errors="replace")[:length].encode("latin-1")
-
-
-def kind_of(item: object) -> str:
-    """Describe an item for messages."""
-    match item:
-        case Array(dtype, ()):
-            return f"a number of dtype {dtype}"
-        case Array(dtype, shape):
-            return f"an array of dtype {dtype} and shape {shape}"
-        case ByteRange():
-            return f"{item.length} bytes"
-        case Text():
-            return "text"
-        case list() | tuple():
-            return f"a {type(item).__name__} of {len(item)}"
-        case dict():
-            return f"a dict of {', '.join(item)[:200]}"
-        case None | bool():
-            return str(item)
-        case int() | float():
-            return f"a number ({type(item).__name__})"
-    return "a name of numpy's"
 
 
 def line_at(cursor: Cursor) -> str:
@@ -208,7 +184,7 @@ GLOBALS = {
     **{f"{core}.multiarray.scalar": "scalar" for core in _CORES},
     **{f"{core}.numeric._frombuffer": "_frombuffer" for core in _CORES},
 }
-"""The globals that a pickle may use, with their names in messages."""
+"""The globals that a pickle may use, with their short names."""
 
 
 def _global(name: str) -> GlobalName:
@@ -219,14 +195,11 @@ def _global(name: str) -> GlobalName:
 
 def _call(window: ByteWindow, function: object, arguments: object) -> Any:
     """Return the result of calling a global. Raises ValueError for any other call."""
-    name = GLOBALS[function.name] if isinstance(function, GlobalName) else kind_of(function)
-    match name, arguments:
+    match isinstance(function, GlobalName) and GLOBALS[function.name], arguments:
         case "_codecs.encode", (Text() as text, codec) if name_of(window, codec) in ("latin1", "latin-1"):
             # bytes as protocol 2 writes them: as text with a character for each
-            if text.characters is None:
-                stored = window.take(text.start, text.start + text.length)
-                text.characters = len(stored.decode().encode("latin-1"))
-            return ByteRange(text.start, text.characters, latin1=True)
+            stored = window.take(text.start, text.start + text.length)
+            return ByteRange(text.start, len(stored.decode().encode("latin-1")), latin1=True)
         case "bytes", ():  # empty bytes as protocol 2 writes them
             return ByteRange(0, 0)
         case "numpy.dtype", (dtype, _, _):
@@ -237,7 +210,7 @@ def _call(window: ByteWindow, function: object, arguments: object) -> Any:
             return Array("|i1", (0,), ByteRange(0, 0))
         case "_frombuffer", (ByteRange() as data, _Dtype() as dtype, tuple() as shape, _):
             return Array(str(dtype), shape, data)
-    raise ValueError(f"its pickle calls {name} with arguments that plain data does not need")
+    raise ValueError("its pickle makes a call that plain data does not need")
 
 
 def _build(window: ByteWindow, item: object, state: object) -> None:
@@ -263,16 +236,13 @@ _OPCODES: dict[str, tuple[str, Any]] = {
     "J": ("number", "<i"),
     "G": ("number", ">d"),
     "\x8a": ("integer", "<B"),
-    "\x8b": ("integer", "<I"),
     "C": ("bytes", "<B"),
     "B": ("bytes", "<I"),
-    "\x8e": ("bytes", "<Q"),
     "\x96": ("bytes", "<Q"),
     "U": ("bytes", "<B"),
     "T": ("bytes", "<I"),  # of Python 2
     "\x8c": ("text", "<B"),
     "X": ("text", "<I"),
-    "\x8d": ("text", "<Q"),
     "q": ("put", "<B"),
     "r": ("put", "<I"),
     "h": ("get", "<B"),
@@ -336,10 +306,8 @@ def unpickle(window: ByteWindow) -> Any:
                 stack[-1].extend(items)
             case "}":
                 stack.append({})
-            case "d" | "s" | "u":
+            case "s" | "u":
                 items = popped(2) if code == "s" else popped_to_mark()
-                if code == "d":
-                    stack.append({})
                 if not isinstance(stack[-1], dict) or len(items) % 2:
                     raise ValueError("its pickle is damaged: it sets items of something other than a dict")
                 for name, item in zip(items[::2], items[1::2], strict=True):
@@ -369,21 +337,16 @@ def unpickle(window: ByteWindow) -> Any:
     raise ValueError(f"its pickle has more than {MOST_PARTS} opcodes")
 
 
-_ARROW = re.compile(rb"(?:[\0-\x08]\0\0\0){2}")  # the numbers of tensors and arrays
-
-
 def decoded(window: ByteWindow) -> Any:
     """Return the plain data in a pickle or MessagePack. Raises ValueError for anything else."""
     if window.length > MOST_BYTES:
         raise ValueError(f"it has {window.length} bytes, too many for an image or a value")
-    head = window.take(window.start, min(window.start + 8, window.end))
+    head = window.take(window.start, min(window.start + 2, window.end))
     if head.startswith(PICKLE_FIRST_BYTES):
         return unpickle(window)
     if head.startswith(MSGPACK_FIRST_BYTES):
         return unpack(window)
-    if _ARROW.fullmatch(head):
-        raise ValueError(
-            "it was serialized by pyarrow, in a format that pyarrow has dropped; load it with the pyarrow of its "
-            "time, set TENSORPACK_SERIALIZE=pickle"
-        )
-    raise ValueError(f"it is neither a pickle of protocol 2 to 5 nor msgpack (starts with {head.hex(' ')})")
+    raise ValueError(
+        "it is neither a pickle of protocol 2 to 5 nor msgpack; if tensorpack serialized it with pyarrow, as up to "
+        "2018, load it with the pyarrow of that time and set TENSORPACK_SERIALIZE=pickle"
+    )

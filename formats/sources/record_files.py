@@ -79,8 +79,8 @@ class ByteWindow:
 class Cursor:
     """A position ``at`` in a window to read on from. Raises ValueError at the window's end."""
 
-    def __init__(self, window: ByteWindow, at: int | None = None) -> None:
-        self.window, self.at = window, window.start if at is None else at
+    def __init__(self, window: ByteWindow) -> None:
+        self.window, self.at = window, window.start
 
     def skip(self, length: int) -> int:
         """Skip the next ``length`` bytes, and return their start."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ from shardprep.formats.sources.pickled import (
     bytes_of,
     decoded,
     from_latin1,
-    kind_of,
 )
 from shardprep.formats.sources.record_files import (
     ByteWindow,
@@ -107,7 +106,7 @@ class LmdbContents(RecordContents):
 
     def __init__(self, top: Path, layout: ItemLayout | None, classes: Classes) -> None:
         super().__init__(top, layout, classes)
-        self._as_text: bool | None = None
+        self._as_text = False
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
 
@@ -128,10 +127,7 @@ class LmdbContents(RecordContents):
             self.append(number, label, length=value.length, offset=value.start)
             return
         image, label = read_datapoint(value)
-        if image.length:
-            if self._as_text not in (None, image.latin1):
-                raise ValueError("some images are stored as bytes and some as text")
-            self._as_text = image.latin1
+        self._as_text = self._as_text or image.latin1
         self.append(number, self.classes.of_number(label), length=image.length, offset=image.start)
 
     def _item_label(self, item: Any, layout: ItemLayout) -> int:
@@ -177,11 +173,8 @@ class LmdbContents(RecordContents):
             return entries
         there, listed = entries["key"].astype(np.int64), np.unique(self._listed)
         unlisted, missing = np.setdiff1d(there, listed), np.setdiff1d(listed, there)
-        if len(listed) < len(self._listed):
-            raise self._damaged(f"{keys} lists a record twice")
-        if len(unlisted):
-            reason = f"{keys} does not list {len(unlisted)} of the records"
-            raise self._damaged(reason, f"{unlisted[0]:0{DIGITS}d}")
+        if len(listed) < len(self._listed) or len(unlisted):
+            raise self._damaged(f"{keys} lists a record twice, or does not list one")
         self.expected = len(listed)
         if len(missing):
             self.shortfall = f"{keys} lists {len(missing)} that were lost, {missing[0]:0{DIGITS}d} first"
@@ -192,8 +185,8 @@ class LmdbContents(RecordContents):
             return ItemReader(self.path, self.identity, layout=self.layout, schema=self.schema)
         return (TextReader if self._as_text else TarReader)(self.path, self.identity)
 
-    def _damaged(self, reason: str, key: str | None = None) -> SourceDamaged:
-        return SourceDamaged(f"{reason}; {_ADVICE}", path=self.path, key=key)
+    def _damaged(self, reason: str) -> SourceDamaged:
+        return SourceDamaged(f"{reason}; {_ADVICE}", path=self.path)
 
 
 @dataclass(frozen=True)
@@ -210,30 +203,16 @@ class TensorpackLmdb(RecordSource):
 
 def read_datapoint(value: ByteWindow) -> tuple[ByteRange, int]:
     """Return the place of a datapoint's encoded image, and its label. Raises ValueError for anything else."""
-    found = decoded(value)
-    if not isinstance(found, list | tuple) or len(found) != 2:
-        raise ValueError(f"it is {kind_of(found)}, not [image, label]")
-    image, label = found
-    match image:
-        case ByteRange():
-            place = image
-        case Array(dtype="|u1", shape=(_,)):
-            place = image.data
-        case Array(shape=(_, _, *_)):
-            raise ValueError(f"its image is decoded: {kind_of(image)}; only encoded images are read")
+    match decoded(value):
+        case [ByteRange() as image, label] | [Array(dtype="|u1", shape=(_,), data=image), label]:
+            pass
         case _:
-            raise ValueError(
-                f"its image is {kind_of(image)}, neither bytes nor a one-dimensional uint8 array"
-            )
-    match label:
-        case Array(dtype=dtype, shape=(), data=data) if dtype[1] in "iu":
-            order: Literal["big", "little"] = "big" if dtype[0] == ">" else "little"
-            label = int.from_bytes(bytes_of(value, data), order, signed=dtype[1] == "i")
-        case _ if type(label) is not int:
-            raise ValueError(f"its label is {kind_of(label)}, not an integer")
-    if not 0 <= label < MAX_CLASSES:
-        raise ValueError(f"its label is {label}; labels are 0 to {MAX_CLASSES - 1} here")
-    return place, label
+            raise ValueError("it is not [image, label], with the image encoded, as bytes or a line of uint8")
+    if isinstance(label, Array) and label.shape == () and label.dtype[1] in "iu":
+        label = int(np.frombuffer(bytes_of(value, label.data), label.dtype)[0])
+    if type(label) is not int or not 0 <= label < MAX_CLASSES:
+        raise ValueError(f"it is not [image, label], with an integer from 0 to {MAX_CLASSES - 1} as label")
+    return image, label
 
 
 def check_key(key: bytes) -> str:
@@ -255,7 +234,7 @@ def read_item(value: ByteWindow) -> Any:
     """Read a datapoint with its bytes and arrays. Raises ValueError for more than plain data."""
     found = decoded(value)
     if not isinstance(found, list | tuple | dict) or not found:
-        raise ValueError(f"it is {kind_of(found)}, not a list or dict of components")
+        raise ValueError("it is not a list or dict of components")
     return _contents(value, found)
 
 
@@ -290,7 +269,7 @@ def _contents(value: ByteWindow, located: Any) -> Any:
                 return type(item)([of(each, depth + 1) for each in item])
             case None | bool() | int() | float():
                 return item
-        raise ValueError(f"it holds {kind_of(item)}")
+        raise ValueError("it holds more than plain data")
 
     return of(located, 0)
 

