@@ -92,14 +92,12 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
     if (count := np.count_nonzero(is_end)) > MAX_VALUE_BYTES // 8:
         raise ValueError(f"a list has {count:,} numbers; a value has at most {MAX_VALUE_BYTES // 8:,}")
     ends = np.flatnonzero(is_end)
-    if len(raw) and (not len(ends) or ends[-1] != len(raw) - 1):
-        raise ValueError("a list of numbers is truncated")
-    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
-    sizes = ends - starts + 1
-    if len(sizes) and (sizes.max() > MAX_VARINT or (raw[ends[sizes == MAX_VARINT]] > 1).any()):
-        raise ValueError("a number in a list has more than 64 bits")
-    found = np.zeros(len(ends), np.uint64)
-    for place in range(int(sizes.max(initial=0))):
+    sizes = np.diff(ends, prepend=-1)
+    starts, longest = ends - sizes + 1, int(sizes.max(initial=0))
+    if not data[-1:] < b"\x80" or longest > MAX_VARINT:
+        raise ValueError("a list of numbers is truncated, or one has more than 64 bits")
+    found = np.zeros(count, np.uint64)
+    for place in range(longest):
         longer = sizes > place
         bits = raw[starts[longer] + place].astype(np.uint64) & np.uint64(0x7F)
         found[longer] |= bits << np.uint64(7 * place)
@@ -109,7 +107,9 @@ def integers(data: bytes) -> npt.NDArray[np.int64]:
 BYTES, FLOATS, INTEGERS = "bytes", "floats", "integers"
 MAX_FEATURES = 256
 MAX_NAME_BYTES = 256
+MAX_SINGLE = 2 * MAX_VARINT  # bytes of a list of one number
 _KINDS = {1: BYTES, 2: FLOATS, 3: INTEGERS}
+_NOT_PACKED = {BYTES: LENGTH, FLOATS: FIXED32, INTEGERS: VARINT}
 
 
 class Feature(NamedTuple):
@@ -120,68 +120,42 @@ class Feature(NamedTuple):
     start: int
     end: int
 
-    def bounded(self, most: int) -> Feature:
-        """Return the feature itself. Raises ValueError if its list has more bytes than ``most``."""
-        if self.end - self.start > most:
-            raise ValueError(f"a list of {self.end - self.start} bytes is too long for its values")
-        return self
-
     def is_single(self) -> bool:
         """Whether the list has exactly one value; a long list is not read. Raises ValueError."""
-        first = next(self._values(), None)
-        if first is None or first.end != self.end:
+        if self.kind == BYTES:
+            first = next(self._parts(BYTES), None)
+            return first is not None and first.end == self.end
+        if not 0 < self.end - self.start <= MAX_SINGLE:
             return False
-        if self.kind == FLOATS:
-            return first.end - first.start == 4
-        if self.kind == INTEGERS:
-            number = self.window.take(first.start, min(first.end, first.start + MAX_VARINT))
-            return bool(number) and first.start + varint(number, 0)[1] == first.end
-        return True
+        data = b"".join(self._data(self.kind))
+        return len(data) == 4 if self.kind == FLOATS else sum(byte < 0x80 for byte in data) == 1
 
-    def only_value(self, most: int) -> bytes | int | None:
-        """Return the only value, at most ``most`` of its bytes; None for other lists."""
-        if self.kind == BYTES and self.is_single():
-            return self.byte_values(most)[0]
-        return int(self.integers()[0]) if self.kind == INTEGERS and self.is_single() else None
-
-    def byte_values(self, most: int | None = None) -> list[bytes]:
-        """Return a list of bytes, each no longer than ``most``. Raises ValueError for other lists."""
-        self._check_kind(BYTES)
-        values = list(self._values())
-        if any(value.kind != LENGTH for value in values):
-            raise ValueError("has something other than bytes in its list")
-        ends = (value.end if most is None else min(value.end, value.start + most) for value in values)
-        return [self.window.take(value.start, end) for value, end in zip(values, ends, strict=True)]
+    def byte_values(self, most: int = MAX_VALUE_BYTES) -> list[bytes]:
+        """Return a list of bytes, at most ``most`` of each value. Raises ValueError for other lists."""
+        return list(self._data(BYTES, most))
 
     def floats(self) -> npt.NDArray[np.float32]:
         """Return a list of floats, float32 [n]. Raises ValueError for other lists."""
-        return np.frombuffer(self._numbers(FLOATS), "<f4").astype(np.float32, copy=False)
+        return np.frombuffer(b"".join(self._data(FLOATS)), "<f4")
 
     def integers(self) -> npt.NDArray[np.int64]:
         """Return a list of integers, int64 [n]. Raises ValueError for other lists."""
-        return integers(self._numbers(INTEGERS))
+        return integers(b"".join(self._data(INTEGERS)))
 
-    def _check_kind(self, kind: str) -> None:
-        """Raise ValueError for a list of another kind; an empty list is of any kind."""
-        if self.kind != kind and self.start != self.end:
-            raise ValueError(f"a feature has {self.kind}, not {kind}")
+    def _data(self, kind: str, most: int = MAX_VALUE_BYTES) -> Iterator[bytes]:
+        for part in self._parts(kind):
+            yield self.window.take(part.start, min(part.end, part.start + most))
 
-    def _numbers(self, kind: str) -> bytes:
-        self._check_kind(kind)
-        own, size = (FIXED32, 4) if kind == FLOATS else (VARINT, 1)
-        data = bytearray()
-        for value in self._values():
-            if value.kind not in (LENGTH, own) or (value.end - value.start) % size:
-                raise ValueError(f"has something other than {kind} in its list")
-            data += self.window.take(value.start, value.end)
-        return bytes(data)
+    def _parts(self, kind: str) -> Iterator[WireField]:
+        """Yield the parts of a list: numbers are packed into one part, or have one each.
 
-    def _values(self) -> Iterator[WireField]:
-        """Yield the parts of a list: numbers are packed into one part, or have one each."""
-        for value in parts(self.window, self.start, self.end):
-            if value.number != 1:
-                raise ValueError("a list has an unexpected field")
-            yield value
+        Raises ValueError for a list of another kind, but an empty one is of any kind.
+        """
+        for part in parts(self.window, self.start, self.end):
+            is_valid = part.number == 1 and part.kind in (LENGTH, _NOT_PACKED[kind])
+            if self.kind != kind or not is_valid or self.end - self.start > MAX_VALUE_BYTES:
+                raise ValueError(f"a feature has more than {MAX_VALUE_BYTES} bytes, or no list of {kind}")
+            yield part
 
 
 NONE = Feature(ByteWindow.of(b""), "", 0, 0)
@@ -238,41 +212,24 @@ def frames(file: ArchiveFile) -> Iterator[tuple[int, ByteWindow]]:
     at = 0
     while at < file.end:
         with foreign_file(f"{file.path}, byte {at}", ADVICE):
-            length = _length(file.read_at(HEAD.size, at), at)
+            head = file.read_at(HEAD.size, at)
+            length, crc = HEAD.unpack(head.ljust(HEAD.size, b"\0"))
+            if len(head) == HEAD.size and crc != masked_crc(head[:8]):
+                if at == 0 and head.startswith((_GZIP, _ZLIB)):
+                    raise ValueError(
+                        "the file is compressed, but records are read in place; write it uncompressed"
+                    )
+                raise ValueError("the checksum of a record's length is wrong")
             if length > file.end - at - HEAD.size - TAIL.size:
                 raise ValueError("the file is truncated within a record")
         yield at, ByteWindow(file.read_at, at + HEAD.size, at + HEAD.size + length)
         at += HEAD.size + length + TAIL.size
 
 
-def _length(head: bytes, at: int) -> int:
-    if len(head) < HEAD.size:
-        raise ValueError("the file is truncated within the length of a record")
-    length, crc = HEAD.unpack(head)
-    if crc != masked_crc(head[:8]):
-        if at == 0 and head.startswith((_GZIP, _ZLIB)):
-            raise ValueError("the file is compressed, but records are read in place; write it uncompressed")
-        raise ValueError("the checksum of a record's length is wrong")
-    return int(length)
-
-
-def read_frame(file: ArchiveFile, start: int, length: int) -> bytes:
-    """Return the data of the frame at ``start``. Raises SourceDamaged unless length and checksums match."""
-    with foreign_file(f"{file.path}, byte {start}", ADVICE):
-        whole = file.read_at(HEAD.size + length + TAIL.size, start)
-        if _length(whole[: HEAD.size], start) != length or len(whole) < HEAD.size + length + TAIL.size:
-            raise ValueError("the record differs from the one that was listed")
-        data = whole[HEAD.size : -TAIL.size]
-        if TAIL.unpack(whole[-TAIL.size :]) != (masked_crc(data),):
-            raise ValueError("the checksum of a record's data is wrong")
-    return data
-
-
 BOX_SIDES = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 BOX_LABEL = "image/object/bbox/label"
 MAX_BOXES = 10_000  # of one image
 BOX = np.dtype([(name, "<i8") for name in ("record", "label")] + [(side, "<f8") for side in SIDES])
-MAX_LABEL_BYTES = 4096  # of a list with a label or a name
 T = TypeVar("T")
 Example = tuple[Features, Mapping[str, Feature]]
 """The features of a record in memory by their own names, and by column names."""
@@ -344,7 +301,10 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
     """
 
     def value_of(name: str) -> object:
-        return found[name].only_value(HEAD_BYTES)
+        feature = found[name]
+        if feature.kind == FLOATS or not feature.is_single():
+            return None
+        return feature.byte_values(HEAD_BYTES)[0] if feature.kind == BYTES else int(feature.integers()[0])
 
     def there(*names: str) -> str:
         return next((name for name in names if name in found), "")
@@ -372,13 +332,15 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
     """Return each box's label and its sides, swapped if reversed and clipped. Raises ValueError."""
-    most = MAX_BOXES * MAX_VARINT
-    sides = [found[name].bounded(most).floats() for name in BOX_SIDES]
-    labels = np.full(len(sides[0]), UNLABELLED, np.int64)
-    if BOX_LABEL in found:
-        labels = found[BOX_LABEL].bounded(most).integers() - first_label
-    if {len(side) for side in sides} != {len(labels)} or not np.isfinite(sides).all():
-        raise ValueError("its boxes do not have one finite number for each side")
+    sides = [found[name].floats() for name in BOX_SIDES]
+    count = len(sides[0])
+    labels = found[BOX_LABEL].integers() - first_label if BOX_LABEL in found else np.full(count, UNLABELLED)
+    if (
+        count > MAX_BOXES
+        or {len(each) for each in (labels, *sides)} != {count}
+        or not np.isfinite(sides).all()
+    ):
+        raise ValueError(f"its boxes are more than {MAX_BOXES}, or lack a finite number for a side")
     xs, ys = np.sort(sides[0::2], axis=0).clip(0, 1), np.sort(sides[1::2], axis=0).clip(0, 1)
     columns = (labels, xs[0], ys[0], xs[1], ys[1])
     return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -410,9 +372,12 @@ class ExampleReader(FilesReader):
             return _only(example[0].get(self.layout.image, NONE).byte_values())
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> Example:
-        data = read_frame(file, int(entry["offset"]), int(entry["length"]))
+        length = int(entry["length"])
+        data = file.read_at(length + TAIL.size, int(entry["offset"]) + HEAD.size)
         with foreign_file(self.where(entry), ADVICE, key=entry["key"].decode()):
-            found = features(ByteWindow.of(data))
+            if data[length:] != TAIL.pack(masked_crc(data[:length])):
+                raise ValueError("the checksum of a record's data is wrong")
+            found = features(ByteWindow.of(data[:length]))
         columns = found.keys() - self.layout.no_columns
         return found, {column_name(name): found[name] for name in columns}
 
@@ -475,7 +440,7 @@ class ExampleContents(RecordContents):
                 advice = f"--label-column {layout.label} takes them for the names of classes"
                 raise ValueError(f"the feature {layout.label!r} has bytes, not integers: {advice}")
             return self.classes.of_text(_text_in(feature))
-        labels = feature.bounded(MAX_LABEL_BYTES).integers()
+        labels = feature.integers()
         if len(labels) != 1:
             raise ValueError(f"it has {len(labels)} labels, not one")
         label = int(labels[0])
@@ -524,7 +489,7 @@ class ExampleContents(RecordContents):
 
 
 def _text_in(feature: Feature) -> str:
-    values = feature.bounded(MAX_LABEL_BYTES).byte_values()
+    values = feature.byte_values()
     if len(values) > 1:
         raise ValueError(f"it has {len(values)} names, not one")
     return values[0].decode() if values else ""

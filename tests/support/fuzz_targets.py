@@ -35,7 +35,7 @@ from shardprep.formats.shards.read import ARCHIVE_NAME
 from shardprep.formats.sources.annotations import read_boxes
 from shardprep.formats.sources.devkit import read_devkit
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.tfrecord import frames, read_frame
+from shardprep.formats.sources.tfrecord import frames
 from shardprep.loaders import ContactSheet, EvalTransform, Loader, TrainTransform
 from shardprep.loaders.loader.run_log import RunLog
 from shardprep.loaders.order.rng import RecordRandom
@@ -185,7 +185,7 @@ def tfrecord(rng: Random, base: Path, scratch: Path) -> None:
         path.write_bytes(mutated(honest.read_bytes(), rng, NUMBERS))
     else:
         with ArchiveFile(honest) as file:
-            records = [read_frame(file, start, data.length) for start, data in frames(file)]
+            records = [data.take(data.start, data.end) for _, data in frames(file)]
         chosen = rng.randrange(len(records))
         records[chosen] = mutated(records[chosen], rng, NUMBERS)
         path.write_bytes(b"".join(map(frame, records)))

@@ -108,7 +108,7 @@ def test_each_checksum_is_checked_and_a_file_that_is_cut_off_is_named(tmp_path: 
         (12 + data.index(IMAGES[1]) + 50, "data is wrong"),
     ):
         flip(path, second + at)
-        with pytest.raises(SourceDamaged, match=rf"byte {second}: the checksum of a record's {message_}"):
+        with pytest.raises(SourceDamaged, match=rf"byte {second}: .*checksum of a record's {message_}"):
             records(recognise(path).listing("train"))
         flip(path, second + at)
     flip(path, second + 12 + len(data))
