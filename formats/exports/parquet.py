@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.errors import MissingExtra
 from shardprep.formats.exports.format import (
     Exportable,
     ExportFormat,
@@ -28,6 +26,7 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.shards.read import FileEntry, Rows
+from shardprep.formats.sources.parquet import arrow
 
 MOST_IMAGES = 100  # in a row group, which a reader holds in memory
 GROUP_BYTES = 128 << 20
@@ -158,17 +157,6 @@ def _groups(records: Iterable[ExportRecord]) -> Iterator[list[ExportRecord]]:
 
 def _size_of(value: Any) -> int:
     return int(getattr(value, "nbytes", 0)) or (len(value) if isinstance(value, bytes | str) else 0)
-
-
-@cache
-def arrow() -> Any:
-    """Return pyarrow. Raises MissingExtra if it is not installed."""
-    try:
-        import pyarrow  # an extra
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra.of("Parquet", "pyarrow", "parquet") from error
-    return pyarrow
 
 
 FORMAT = "application/x-parquet"  # as mlcroissant names it

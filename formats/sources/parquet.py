@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, repeat
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from shardprep.formats.sources.record_files import (
     usual_image,
     usual_label,
 )
-from shardprep.formats.sources.source import Problems, SourceOptions
+from shardprep.formats.sources.source import SourceOptions
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 _BINARY = ("binary", "large_binary", "binary_view")
@@ -60,14 +59,13 @@ Columns = Mapping[str, Any]
 """Columns of a row group by name, each a pyarrow ``ChunkedArray``."""
 
 
-def parquet_module(path: Path) -> ModuleType:
-    """Return ``pyarrow.parquet``, which ``path`` needs. Raises MissingExtra if it is not installed."""
+def arrow(path: Path | None = None) -> Any:
+    """Return pyarrow with its Parquet, which ``path`` needs. Raises MissingExtra if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise MissingExtra.of("reading it", "pyarrow", "parquet", path=path) from error
-    module: ModuleType = pyarrow.parquet
-    return module
+        raise MissingExtra.of("Parquet", "pyarrow", "parquet", path=path) from error
+    return pyarrow
 
 
 @contextmanager
@@ -84,12 +82,12 @@ def arrow_reads(place: str | Path, *, key: str | None = None) -> Iterator[None]:
 
 def opened(archive: ArchiveFile) -> Any:
     """Open a ``ParquetFile`` and read its metadata. Raises SourceDamaged, MissingExtra."""
-    module = parquet_module(archive.path)
+    parquet = arrow(archive.path).parquet
     with arrow_reads(archive.path):
         length = int.from_bytes(archive.read_at(4, max(0, archive.end - 8)), "little")
         if length > _MAX_METADATA:
             raise ValueError(f"has {length} bytes of metadata, more than {_MAX_METADATA}")
-        return module.ParquetFile(
+        return parquet.ParquetFile(
             archive.path, thrift_string_size_limit=_MAX_METADATA, thrift_container_size_limit=_MAX_ITEMS
         )
 
@@ -180,7 +178,7 @@ def parquet(path: Path, split: str | None, options: SourceOptions) -> ParquetRow
     files = split_files(path, split, _FILE, follow_symlinks=options.follow_symlinks)
     if files is None:
         return None
-    parquet_module(path)
+    arrow(path)
     return ParquetRows(files, options)
 
 
@@ -344,7 +342,6 @@ def _bytes_in(columns: Columns) -> int:
 
 class RowContents(RecordContents):
     READER = RowReader
-    is_readable = True
     _bytes = _encoded_bytes = 0
 
     def columns(self) -> tuple[Schema, bool]:
@@ -352,8 +349,6 @@ class RowContents(RecordContents):
 
     def read(self, file: ArchiveFile) -> None:
         """Read the labels, image paths and sizes of a file's rows. Raises SourceDamaged."""
-        if not self.is_readable:
-            return
         with arrow_reads(file.path), closing(RowGroups(file)) as groups:
             names = [*filter(None, (self.layout.image, self.layout.label, *self.layout.fields))]
             for group, first in enumerate(groups.starts[:-1]):
@@ -413,12 +408,8 @@ class ParquetRows(RecordSource):
     CONTENTS = RowContents
 
     def contents(self, split: str, classes: Classes) -> RowContents:
-        problems, layout = Problems(), RowLayout("", False, "", (), {})
-        with problems.collected():
-            layout = self._layout(split)
+        layout = self._layout(split)
         contents = RowContents(self.files.top, layout, classes)
-        contents.is_readable = not problems
-        contents.problems.merge(problems)
         with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
             for label, class_name in enumerate(layout.classes):
                 contents.classes.of_number(label, class_name)

@@ -156,6 +156,10 @@ def _damaged(member: Member, archive: ArchiveFile, reason: str) -> SourceDamaged
     return SourceDamaged(reason, path=f"{archive.path}, byte {member.offset}", key=member.name)
 
 
+def bytes_in(archive: ArchiveFile, member: Member) -> bytes:
+    return archive.read_at(member.size, member.offset)
+
+
 def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
     """Return the text of a small member, None if it is missing. Raises ValueError."""
     member = sample.parts.get(part)
@@ -163,7 +167,7 @@ def text_in(sample: ShardSample, part: str, archive: ArchiveFile) -> str | None:
         return None
     if member.size > MAX_SMALL:
         raise ValueError(f"its .{part} has {member.size} bytes, more than {MAX_SMALL}")
-    return archive.read_at(member.size, member.offset).decode()
+    return bytes_in(archive, member).decode()
 
 
 OpenSample = tuple[ArchiveFile, ShardSample, Mapping[str, Member]]
@@ -176,7 +180,7 @@ class SampleReader(FilesReader):
     def read(self, entry: np.void) -> bytes:
         archive, sample, _ = self.record(entry)
         image = self.layout.image_of(sample)
-        return b"" if image is None else self._bytes(archive, sample.parts[image], entry)
+        return b"" if image is None else bytes_in(archive, sample.parts[image])
 
     def record_in(self, file: ArchiveFile, entry: np.void) -> OpenSample:
         sample = next(samples(file, int(entry["offset"])), None)
@@ -187,30 +191,14 @@ class SampleReader(FilesReader):
 
     def value(self, column: Field, record: OpenSample, entry: np.void) -> Any:
         archive, _, members = record
-        if column.name not in members:
-            raise self.changed(entry)
-        data = self._bytes(archive, members[column.name], entry)
+        data = bytes_in(archive, members[column.name])
         return json.loads(data.decode()) if column.kind == "float" else column.codec.decode(data)
-
-    def _bytes(self, archive: ArchiveFile, member: Member, entry: np.void) -> bytes:
-        data = archive.read_at(member.size, member.offset)
-        if len(data) < member.size:
-            raise self.changed(entry)
-        return data
 
 
 def _is_float(member: Member, part: str, archive: ArchiveFile) -> bool:
     """Whether a JSON part is a float that JSON lacks; only members of that size are read."""
     is_short = part.rpartition(".")[2] == "json" and member.size in map(len, _NO_JSON)
-    return is_short and archive.read_at(member.size, member.offset) in _NO_JSON
-
-
-class _Place(NamedTuple):
-    """The first sample with certain parts, and the number of samples with them."""
-
-    path: str
-    key: str
-    samples: int
+    return is_short and bytes_in(archive, member) in _NO_JSON
 
 
 class ShardContents(RecordContents):
@@ -219,7 +207,7 @@ class ShardContents(RecordContents):
 
     def __init__(self, top: Path, layout: SampleLayout, classes: Classes) -> None:
         super().__init__(top, layout, classes)
-        self._first_of: dict[tuple[bool, frozenset[str]], _Place] = {}
+        self._first_of: dict[tuple[bool, frozenset[str]], tuple[str, str]] = {}
         self._parts: set[str] = set()
         self._floats: set[str] = set()
 
@@ -232,8 +220,7 @@ class ShardContents(RecordContents):
                 self.append(sample.stem, label, length=sample.length, offset=sample.start)
                 image = self.layout.image_of(sample)
                 parts = frozenset(sample.parts.keys() - {image})
-                first = self._first_of.get((image is not None, parts), _Place(place, sample.stem, 0))
-                self._first_of[image is not None, parts] = first._replace(samples=first.samples + 1)
+                self._first_of.setdefault((image is not None, parts), (place, sample.stem))
                 self._parts |= parts
                 self._floats |= {part for part in parts if _is_float(sample.parts[part], part, file)}
                 if len(self._parts) > MAX_COLUMNS:
@@ -255,15 +242,14 @@ class ShardContents(RecordContents):
     def columns(self) -> tuple[Schema, bool]:
         """Return the columns, and whether there are images; samples that lack a part are problems."""
         has_images = any(image for image, _ in self._first_of)
-        for (image, parts), place in self._first_of.items():
+        for (image, parts), (place, stem) in self._first_of.items():
             missing = [f".{part}" for part in sorted(self._parts - parts)]
             missing += ["an image"] if has_images and not image else []
             if missing:
-                others = f", as {place.samples - 1:,} more samples do" if place.samples > 1 else ""
                 lacks = (
-                    f"lacks {', '.join(missing[:8])}, which other samples have{others}; add the missing parts"
+                    f"lacks {', '.join(missing[:8])}, which other samples have; add it, also to later ones"
                 )
-                self.problems.add(SourceDamaged(lacks, path=place.path, key=place.key))
+                self.problems.add(SourceDamaged(lacks, path=place, key=stem))
         fields = []
         for part in sorted(self._parts - self.layout.no_columns(self._parts)):
             last = part.rpartition(".")[2]  # like WebDataset's own decoders

@@ -69,10 +69,6 @@ def test_links_are_read_when_that_is_asked_for(shards: Path, tmp_path: Path) -> 
 ODD: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "no label": ([("1.cls", b"1"), ("1.jpg", JPEG), ("2.jpg", JPEG)], r"a\.tar, byte \d+: 2: lacks \.cls, which other"),
     "no image": ([("1.cls", b"1"), ("1.jpg", JPEG), ("2.cls", b"1")], r"byte \d+: 2: lacks an image, which other samples"),
-    "no column": (
-        [("1.txt", b""), *((f"{n}.jpg", JPEG) for n in range(1, 5))],
-        r"2: lacks \.txt, which other samples have, as 2 more samples do",
-    ),
     "a word as label": ([("1.jpg", JPEG), ("1.cls", b"cat")], r"1: its \.cls has 'cat', not the number"),
     "a huge label": ([("1.jpg", JPEG), ("1.cls", b"100000")], "label 100000; labels are 0 to 99999"),
     "a long label": ([("1.jpg", JPEG), ("1.cls", b" " * 5000)], "has 5000 bytes, more than 4096"),
