@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,10 +22,9 @@ from shardprep.formats.exports.mds import MDS
 from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
-from shardprep.formats.records.record import ColumnRecord
 from shardprep.formats.runtime.files import publish_bytes, user_path
 from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
-from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json, sha256_of
+from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import checked_int
 from shardprep.formats.runtime.work_folder import (
@@ -36,6 +35,7 @@ from shardprep.formats.runtime.work_folder import (
     refuse_busy,
     refuse_other_plan,
     remove_leftover,
+    shards_kept,
 )
 from shardprep.formats.runtime.workers import usable_cpus
 from shardprep.formats.shards.dataset import Dataset, open_unreplaced, splits_of
@@ -118,24 +118,11 @@ def export(
     planned = [_Export.planned(path, target / split, to, shard_size) for split, path in splits.items()]
     sizes = {one.output: one.bytes_to_write() for one in planned}
     check_room({folder: size for folder, size in sizes.items() if size})
-    progress = shown(progress)
-    runner = JobRunner(workers, executor, progress)
-    threads = usable_cpus() if workers is None else max(1, workers)
-    done: list[Exported] = []
+    runner = JobRunner(workers, executor, shown(progress))
     try:
-        with noting_kept(lambda: _kept(planned[: len(done) + 1])):
-            for one in planned:
-                done.append(one.finished(runner, threads))
+        return [one.finished(runner) for one in planned]
     finally:
         _opened.cache_clear()  # close the dataset that jobs in this process opened
-    return done
-
-
-def _kept(begun: Iterable[_Export]) -> str:
-    """Describe how many shards of each split are done; empty if none are."""
-    counts = ((one, len(finished_shards(one.output))) for one in begun)
-    parts = [f"{done} of {len(one.units)} shards of {one.manifest.split}" for one, done in counts if done]
-    return f"{', '.join(parts)} are done" if parts else ""
 
 
 MARKER = ".export.json"
@@ -198,18 +185,20 @@ class _Export:
         left = [unit.extent for unit in self.units if unit.name not in done]
         return sum(extent.payload_bytes + extent.records * beside for extent in left)
 
-    def finished(self, runner: JobRunner, threads: int) -> Exported:
+    def finished(self, runner: JobRunner) -> Exported:
         marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False
         if marker is not None:
             runner.progress.note(f"{self.output} is complete already; comparing its files")
-            intact = self._intact(marker[0], runner.progress, threads)
+            intact = self._intact(marker[0], runner)
             is_complete = len(intact) == len(self.units) and all(
                 each.is_in(self.output) for each in marker[1]
             )
         if marker is not None and is_complete:
             remove_leftover(self.output)
         else:
-            with WorkFolder(self.output) as work_folder:
+            names = [unit.name for unit in self.units]
+            kept = noting_kept(lambda: shards_kept(self.output, names))
+            with kept, WorkFolder(self.output) as work_folder:
                 marker = self._built(work_folder, {} if self.format.has_parts else intact, runner)
         return Exported(
             path=self.output,
@@ -230,8 +219,8 @@ class _Export:
         wanted = [unit for unit in self.units if unit.name not in intact]
         if done := finished_shards(self.output):
             runner.progress.note(f"{len(done)} of {len(self.units)} shards are done already")
-        dataset, root, plan = self.dataset.absolute(), self.manifest.root, sha256_of(self._guard)
-        jobs = (_Job(dataset, root, self.format, places, unit, self._names(unit), plan) for unit in wanted)
+        dataset = self.dataset.absolute()
+        jobs = (_Job(dataset, self.format, places, unit, self._names(unit)) for unit in wanted)
         built = runner.run(f"export {self.manifest.split}", jobs, places.run, wanted, done)
         made = dict(intact) | {unit.name: unit for unit in built}
         units = tuple(made[unit.name] for unit in self.units)
@@ -275,7 +264,7 @@ class _Export:
             raise PlanMismatch(issue, path=self.output)
         return units, about_all
 
-    def _intact(self, units: tuple[FileEntry, ...], progress: Progress, threads: int) -> dict[str, FileEntry]:
+    def _intact(self, units: Files, runner: JobRunner) -> dict[str, FileEntry]:
         if [unit.name for unit in units] != [unit.name for unit in self.units]:
             return {}
 
@@ -284,13 +273,14 @@ class _Export:
 
         intact, done_records, done_bytes = {}, 0, 0
         records, size = len(self.index), sum(unit.size for unit in units)
-        task = progress.task(f"compare {self.manifest.split}", records=records, size=size)
+        task = runner.progress.task(f"compare {self.manifest.split}", records=records, size=size)
+        threads = usable_cpus() if runner.workers is None else max(1, runner.workers)
         with task, ThreadPoolExecutor(threads) as pool:
             for unit, is_whole in zip(units, pool.map(is_intact, units, self.units), strict=True):
                 if is_whole:
                     intact[unit.name] = unit
                 done_records, done_bytes = done_records + unit.records, done_bytes + unit.size
-                progress.at(done_records, done_bytes)
+                runner.progress.at(done_records, done_bytes)
         return intact
 
     def _names(self, unit: PlannedShard) -> tuple[str, ...]:
@@ -301,17 +291,14 @@ class _Export:
 class _Job(DecodesNothing):
     """The job of building a unit. Picklable.
 
-    ``shard`` has the unit's name and records, ``names`` the format's names of these records. ``plan`` is the
-    SHA-256 of everything that determines the bytes.
+    ``shard`` has the unit's name and records, ``names`` the format's names of these records.
     """
 
     dataset: Path
-    root: str
     format: ExportFormat
     places: Places
     shard: PlannedShard
     names: tuple[str, ...]
-    plan: str
 
     @property
     def output(self) -> Path:
@@ -321,33 +308,31 @@ class _Job(DecodesNothing):
         """Build and publish the unit, unless it is finished. Raises DataError, UsageError, OSError."""
         commit = self.places.work / (self.shard.name + ".commit")
         try:
-            found = parse_canonical_json(commit.read_bytes())
-            finished = FileEntry(**found["unit"]) if found["plan"] == self.plan else None
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            finished = None
-        if finished is not None and self.format.is_intact(finished, self.names, self.output):
-            return finished
+            unit = FileEntry(**parse_canonical_json(commit.read_bytes()))
+            if self.format.is_intact(unit, self.names, self.output):
+                return unit
+        except (FileNotFoundError, ValueError, TypeError):
+            pass
         unit = self.format.build(self.shard.name, self._records(), len(self.names), self.places)
-        publish_bytes(commit, canonical_json({"plan": self.plan, "unit": unit.to_json()}), self.places.run)
+        publish_bytes(commit, canonical_json(unit.to_json()), self.places.run)
         return unit
 
     def _records(self) -> Iterator[ExportRecord]:
-        dataset, boxes = _opened(self.dataset, self.root)
+        dataset, boxes = _opened(self.dataset, self.format.source.root)
         with closing(ShardCounter(self.places.run, self.shard.number)) as counter:
             for done, name in enumerate(self.names):
                 counter.set(done)
                 number = self.shard.first + done
                 record = dataset[number]
-                columns = record.columns if isinstance(record, ColumnRecord) else {}
                 own = None
                 if boxes is not None:
                     own = boxes[slice(*np.searchsorted(boxes["record"], [number, number + 1]))]
-                yield ExportRecord(name, *record, dataset.index[number], own, columns)
+                yield ExportRecord(name, *record, dataset.index[number], own, record.columns)
             counter.set(len(self.names))
 
     def key_at(self, place: int) -> str:
         """Return the key of the record at an offset in the unit, or of the last one."""
-        dataset, _ = _opened(self.dataset, self.root)
+        dataset, _ = _opened(self.dataset, self.format.source.root)
         key: bytes = dataset.index["key"][min(self.shard.first + place, self.shard.last - 1)]
         return key.decode()
 

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from shardprep.formats.exports.format import (
 from shardprep.formats.images.info import kind_of
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.files import flush_file, naming, publish_bytes
-from shardprep.formats.runtime.work_folder import refuse_link
 from shardprep.formats.shards.read import FileEntry, Rows
 
 METADATA = "metadata.jsonl"
@@ -76,11 +74,9 @@ class Folders(ExportFormat):
             caseless_part(name) if number in twice else folder
             for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
         ]
-        for name, folder in zip(classes, self._classes, strict=True):
-            if self.has_parts and folder.casefold() == METADATA:
-                issue = f"has a class {name!r}, but a file of that name would hold the columns"
-                raise UsageError(f"{issue}; export to another format", path=source.path)
-            self._check_length(folder, name)
+        if self.has_parts and METADATA in map(str.casefold, self._classes):
+            issue = f"has the class {METADATA}, but a file of that name would hold the columns"
+            raise UsageError(f"{issue}; export to another format", path=source.path)
         self._repeated: frozenset[int] = frozenset()
         self._repeated = repeated(self._checked(index))
         if self._repeated and repeated(self._checked(index)):
@@ -90,14 +86,10 @@ class Folders(ExportFormat):
         """Return the digests of the records' names. Raises UsageError if one is too long."""
         names = self.names(index)
         for name, key in zip(names, index["key"].tolist(), strict=True):
-            for part in name.split("/"):
-                self._check_length(part, key.decode())
+            if any(len(part.encode()) > MOST_NAME_BYTES for part in name.split("/")):
+                issue = f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
+                raise UsageError(issue, path=self.source.path, key=key.decode())
         return digests(names)
-
-    def _check_length(self, part: str, key: str) -> None:
-        if len(part.encode()) > MOST_NAME_BYTES:
-            issue = f"needs a file name of more than {MOST_NAME_BYTES} bytes; export to another format"
-            raise UsageError(issue, path=self.source.path, key=key)
 
     def names(self, rows: Rows) -> list[str]:
         columns = [rows[name].tolist() for name in ("key", "label", "flags", "components")]
@@ -144,12 +136,8 @@ class Folders(ExportFormat):
     def is_intact(self, unit: FileEntry, names: Sequence[str], output: Path) -> bool:
         digest = hashlib.sha256()
         for name in names:
-            path = output / name
-            on_the_way = [output / folder for folder in Path(name).parents[:-1]]
             try:
-                if any(each.is_symlink() for each in (path, *on_the_way)):
-                    return False
-                _add(digest, name, path.read_bytes())
+                _add(digest, name, (output / name).read_bytes())
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return False
         return unit.sha256 == f"sha256:{digest.hexdigest()}"
@@ -157,7 +145,7 @@ class Folders(ExportFormat):
     def finish(self, units: Sequence[FileEntry], places: Places) -> list[FileEntry]:
         if self.source.has_labels:
             for folder in self._classes:  # also of empty classes: ImageFolder numbers the folders
-                _make_folder(places.output / folder)
+                (places.output / folder).mkdir(exist_ok=True)
         if not self.has_parts:
             return []
         parts = ((places.work / f"{unit.name}.jsonl").read_bytes() for unit in units)
@@ -186,18 +174,11 @@ def _publish(built: dict[Path, Path], output: Path) -> None:
         parents = [parent for parent in final.parents if parent.is_relative_to(output)]
         for folder in reversed(parents):
             if folder not in folders:
-                _make_folder(folder)
+                folder.mkdir(exist_ok=True)
         folders.update(parents)
         path.replace(final)
     for folder in sorted(folders):
         flush_file(folder)
-
-
-def _make_folder(path: Path) -> None:
-    """Make a folder, unless it exists. Raises UsageError for a link to one."""
-    with suppress(FileExistsError):
-        path.mkdir()
-    refuse_link(path)
 
 
 def _jsonable(field: Field, value: Any) -> Any:
