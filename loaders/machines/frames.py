@@ -72,7 +72,6 @@ class FrameReceiver(Receiver):
             self._shares,
             bind=bind,
             limit_bytes=limit_bytes,
-            most_waiting=high_water_mark,
             name="receiver",
             superseded="another iteration of this receiver has begun; end the first, or use two receivers",
         )

@@ -21,8 +21,7 @@ from zmq.utils import z85
 from shardprep.formats.errors import OperationError, ShardprepError, UsageError
 from shardprep.formats.runtime.files import user_path
 from shardprep.formats.runtime.key_files import KeyPair, fingerprint, read_key, save_pair
-from shardprep.formats.runtime.owned import Owned
-from shardprep.loaders.machines.socket import DOMAIN, check_form
+from shardprep.loaders.machines.socket import check_form
 
 AnyPath = str | os.PathLike[str]
 
@@ -254,7 +253,7 @@ def _others_write(status: os.stat_result, *, sticky_is_safe: bool = False) -> bo
     return bool(status.st_mode & OTHERS_WRITE) and not (sticky_is_safe and is_sticky)
 
 
-class ReceiverAuth(Owned):
+class ReceiverAuth:
     """Authenticates the peers of a receiver's socket. Thread-safe.
 
     With ``keys``, only peers that prove possession of an allowed key are admitted, over an encrypted
@@ -265,8 +264,7 @@ class ReceiverAuth(Owned):
     def __init__(self, keys: ReceiverKeys | None) -> None:
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
-        self._names: dict[str, str] = {}
-        self._allowed: frozenset[bytes] = frozenset()
+        self._names: dict[str, str] = {}  # of the allowed public keys
         self.refused = 0  # peers
         self._connected = 0  # peers whose handshake has ended, perhaps with a counted refusal
         self.reload()
@@ -283,11 +281,10 @@ class ReceiverAuth(Owned):
                 remedy = "; until then the old allow-list applies (close the receiver to refuse all)"
                 error.message += remedy if self._names else ""
                 raise
-            self._names = {fingerprint(public): name for public, name in allowed.items()}
-            self._allowed = frozenset(allowed)  # last, so that every admitted peer has a name
+            self._names = {public.decode(): name for public, name in allowed.items()}
 
     def admits(self, user: str) -> bool:
-        """Return whether the current allow-list has the key of a :attr:`.Message.user`."""
+        """Return whether the current allow-list has the key of a peer, its :attr:`.Message.user`."""
         return self._keys is None or user in self._names
 
     def name_of(self, user: str) -> str:
@@ -322,22 +319,15 @@ class ReceiverAuth(Owned):
         """Authenticate peers until the context is terminated. libzmq refuses peers without an answer."""
         try:
             while True:
-                _, number, domain, _, _, mechanism, *credentials = handler.recv_multipart()
-                user = self._user_of(mechanism, credentials) if domain == DOMAIN else None
-                code, text = (b"400", b"not admitted") if user is None else (b"200", b"admitted")
-                handler.send_multipart([ZAP_VERSION, number, code, text, (user or "").encode(), b""])
+                _, number, _, _, _, mechanism, *credentials = handler.recv_multipart()
+                user = z85.encode(credentials[0]) if mechanism == b"CURVE" else b""
+                is_admitted = user.decode() in self._names
+                code, text = (b"200", b"admitted") if is_admitted else (b"400", b"not admitted")
+                handler.send_multipart([ZAP_VERSION, number, code, text, user, b""])
         except zmq.ContextTerminated:
             pass
         finally:
             handler.close()
-
-    def _user_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
-        """Return a peer's user, None to refuse the peer."""
-        if mechanism == b"CURVE" and len(credentials) == 1:
-            public = z85.encode(credentials[0])
-            if public in self._allowed:
-                return fingerprint(public)
-        return None
 
 
 def mechanism_of(endpoint: str) -> str:

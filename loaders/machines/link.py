@@ -18,7 +18,6 @@ import numpy as np
 import zmq
 
 from shardprep.formats.errors import OperationError, UsageError
-from shardprep.formats.runtime.owned import Owned
 from shardprep.loaders.batches.passes import end
 from shardprep.loaders.machines import wire
 from shardprep.loaders.machines.codec import FrameDamaged, FrameKind, Head, pack_batch, pack_note, read_head
@@ -35,8 +34,6 @@ from shardprep.loaders.order.epoch import LoadedStep
 
 RECONNECT_INTERVAL_MS = 100
 MAX_RECONNECT_MS = 2000  # of a sender that waits for its receiver to restart
-MOST_HELD = 2  # times the leased steps, as a sender also keeps those of expired leases
-MAX_NOTES = 20_000  # per batch; while it waits for one, a receiver sends two per second
 MAX_NOTE_BYTES = 1 << 20
 ERROR_REPORT_TIMEOUT_S = 2.0  # the longest wait for the receiver to acknowledge an error
 
@@ -137,7 +134,7 @@ FAILED = (ReceiverGone, Refused, NotAdmitted, WrongReceiver)  # the link, not th
 WAITING = "waiting for the receiver"
 
 
-class Link(Owned):
+class Link:
     """One connection to a receiver, and the steps leased over it. Not thread-safe.
 
     ``on_change`` is called after each batch, and before each wait for the receiver. With ``bind`` the sender
@@ -163,7 +160,7 @@ class Link(Owned):
         self._hello = hello.pack()
         self._work = work
         self._once = once
-        self._total, self._most = work.terms.steps, MOST_HELD * hello.wants
+        self._total = work.terms.steps
         self._auth = auth
         self._on_change = on_change
         self._refusal = ""
@@ -175,13 +172,13 @@ class Link(Owned):
         self._socket = FrameSocket(
             endpoint,
             bind=bind,
+            peers=False,
             options={
                 zmq.SNDHWM: 0,  # the receiver's leases bound the queue
                 zmq.MAXMSGSIZE: MAX_NOTE_BYTES,
                 zmq.RECONNECT_IVL: RECONNECT_INTERVAL_MS,
                 zmq.RECONNECT_IVL_MAX: 0 if once else MAX_RECONNECT_MS,
             },
-            most_bytes=MAX_NOTE_BYTES,
             secure=auth.secure if auth else None,
         )
 
@@ -311,7 +308,7 @@ class Link(Owned):
             )
 
     def _receive_all(self) -> None:
-        """Handle all events and messages that have arrived. Raises OperationError if messages never end."""
+        """Handle all events and messages that have arrived."""
         for event, value in self._socket.events():
             if self._is_lost:
                 continue
@@ -326,15 +323,9 @@ class Link(Owned):
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = value == self._connection if self._socket.binds else self.has_sent_hello
         self._send_hello()  # again: a socket that binds may not have been ready
-        for _ in range(MAX_NOTES):  # also of a receiver that has disconnected
-            if (message := self._socket.receive()) is None:
-                break
+        while (message := self._socket.receive()) is not None:  # also of a receiver that has disconnected
             with suppress(FrameDamaged):
                 self._handle(message, read_head(message.parts[0]))
-        else:
-            raise OperationError(
-                f"{self._endpoint}: the peer there sends more messages than a receiver would; is the address right?"
-            )
         if self._is_probed and not self.lag:
             self._socket.send(pack_note(FrameKind.CREDIT, self._last_lease))
         self._is_probed = False
@@ -360,16 +351,13 @@ class Link(Owned):
             self._refusal = wire.text_in(head.description, "text")
 
     def _add_lease(self, lease: StepLease) -> None:
-        """Add the steps of a lease, except those held already because an earlier lease of them expired.
-
-        Steps that exceed ``most`` are left out; the receiver leases them again once the rest are made.
-        """
+        """Add the steps of a lease, except those held already because an earlier lease of them expired."""
         if self._total != wire.UNKNOWN and lease.stop > self._total:
             raise FrameDamaged(f"a lease ends at step {lease.stop} of {self._total}")
         if self._leased and self._leased[-1].pass_number != lease.pass_number:
             self._leased.clear()
         held = {(work.pass_number, work.step) for work in (*self._leased, *self._drawn)}
-        for step in range(lease.start, min(lease.stop, lease.start + self._most - len(held))):
+        for step in range(lease.start, lease.stop):
             if (lease.pass_number, step) not in held:
                 self._leased.append(StepRef(self._session, lease.id, lease.pass_number, step))
         self._last_lease = lease.id

@@ -15,9 +15,7 @@ from shardprep.loaders.machines.codec import DEFAULT_LIMIT
 from shardprep.loaders.machines.keys import ReceiverAuth, ReceiverKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD, Ledger, Steps
 from shardprep.loaders.machines.reception import Receiver, RemoteStats
-from shardprep.loaders.machines.socket import (
-    endpoints_of,
-)
+from shardprep.loaders.machines.socket import endpoints_of
 from shardprep.loaders.order.epoch import LoadedStep
 from shardprep.loaders.order.receipt import Receipt, Tally
 
@@ -112,7 +110,6 @@ class RemoteSource(Receiver):
             Ledger(ahead=ahead, lease_seconds=lease_seconds),
             auth=self._auth,
             limit_bytes=limit_bytes,
-            most_waiting=2 * ahead,  # with those of expired leases
             expected={name: str(value) for name, value in (expected or {}).items()},
             name="RemoteSource",
             superseded="another iteration of this RemoteSource has begun, or a state was loaded; use two, or end "
@@ -218,7 +215,7 @@ class RemoteSource(Receiver):
         return self._reception.stats()
 
     def close(self) -> None:
-        """End the senders, wake a waiting thread, and free the endpoint. Idempotent."""
+        """End the senders and a waiting thread, and free the endpoint. Idempotent."""
         self.__exit__(None)
 
     def __exit__(self, *exc: object) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import socket
 import threading
 from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from time import monotonic
@@ -32,23 +31,16 @@ from shardprep.loaders.machines.socket import (
     MAX_BUFFER_BYTES,
     MAX_TEXT_CHARACTERS,
     POLL_INTERVAL_S,
-    SPARE_MESSAGES,
     FrameSocket,
     Message,
 )
 from shardprep.loaders.order.epoch import NOTHING, LoadedStep
 
-MAX_SENDERS = 256
-MAX_OWN_SENDERS = 1000  # with batches of their own
 MAX_BAD_FRAMES = 8  # per peer, before it is dropped
 MAX_REMEMBERED = 1000  # dropped peers
 MAX_REFUSALS = 100  # in the stats
-LATE_HELLO_TIMEOUT_S = 0.5  # the longest time that close() answers HELLOs
 NO_SENDER_TIMEOUT_S = 5.0  # before the absence of senders is logged
-MAX_LOGGED = 100  # messages
 CLOSE_TIMEOUT_S = 5.0  # the longest wait of close() for the using thread
-ATTEND_INTERVAL_S = 0.05
-ATTENTION_S = 2.0  # far more than ``meanwhile`` takes
 
 log = logging.getLogger(__name__)
 
@@ -56,50 +48,32 @@ log = logging.getLogger(__name__)
 class ExclusiveUse(Owned):
     """Guards a resource, and calls ``release`` once: in :meth:`close`, or when the current use ends.
 
-    A user that waits also polls :attr:`woken`, and then calls :meth:`check_open`. While the resource is idle,
-    a background thread calls ``meanwhile`` every ATTEND_INTERVAL_S. ``name`` names the resource in errors.
+    A user that waits calls :meth:`check_open` again and again. ``name`` names the resource in errors.
     """
 
-    def __init__(self, name: str, release: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+    def __init__(self, name: str, release: Callable[[], None]) -> None:
         self._name = name
         self._release_resource = release
         self._closed = False
         self._lock = threading.Lock()
         self._user: int | None = None  # the using thread
         self._released = threading.Event()
-        self.woken, self._waker = socket.socketpair()  # readable once this is closed
-        self._thread = threading.Thread(
-            target=self._attend, args=[meanwhile], name="shardprep-receiver", daemon=True
-        )
-        self._thread.start()
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Hold the resource. Raises UsageError if this is closed, or another thread holds it."""
         self.check_open()
-        if self._user is not None or not self._lock.acquire(timeout=ATTENTION_S):
+        if not self._lock.acquire(blocking=False):
             self.check_open()
             raise UsageError(f"another thread draws from this {self._name}; use one {self._name} for each")
         self._user = threading.get_ident()
         try:
-            self.check_open()
             yield
         finally:
             self._user = None
-            self._end_use()
-
-    def _end_use(self) -> None:
-        self._lock.release()
-        if self._closed:
-            self._release()
-
-    def _attend(self, meanwhile: Callable[[], None]) -> None:
-        while not self._released.wait(ATTEND_INTERVAL_S):
-            if self._lock.acquire(blocking=False):
-                try:
-                    meanwhile()
-                finally:
-                    self._end_use()
+            self._lock.release()
+            if self._closed:
+                self._release()
 
     def check_open(self) -> None:
         self.refuse_forked(self._name)
@@ -107,27 +81,21 @@ class ExclusiveUse(Owned):
             raise UsageError(f"this {self._name} is closed; make a new one")
 
     def close(self) -> None:
-        """Wake the using thread, and wait for it at most CLOSE_TIMEOUT_S. Idempotent; for any thread.
+        """Wait for the using thread, at most CLOSE_TIMEOUT_S. Idempotent; for any thread.
 
-        Does nothing in a forked copy of the process, whose sockets would wake a thread of the original.
+        Does nothing in a forked copy of the process.
         """
         if not self.made_here:
             return
         self._closed = True
-        with suppress(OSError):  # closed already
-            self._waker.send(b"x")
         self._release()
-        if threading.get_ident() not in (self._user, self._thread.ident):
+        if threading.get_ident() != self._user:
             self._released.wait(CLOSE_TIMEOUT_S)
 
     def _release(self) -> None:
         if self._lock.acquire(blocking=False):  # never released again
             self._release_resource()
-            self.woken.close()
-            self._waker.close()
             self._released.set()
-            if self._thread.is_alive() and self._thread is not threading.current_thread():
-                self._thread.join(CLOSE_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -198,7 +166,7 @@ class Sender:
     last: float = field(default_factory=monotonic)
 
 
-class Reception(Owned):
+class Reception:
     """A receiver's socket, senders (by address) and leases. Not thread-safe, except for :meth:`stats`.
 
     The first sender's ``terms`` bind all others.
@@ -225,7 +193,7 @@ class Reception(Owned):
         self._ledger = ledger
         self._memory = MemoryPool()
         self._session = secrets.randbits(63)
-        self._batches = self._rejected = self._stale = self._logged = 0
+        self._batches = self._rejected = self._stale = 0
         self._waited = 0.0  # the clock of leases: it stands still while the training process is busy
         self._last_check = self._last_present = 0.0  # on that clock; the latter is infinite once logged
 
@@ -264,26 +232,21 @@ class Reception(Owned):
             self._handle(message)
         self._grant()
 
-    def wait(self, woken: socket.socket) -> None:
-        """Wait until something arrives, or ``woken`` is readable. All messages must be handled."""
+    def wait(self) -> None:
+        """Wait until something arrives. All messages must be handled."""
         if self._waited >= self._last_check + POLL_INTERVAL_S:
             self._last_check = self._waited
             self._check_senders()
             return  # what it found counts at once
         began = monotonic()
-        self.socket.wait(POLL_INTERVAL_S, other=woken)
+        self.socket.wait(POLL_INTERVAL_S)
         self._waited += monotonic() - began
 
     def close(self) -> None:
         if self.sends_done:
+            self.receive_all()  # the HELLOs of senders that have just connected
             for address in self.senders:
                 self._send_note(address, FrameKind.DONE)
-            until = monotonic() + LATE_HELLO_TIMEOUT_S
-            while monotonic() < until and (message := self.socket.receive()):
-                if message.parts and message.peer not in self.senders and self._auth.admits(message.user):
-                    with suppress(FrameDamaged):
-                        if read_head(message.parts[0]).kind == FrameKind.HELLO:
-                            self._send_note(message.peer, FrameKind.DONE)
         self.socket.close(linger_ms=LINGER_MS)
 
     def stats(self) -> RemoteStats:
@@ -302,7 +265,7 @@ class Reception(Owned):
             refused=tuple(self._refused),
             not_admitted=self._auth.refused,
             batches=self._batches,
-            rejected=self._rejected + self.socket.dropped,
+            rejected=self._rejected,
             repeated=self._ledger.repeated,
             stale=self._stale + self._ledger.stale,
             leases_given_again=self._ledger.leases_given_again,
@@ -358,9 +321,6 @@ class Reception(Owned):
 
     def _refusal_reason(self, hello: wire.Hello) -> str:
         """Return why a sender is refused, "" if it is not."""
-        most = MAX_SENDERS if self._ledger.shares_steps else MAX_OWN_SENDERS
-        if len(self.senders) >= most:
-            return f"there are {most} senders already"
         if (hello.terms == wire.UNSHARED) == self._ledger.shares_steps:
             return "send_batches() is for a FrameReceiver or ZMQInput, and serve() for a RemoteSource"
         difference = hello.terms.difference(self._expected)
@@ -390,7 +350,7 @@ class Reception(Owned):
             work, text = wire.read_step(head), wire.text_in(head.description, "text")
             self._ledger.fail(address, *self._step_of(work), text)
             last = text.strip().rpartition("\n")[2]
-            self._log("%s: sender %s failed: %s", self.socket.endpoint, sender.hello.name, last)
+            log.warning("%s: sender %s failed: %s", self.socket.endpoint, sender.hello.name, last)
             self.dismiss(address)
         else:
             raise FrameDamaged("a sender sent a kind of frame that only receivers send")
@@ -433,7 +393,7 @@ class Reception(Owned):
             self._last_present = self._waited
         elif self._waited >= self._last_present + NO_SENDER_TIMEOUT_S:
             self._last_present = math.inf
-            self._log("%s: %s", self.socket.endpoint, lack)
+            log.warning("%s: %s", self.socket.endpoint, lack)
 
     def _send_note(self, address: bytes, kind: FrameKind, **notes: str | int) -> bool:
         """Send a frame to a sender; return False if it is disconnected."""
@@ -457,13 +417,7 @@ class Reception(Owned):
         self._forget(address, reason)
         self._refused.append((name, reason))
         self._dropped.append(address)
-        self._log("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)
-
-    def _log(self, text: str, *values: object) -> None:
-        """Log a message that a peer caused, at most MAX_LOGGED in all. Unlike a warning, it never raises."""
-        if self._logged < MAX_LOGGED:
-            self._logged += 1
-            log.warning(text, *values)
+        log.warning("%s: sender %s was refused: %s", self.socket.endpoint, name, reason)
 
 
 class Receiver(Owned, Closable, ABC):
@@ -484,7 +438,6 @@ class Receiver(Owned, Closable, ABC):
         *,
         name: str,
         superseded: str,
-        most_waiting: int,
         limit_bytes: int | str,
         bind: bool = True,
         auth: ReceiverAuth | None = None,
@@ -496,16 +449,15 @@ class Receiver(Owned, Closable, ABC):
         socket = FrameSocket(
             endpoint,
             bind=bind,
+            peers=True,
             options={zmq.MAXMSGSIZE: MAX_BUFFER_BYTES},
             secure=auth.secure,
-            most_bytes=limit,
-            most_waiting=most_waiting + SPARE_MESSAGES,
         )
         self._reception = Reception(socket, auth, ledger, limit=limit, expected=expected)
         self.endpoint, self.endpoints = socket.endpoint, socket.endpoints
         self._superseded = superseded
         self._iteration = 0  # number of the current one
-        self._exclusive = ExclusiveUse(name, self._reception.close, socket.fetch)
+        self._exclusive = ExclusiveUse(name, self._reception.close)
         Finalize(self, self._exclusive.close, exitpriority=20)
 
     def _batches(self, iteration: int) -> Iterator[Any]:
@@ -523,12 +475,12 @@ class Receiver(Owned, Closable, ABC):
                     return [made.pop().batch]
                 if self._reception.steps.is_over:
                     return []
-                self._reception.wait(self._exclusive.woken)
+                self._reception.wait()
 
     def _take(self) -> list[LoadedStep]:
         """Handle messages. Return a list of the next step, empty if none is ready."""
         return self._reception.take()
 
     def close(self) -> None:
-        """Wake a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
+        """End a waiting thread, disconnect the senders and free the endpoint. Idempotent."""
         self._exclusive.close()

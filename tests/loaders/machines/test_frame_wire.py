@@ -106,7 +106,6 @@ def test_a_receiver_that_lacks_a_sender_logs_so_once(
     senders: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "NO_SENDER_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(reception, "MAX_SENDERS", 0)  # which share their steps
     with FrameReceiver(ANY_PORT, senders=senders) as receiver, in_thread(taken, receiver) as came:
         for _ in range(senders - 1):
             send_batches(numbers(5), receiver.endpoint)

@@ -444,8 +444,7 @@ def test_closing_ends_senders_with_an_unread_hello() -> None:
         assert sent.result(TIMEOUT_S).batches == 15
 
 
-def test_a_forked_copy_does_not_draw_and_close_wakes_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "POLL_INTERVAL_S", 3600.0)
+def test_a_forked_copy_does_not_draw_and_close_ends_a_waiting_thread() -> None:
     with RemoteSource(ANY_PORT) as source, ThreadPoolExecutor(1) as pool:
         copy = get_context("fork").Process(target=next, args=[iter(source)], daemon=True)
         copy.start()

@@ -253,18 +253,6 @@ def test_a_sender_that_reconnects_loses_its_earlier_leases() -> None:
     assert room.stats.rejected == 1, "a second HELLO on one connection is bad"
 
 
-@pytest.mark.torture
-def test_the_numbers_of_senders_and_of_remembered_addresses_are_bounded() -> None:
-    room = Room()
-    for number in range(300):
-        room.enter(b"%d" % number)
-    assert len(room.stats.senders) == 256
-    assert "256 senders" in room.stats.refused[-1][1]
-    for number in range(3000):
-        room.hear(b"stranger %d" % number, [b"garbage"])
-    assert len(room.reception._dropped) <= 1000
-
-
 # Over real sockets
 
 
