@@ -167,8 +167,7 @@ class ArchiveFile(Owned, AbstractContextManager["ArchiveFile"]):
 
     def expect_random_reads(self) -> None:
         """Turn off the kernel's read-ahead: headers are 100 KB apart, and images are read later."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._fd.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(self._fd.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
 
 READ_BYTES = 1 << 18  # fits the CPU cache; reusing one buffer avoids page faults
@@ -235,33 +234,26 @@ def check_replaceable(path: Path) -> None:
         raise OperationError("is not a regular file that can be replaced; choose another path", path=path)
 
 
-def save_bytes(final: Path, data: bytes, *, mode: int = 0o666, is_new: bool = False) -> None:
+def save_bytes(final: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file to a path that a user chose, atomically replacing a regular file there.
 
     It never has more permissions than ``mode``, less the umask. A write that fails or is interrupted leaves
-    nothing behind. With ``is_new`` nothing is replaced: of two concurrent calls, one raises FileExistsError.
-    Raises OperationError if ``final`` is not a regular file, OSError.
+    nothing behind. Raises OperationError if ``final`` is not a regular file, OSError.
     """
     check_replaceable(final)
     built, flags = unfinished(final.parent, ""), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    left = [built]
     try:
-        if is_new:
-            os.close(os.open(final, flags, mode))
-            left.append(final)
         with os.fdopen(os.open(built, flags, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         built.replace(final)
-        left.clear()
         flush_file(final.parent)
     except OSError as error:
         error.filename, error.filename2 = str(final), None  # rather than the unfinished file
         raise
     finally:
-        for file_left in left:
-            file_left.unlink(missing_ok=True)
+        built.unlink(missing_ok=True)
 
 
 def hash_file(path: Path) -> str:
@@ -291,11 +283,8 @@ def existing_folder(path: Path) -> Path:
 
 
 def filesystem_type(path: Path) -> str:
-    """Return the kernel's name for the type of a path's file system; "" if unknown."""
-    try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
+    """Return the kernel's name for the type of a path's file system."""
+    lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     target = existing_folder(path).resolve()
     best = (-1, "")
     for line in lines:
@@ -415,7 +404,7 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
 
 
 # O_PATH is faster, and needs no read permission
-_PARENT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", 0)
+_PARENT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_PATH
 
 
 def open_below(folder: int, place: bytes) -> int:

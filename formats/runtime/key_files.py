@@ -34,8 +34,8 @@ def save_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes], *, overwri
         if not overwrite and os.path.lexists(file):
             raise UsageError("exists already; choose another name, or overwrite it (--force)", path=file)
     # the public one first: if it cannot be written, an earlier secret key is still there
-    save_bytes(*public, mode=0o644, is_new=not overwrite)
-    save_bytes(*secret, mode=0o600, is_new=not overwrite)
+    save_bytes(*public, mode=0o644)
+    save_bytes(*secret, mode=0o600)
 
 
 def read_key(path: Path, advice: str) -> tuple[bytes, os.stat_result]:

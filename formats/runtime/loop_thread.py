@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from shardprep.formats.runtime.owned import Owned
 
@@ -75,20 +75,14 @@ async def _all_ended() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-class RunnableWork(Protocol):
-    """A piece of work for :func:`run_all`."""
-
-    async def run(self) -> None: ...
-
-
-async def run_all(works: Sequence[RunnableWork], at_once: int) -> None:
+async def run_all(works: Sequence[Callable[[], Coroutine[Any, Any, None]]], at_once: int) -> None:
     """Run all works, at most ``at_once`` concurrently. Raise the first failure, and cancel the others."""
     waiting = iter(works)
     failure: BaseException
 
     async def run_waiting() -> None:
         for work in waiting:
-            await work.run()
+            await work()
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -209,12 +209,6 @@ class Channel(Owned):
     def close(self) -> None:
         self._end.close()
 
-    def __del__(self) -> None:
-        if self.made_here:
-            self._end.close()
-        else:
-            self._end.detach()
-
     def _read(self, flags: int) -> bool:
         try:
             piece = self._end.recv(_PIECE, flags)

@@ -43,13 +43,12 @@ class Child(Owned, AbstractContextManager["Child"]):
     """A spawned process that makes picklable calls, one at a time.
 
     Not thread-safe, except for :meth:`kill`. Its exit is noticed even if a process it forked still runs. It
-    ends when its parent does, and leaves nothing behind. A process that is not ready within START_TIMEOUT_S
-    is killed and started once more; if that one is not ready either, WorkerDied is raised.
+    ends when its parent does, and leaves nothing behind. Raises WorkerDied if it is not ready within
+    START_TIMEOUT_S.
     """
 
     def __init__(self) -> None:
         self._is_ready = False
-        self._is_killed = False
         self._process = SpawnedProcess(_serve)
 
     def call(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -68,19 +67,11 @@ class Child(Owned, AbstractContextManager["Child"]):
         return _value_of(answer)  # type: ignore[no-any-return]
 
     def _await_ready(self) -> None:
-        if self._is_ready:
-            return
-        answer = self._answer(START_TIMEOUT_S)
-        if answer is None:
-            self._process.end(0)
-            self._process = SpawnedProcess(_serve)
-            if self._is_killed:  # the kill may have hit the previous process
-                self._process.kill()
-            answer = self._answer(START_TIMEOUT_S)
-        if answer is None:
-            raise not_ready(START_TIMEOUT_S)
-        _value_of(answer)
-        self._is_ready = True
+        if not self._is_ready:
+            if (answer := self._answer(START_TIMEOUT_S)) is None:
+                raise not_ready(START_TIMEOUT_S)
+            _value_of(answer)
+            self._is_ready = True
 
     def _answer(self, seconds: float) -> bytes | None:
         """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
@@ -116,7 +107,6 @@ class Child(Owned, AbstractContextManager["Child"]):
 
     def kill(self) -> None:
         """Kill the process. Thread-safe."""
-        self._is_killed = True
         self._process.kill()
 
     def __exit__(self, *exc: object) -> None:
@@ -137,10 +127,10 @@ def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P
 
 
 def not_ready(seconds: float) -> WorkerDied:
-    """Return the error for a process that was started twice and never became ready."""
+    """Return the error for a process that did not become ready in time."""
     return WorkerDied(
-        f"a worker process was not ready within {seconds:g} s, twice in a row, and was killed: check whether "
-        "it hangs in an import (a network disk, a lock), is stopped (SIGSTOP, a debugger, a frozen control "
+        f"a worker process was not ready within {seconds:g} s, and was killed: check whether it hangs "
+        "in an import (a network disk, a lock), is stopped (SIGSTOP, a debugger, a frozen control "
         "group) or lacks CPU or memory"
     )
 
@@ -184,7 +174,7 @@ class WorkerPool(Owned, Executor):
     replaced; one thread waits for each process. In the standard library's pool, one death fails all calls
     without saying which call caused it, and killing the pool leaves semaphores in /dev/shm.
 
-    A process that is twice not ready within START_TIMEOUT_S raises WorkerDied. Leaving the context with an
+    A process that is not ready within START_TIMEOUT_S raises WorkerDied. Leaving the context with an
     error (Ctrl-C, a failed job) kills all processes. Raises OperationError if the system allows no further
     process.
     """

@@ -371,7 +371,7 @@ class FileCache(Owned, Closable):
     async def _run(self, remote: RemoteFolder, files: Sequence[ArrivingFile]) -> None:
         works = [_Download(remote, file.entry, file, arrived=self._arrived) for file in files]
         try:
-            await run_all(works, AT_ONCE)
+            await run_all([work.run for work in works], AT_ONCE)
         except BaseException:  # here, where no thread uses the files any more
             await in_thread(self._give_up, files)
             raise

@@ -367,6 +367,6 @@ class TransferRun:
 
         size = sum(each.entry.size for each in transfers)
         with noting_kept(done), self.progress.task(f"{verb} {manifest.split}", records=0, size=size):
-            self.loop.run(run_all(transfers, self.at_once), tick)
+            self.loop.run(run_all([each.run for each in transfers], self.at_once), tick)
         moved = tuple(each.entry.name for each in transfers if not each.is_kept)
         return moved, tuple(each.entry.name for each in transfers if each.is_kept)

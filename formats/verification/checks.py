@@ -225,8 +225,7 @@ class FileCheck:
                 archive = self.path.with_name(ARCHIVE_NAME)
                 if hash_region(archive, self.region) != self.region.sha256:
                     found.findings.append(Finding(ARCHIVE_NAME, changed_in(archive, self.region)))
-            same = Path(f"/proc/self/fd/{descriptor}")
-            path = same if same.exists() else self.path
+            path = Path(f"/proc/self/fd/{descriptor}")
             values = self._values(path, found, range(self.entry.records)) if self.reads else ()
             for key, label, value in values:
                 digests.append(content_digest(key, label, value))

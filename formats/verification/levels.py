@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -56,7 +55,6 @@ from shardprep.formats.verification.checks import (
     check_quarantine,
     checked,
     false_claims,
-    opened,
     reading,
 )
 
@@ -131,62 +129,37 @@ class DatasetFiles:
 class SeenDataset:
     """The dataset at ``path`` as a machine with these ``versions`` sees it. Picklable.
 
-    ``manifest`` is the SHA-256 of its manifest, ``archive_bytes`` the size of the archive with the images;
-    None if there is no archive, or this machine sees it changed.
+    ``manifest`` is the SHA-256 of its manifest.
     """
 
     path: Path
     manifest: str
     versions: Mapping[str, str]
-    archive_bytes: int | None
 
     @classmethod
-    def here(cls, path: Path, manifest: Manifest, *, decode: bool) -> Self:
-        archive_bytes: int | None = None
-        with suppress(OSError):
-            if manifest.archive and not manifest.archive.issue(path):
-                archive_bytes = manifest.archive.size
-        digest = hash_file(path / MANIFEST_NAME)
-        return cls(path.absolute(), digest, _versions(decode=decode), archive_bytes)
+    def here(cls, path: Path, *, decode: bool) -> Self:
+        return cls(path.absolute(), hash_file(path / MANIFEST_NAME), _versions(decode=decode))
 
-    def called(self, name: str, size: int, call: Callable[[], CheckResult]) -> CheckResult:
-        """Make a call that reads the file ``name`` of this size.
+    def called(self, name: str, call: Callable[[], CheckResult]) -> CheckResult:
+        """Make a call that reads the file ``name``.
 
         Raises OtherMachine unless this machine sees the same dataset and file, and has the same versions.
         """
         refuse_other_versions(self.versions, _versions(decode="OpenCV" in self.versions), "verification")
-        if issue := self._issue(name, size):
+        try:
+            issue = "" if hash_file(self.path / MANIFEST_NAME) == self.manifest else "its root differs"
+            (self.path / name).lstat()
+        except OSError as error:
+            issue = str(error)
+        if issue:
             text = f"does not see the dataset ({issue}); mount it there at the same path"
             raise other_machine(text, self.path)
         return call()
-
-    def _issue(self, name: str, size: int) -> str:
-        """Describe what this machine cannot see; empty if it sees everything that the check reads."""
-        try:
-            if hash_file(self.path / MANIFEST_NAME) != self.manifest:
-                return "its root differs"
-            archive = self.path / ARCHIVE_NAME
-            if self.archive_bytes is not None and _size_of(archive) != self.archive_bytes:
-                return f"{ARCHIVE_NAME} has another size"
-        except OSError as error:
-            return str(error)
-        try:
-            return "" if _size_of(self.path / name, os.O_NOFOLLOW) == size else f"{name} has another size"
-        except OSError as error:
-            # the call itself reports an unreadable file
-            return "" if error.errno in (errno.EACCES, errno.EPERM, errno.EIO) else str(error)
 
 
 def _versions(*, decode: bool) -> dict[str, str]:
     opencv = {"OpenCV": cv2.__version__} if decode else {}
     return {"shardprep": version("shardprep")} | opencv
-
-
-def _size_of(path: Path, flags: int = 0) -> int:
-    """Return a file's size, -1 if it is not regular. It is opened, so that NFS asks the server."""
-    with opened(path, flags) as descriptor:
-        status = os.fstat(descriptor)
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
 def verify_folder(
@@ -218,7 +191,7 @@ def verify_files(
     report.dataset = files.folder
     there = None
     if executor is not None:
-        there = executor, SeenDataset.here(report.dataset, manifest, decode=level == "decode")
+        there = executor, SeenDataset.here(report.dataset, decode=level == "decode")
     with WorkerPool(1) as children:  # called from the threads of the checks
         _Verification(files, report, manifest, workers, shown(progress), there, children).run()
     return report
@@ -374,7 +347,7 @@ class _Verification:
         if self.elsewhere is not None:
             executor, seen = self.elsewhere
             sent = [
-                ExecutorCall(partial(seen.called, entry.name, entry.size, call), seen.path, entry.name)
+                ExecutorCall(partial(seen.called, entry.name, call), seen.path, entry.name)
                 for entry, call in zip((check.entry for check in checks), calls, strict=True)
             ]
 
