@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from shardprep.formats.runtime.files import (
     publishing,
     unfinished,
 )
-from shardprep.formats.runtime.jobs import ShardCounter
+from shardprep.formats.runtime.jobs import Job, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME, WorkFolder
 from shardprep.formats.shards.columns import column_row, rows_of, shard_name
@@ -177,7 +177,7 @@ def is_other_file(reader: ByteReader, entry: np.void) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardJob:
+class ShardJob(Job[Any]):
     """Everything a worker needs to build a shard with its columns, or ``only_columns``. Picklable.
 
     ``output`` is the dataset's folder. ``run`` is the folder of unfinished files; once the end of the run has
@@ -242,7 +242,7 @@ class ShardJob:
             with copy(self.reader) as reader:
                 _sample(self, reader, self.entries[place])
 
-    def crashed(self, place: int, signal: str) -> ShardJob:
+    def crashed(self, place: int, signal: str) -> Self:
         return replace(self, crashes={**self.crashes, place: signal})
 
     def writes(self, name: str) -> bool:

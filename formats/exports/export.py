@@ -23,7 +23,7 @@ from shardprep.formats.exports.parquet import Croissant, Parquet
 from shardprep.formats.exports.tfrecord import TFRecord
 from shardprep.formats.exports.webdataset import WebDatasetTars
 from shardprep.formats.runtime.files import publish_bytes, user_path
-from shardprep.formats.runtime.jobs import DecodesNothing, JobRunner, ShardCounter
+from shardprep.formats.runtime.jobs import Job, JobRunner, ShardCounter
 from shardprep.formats.runtime.json_record import canonical_json, parse_canonical_json
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import checked_int
@@ -288,7 +288,7 @@ class _Export:
 
 
 @dataclass(frozen=True)
-class _Job(DecodesNothing):
+class _Job(Job[FileEntry]):
     """The job of building a unit. Picklable.
 
     ``shard`` has the unit's name and records, ``names`` the format's names of these records.
@@ -301,7 +301,7 @@ class _Job(DecodesNothing):
     names: tuple[str, ...]
 
     @property
-    def output(self) -> Path:
+    def output(self) -> Path:  # type: ignore[override]
         return self.places.output
 
     def build(self) -> FileEntry:

@@ -8,6 +8,7 @@ Each worker writes only its own counter, because workers may be on several hosts
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
@@ -31,7 +32,6 @@ COUNTERS_NAME = "counters"
 POLL_INTERVAL_S = 0.2
 DECODE_TIMEOUT_S = 60.0  # to decode one image
 
-Built_co = TypeVar("Built_co", covariant=True)
 Built = TypeVar("Built")
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,24 +53,24 @@ class Unit(Protocol):
     def size(self) -> int: ...
 
 
-class Job(Protocol[Built_co]):
-    """The work on one file, safe to kill and repeat. Picklable.
+class Job(Generic[Built]):
+    """Base of the work on one file, safe to kill and repeat. Picklable.
 
     ``output`` is the output folder. ``decodes`` is whether it is expected to decode images, which may crash.
     """
 
-    @property
-    def output(self) -> Path: ...
+    output: Path
+    shard: Unit
 
     @property
-    def shard(self) -> Unit: ...
+    def decodes(self) -> bool:
+        return False
 
-    @property
-    def decodes(self) -> bool: ...
-
-    def build(self) -> Built_co:
+    @abstractmethod
+    def build(self) -> Built:
         """Build the file, and return its description."""
 
+    @abstractmethod
     def key_at(self, place: int) -> str:
         """Return the key of the record at this position, or of the last record."""
 
@@ -79,17 +79,6 @@ class Job(Protocol[Built_co]):
 
     def crashed(self, place: int, signal: str) -> Self:
         """Return the job, with the image at ``place`` known to crash the decoder with this signal."""
-
-
-class DecodesNothing:
-    """Mixin of jobs that decode no images."""
-
-    decodes = False
-
-    def decode(self, place: int) -> None:
-        """Do nothing."""
-
-    def crashed(self, place: int, signal: str) -> Self:
         return self
 
 

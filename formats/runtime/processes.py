@@ -25,7 +25,7 @@ from multiprocessing import resource_tracker, spawn
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import get_preparation_data, prepare
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any
 
 from shardprep.formats.errors import OperationError, UsageError
@@ -46,21 +46,35 @@ _this_thread = threading.local()
 def starting_process() -> Iterator[None]:
     """The context in which to spawn a process, one thread at a time.
 
-    The child does not import the main module, and has SIGINT blocked from its first instruction. Raises
-    OperationError if the system allows no further process; UsageError in a child that is importing the main
-    module.
+    The child does not import the main module, and has SIGINT blocked from its first instruction. A daemonic
+    process, such as a Dask worker, may have children, too; they end when it does. Raises OperationError if
+    the system allows no further process; UsageError in a child that is importing the main module.
     """
     refuse_in_main_import()
+    this = multiprocessing.current_process()
     with _start_lock:
+        resource_tracker.ensure_running()  # starting it later would unblock SIGINT
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        was_daemonic, known = this.daemon, spawn.get_preparation_data
+        this.daemon, spawn.get_preparation_data, _this_thread.omits_main = False, _preparation_data, True
         try:
-            resource_tracker.ensure_running()  # starting it later would unblock SIGINT
-            with _sigint_blocked(), _main_module_omitted(), _with_children():
-                yield
+            yield
         except BlockingIOError as error:
             raise OperationError(
                 "the system allows no further process: raise the limit (ulimit -u, or pids.max of the control "
                 "group), or use fewer workers"
             ) from error
+        finally:
+            this.daemon, spawn.get_preparation_data, _this_thread.omits_main = was_daemonic, known, False
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _preparation_data(name: str) -> dict[str, Any]:
+    """Let children that this thread starts not import the main module; those of other threads do."""
+    given = get_preparation_data(name)
+    if not getattr(_this_thread, "omits_main", False):
+        return given
+    return {key: value for key, value in given.items() if not key.startswith("init_main")}
 
 
 def main_module() -> dict[str, str]:
@@ -86,56 +100,11 @@ def refuse_in_main_import() -> None:
         )
 
 
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextmanager
-def _with_children() -> Iterator[None]:
-    """Let a daemonic process, such as a Dask worker, have children; they end when it does."""
-    this = multiprocessing.current_process()
-    was_daemonic = this.daemon
-    try:
-        this.daemon = False
-        yield
-    finally:
-        this.daemon = was_daemonic
-
-
-@contextmanager
-def _main_module_omitted() -> Iterator[None]:
-    """Let children that this thread starts not import the main module; those of other threads do."""
-    known = spawn.get_preparation_data
-    _this_thread.omits_main, spawn.get_preparation_data = True, _preparation_data
-    try:
-        yield
-    finally:
-        _this_thread.omits_main, spawn.get_preparation_data = False, known
-
-
-def _preparation_data(name: str) -> dict[str, Any]:
-    given = get_preparation_data(name)
-    if not getattr(_this_thread, "omits_main", False):
-        return given
-    return {key: value for key, value in given.items() if not key.startswith("init_main")}
-
-
-def end_with_parent(parent: int, connection: int) -> None:
-    """Start a daemon thread that ends this process once its parent exits or closes the connection.
-
-    ``connection`` is the descriptor of a socket to the parent. PR_SET_PDEATHSIG would not do: it is tied to
-    the thread that started this process.
-    """
-    thread = threading.Thread(target=_watch, args=(parent, connection), name="shardprep-parent", daemon=True)
-    thread.start()
-
-
 def _watch(parent: int, connection: int) -> None:
+    """End this process once its parent exits or closes the connection, the descriptor of a socket to it.
+
+    PR_SET_PDEATHSIG would not do: it is tied to the thread that started this process.
+    """
     poller = select.poll()
     poller.register(connection, 0)  # reports only POLLHUP and errors
     with suppress(ProcessLookupError):
@@ -247,10 +216,10 @@ os.register_at_fork(after_in_child=_forget_started)
 
 
 class SpawnedProcess(Owned):
-    """A process that calls ``target(channel, begin, **given)``, and this process's end of the channel.
+    """A process that calls ``target(channel, **given)``, and this process's end of the channel.
 
-    The target calls ``begin()`` first, which makes the process end when this one does, and imports the main
-    module if ``main`` is given; a user's script would run again in it. ``begin`` raises the import's errors.
+    The process ends when this one does. It does not import the main module, which would run a user's script
+    again.
 
     The kernel reports the exit: multiprocessing's sentinel and the channel stay open as long as any process
     lives that the child forked, or that this process forked while starting the child. The two processes share
@@ -266,7 +235,6 @@ class SpawnedProcess(Owned):
         target: Callable[..., None],
         *,
         name: str | None = None,
-        main: Mapping[str, str] = MappingProxyType({}),
         **given: Any,
     ) -> None:
         parent_end, child_end = socket.socketpair()
@@ -275,7 +243,7 @@ class SpawnedProcess(Owned):
         self._has_ended = False
         try:
             with child_end, starting_process():
-                arguments = (os.getpid(), child_end, dict(main), target, given)
+                arguments = (os.getpid(), child_end, target, given)
                 self._process = SPAWN.Process(target=_run_child, args=arguments, name=name, daemon=True)
                 self._process.start()
                 self._exit = Descriptor(os.pidfd_open(self.pid))
@@ -338,23 +306,13 @@ class SpawnedProcess(Owned):
         return self.exit_code
 
 
-def _run_child(
-    parent: int,
-    end: socket.socket,
-    main: Mapping[str, str],
-    target: Callable[..., None],
-    given: dict[str, Any],
-) -> None:
+def _run_child(parent: int, end: socket.socket, target: Callable[..., None], given: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    channel = Channel(end)
-
-    def begin() -> None:
-        end_with_parent(parent, end.fileno())
-        import_main(main)  # last, because it may hang, and the parent's exit must be noticed
-
+    watch = (parent, end.fileno())
+    threading.Thread(target=_watch, args=watch, name="shardprep-parent", daemon=True).start()
     try:
-        target(channel, begin, **given)
+        target(Channel(end), **given)
     finally:
         end.detach()  # the connection ends with the process, not earlier
 

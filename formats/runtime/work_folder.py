@@ -49,11 +49,7 @@ def make_run_folder(work_folder: Path) -> Path:
 
 def bytes_in_run_folders(work_folder: Path) -> int:
     """Return about how many bytes removing the run folders frees; 0 without a work folder."""
-    found = 0
-    for path in work_folder.glob(f"{_PREFIX}*/*"):
-        with suppress(OSError):  # removed since it was listed
-            found += 0 if path.parent.is_symlink() else path.lstat().st_blocks * 512
-    return found
+    return sum(path.lstat().st_blocks * 512 for path in work_folder.glob(f"{_PREFIX}*/*"))
 
 
 def remove_run_folder(folder: Path) -> None:

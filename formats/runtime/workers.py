@@ -68,9 +68,8 @@ class Child(Owned, AbstractContextManager["Child"]):
 
     def _await_ready(self) -> None:
         if not self._is_ready:
-            if (answer := self._answer(START_TIMEOUT_S)) is None:
+            if self._answer(START_TIMEOUT_S) is None:
                 raise not_ready(START_TIMEOUT_S)
-            _value_of(answer)
             self._is_ready = True
 
     def _answer(self, seconds: float) -> bytes | None:
@@ -135,14 +134,9 @@ def not_ready(seconds: float) -> WorkerDied:
     )
 
 
-def _serve(channel: Channel, begin: Callable[[], None]) -> None:
-    """Run in the child: report that it is ready, or why not, then serve calls until the channel ends."""
+def _serve(channel: Channel) -> None:
+    """Run in the child: report that it is ready, then serve calls until the channel ends."""
     keep_freed_memory(KEPT_BYTES)
-    try:
-        begin()
-    except OperationError as error:
-        _send_answer(channel, (True, error))
-        return
     can_go_on = _send_answer(channel, (False, None))
     while can_go_on and (question := channel.receive()) is not None:
         call, args, kwargs = ForkingPickler.loads(question)

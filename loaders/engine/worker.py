@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -15,7 +15,7 @@ from typing import Any, Self
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import read_at
 from shardprep.formats.runtime.owned import Descriptor
-from shardprep.formats.runtime.processes import Channel, Part, main_module
+from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
 from shardprep.loaders.batches.pickling import (
     INSTALL_CLOUDPICKLE,
     by_value,
@@ -88,8 +88,8 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
 
 def main(
     channel: Channel,
-    begin: Callable[[], None],
     *,
+    main: Mapping[str, str],
     index: int,
     ring: SlotRing,
     status_table: StatusTable,
@@ -98,7 +98,7 @@ def main(
     """Fill leases until the engine closes the channel."""
     with ExitStack() as opened:
         try:
-            begin()
+            import_main(main)
             received = work.received()
             fill = opened.enter_context(received.open(status_table.clock[index]))
         except Exception as error:  # raised again in the process that waits for the work

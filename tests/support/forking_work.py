@@ -58,7 +58,7 @@ def _channel() -> Channel:
     return found
 
 
-def say_three_things_and_leave(channel: Channel, begin: Callable[[], None], *, folder: Path) -> None:
+def say_three_things_and_leave(channel: Channel, *, folder: Path) -> None:
     """Run a process that ends while a process that it forked stays alive."""
     fork_one_that_lives(folder)
     for thing in (b"one", b"two", b"three" * 10_000):
