@@ -63,7 +63,7 @@ from .reports.examine import (
 )
 from .reports.find import ImageMatch as ImageMatch, find as find
 from .reports.gate import GateCheck as GateCheck, GateResult as GateResult, gate as gate
-from .runtime.executors import RayExecutor as RayExecutor
+from .runtime.jobs import RayExecutor as RayExecutor
 from .runtime.progress import Progress as Progress
 from .shards.dataset import (
     Dataset as Dataset,

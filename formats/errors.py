@@ -28,8 +28,8 @@ A class defined in another file is followed by that file's name. Exit codes are 
     │   ├── DatasetNotFound  there is no such folder; also a FileNotFoundError
     │   ├── MissingExtra  a package of an extra is not installed; also an ImportError
     │   ├── OutputBusy  another process works on the same output
-    │   ├── ExecutorFailed (formats/runtime/executors.py)  an executor lost a job
-    │   ├── OtherMachine (formats/runtime/executors.py)  a worker's machine differs
+    │   ├── ExecutorFailed (formats/runtime/jobs.py)  an executor lost a job
+    │   ├── OtherMachine (formats/runtime/jobs.py)  a worker's machine differs
     │   ├── NoSpace  the disk is full, or would be
     │   │   └── CacheTooSmall (formats/storage/cache.py)  its limit is too small
     │   ├── WorkerDied  a worker process ended before its work did

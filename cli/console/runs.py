@@ -24,7 +24,7 @@ from click.core import ParameterSource
 from shardprep.cli.console.options import Option, Parsed, file_option, together, transform_of
 from shardprep.cli.console.output import say
 from shardprep.formats.errors import DataError, MissingExtra, OperationError, UsageError
-from shardprep.formats.runtime.executors import RayExecutor
+from shardprep.formats.runtime.jobs import RayExecutor
 from shardprep.formats.shards.dataset import splits_of
 
 if TYPE_CHECKING:

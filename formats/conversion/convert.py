@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,11 @@ from shardprep.formats.conversion.finish import SkippedImages, finish, mending, 
 from shardprep.formats.conversion.plan import PlanOptions, versions_for
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, SkippedImage, shard_jobs
-from shardprep.formats.errors import OutputBusy, UsageError
+from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.sizes import count_of
-from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept, remove_leftover
+from shardprep.formats.runtime.work_folder import WorkFolder, finished_shards, noting_kept
 from shardprep.formats.shards.in_place import is_linked, link_archive
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.shards.read import ARCHIVE_NAME, IN_PLACE, OUTPUT_FILES, FileEntry
@@ -329,8 +328,6 @@ def _built_part(prepared: PreparedSplit, *, part: tuple[int, int], runner: JobRu
             skipped = sum_up(skipped_in(built), prepared.listing.entries, prepared.listing.labels)
             missing = {shard.name for shard in planned.shards} - finished_shards(prepared.output)
     if is_complete := shards is None:
-        with suppress(OutputBusy):  # another part may be removing it
-            remove_leftover(prepared.output)
         runner.progress.note(f"{prepared.output} is complete already")
         names = {shard.name for shard in prepared.shards}
         shards = [entry for entry in prepared.finished_manifest().shards if entry.name in names]

@@ -27,7 +27,7 @@ from shardprep.formats.records.record import (
     is_class_sorted,
     permutation,
 )
-from shardprep.formats.runtime.executors import other_machine, refuse_other_versions
+from shardprep.formats.runtime.jobs import other_machine, refuse_other_versions
 from shardprep.formats.runtime.json_record import canonical_json
 from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.shards.in_place import Region, spanned

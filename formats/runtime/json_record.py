@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -82,9 +81,9 @@ def is_text(value: object) -> bool:
     return True
 
 
-def natural(value: object, *, below: float = math.inf) -> int:
-    """Return the value if it is an int, at least 0 and less than ``below``. Otherwise raise ValueError."""
-    if type(value) is not int or not 0 <= value < below:
+def natural(value: object) -> int:
+    """Return the value if it is an int of 0 or more. Otherwise raise ValueError."""
+    if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a number of 0 or more")
     return value
 

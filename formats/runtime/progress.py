@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardprep.formats.errors import printable
 
@@ -38,14 +38,6 @@ class Progress(Protocol):
 
     def at(self, records: int, size: int) -> None:
         """Set the number of records and bytes (``size``) done."""
-
-
-@runtime_checkable
-class ShardProgress(Progress, Protocol):
-    """An optional extension of :class:`Progress` that also receives the number of shards done."""
-
-    def shards(self, done: int, total: int) -> None:
-        """Set the number of shards done. Called after ``at``, whenever the number changes."""
 
 
 class NoProgress:
@@ -179,6 +171,6 @@ class _OwnLock:
 
 
 def tell_shards(progress: Progress, done: int, total: int) -> None:
-    """Pass the number of shards done to a progress that takes it."""
-    if isinstance(progress, ShardProgress):
+    """Pass the number of shards done to a progress that takes it, in a method ``shards(done, total)``."""
+    if hasattr(progress, "shards"):
         progress.shards(done, total)

@@ -19,14 +19,14 @@ import numpy as np
 from shardprep.formats.errors import DatasetNotFound, ManifestDamaged, ShardDamaged, UsageError
 from shardprep.formats.images.opencv import cv2
 from shardprep.formats.records.record import content_root
-from shardprep.formats.runtime.executors import (
+from shardprep.formats.runtime.files import hash_file
+from shardprep.formats.runtime.jobs import (
     AT_ONCE,
     ExecutorCall,
+    completed,
     other_machine,
     refuse_other_versions,
 )
-from shardprep.formats.runtime.files import hash_file
-from shardprep.formats.runtime.jobs import completed
 from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import WORK_FOLDER_NAME
 from shardprep.formats.runtime.workers import WorkerPool, usable_cpus

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import BadImage, PlanOptions, SourceOptions, convert, export, verify
-from shardprep.formats.runtime.executors import ExecutorFailed, OtherMachine
+from shardprep.formats.runtime.jobs import ExecutorFailed, OtherMachine
 from support.column_sources import write_pictures
 from support.datasets import converted, tree, unpack
 from support.engines import Engine, moved

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardprep.formats import repair, verify
-from shardprep.formats.runtime.executors import OtherMachine
+from shardprep.formats.runtime.jobs import OtherMachine
 from shardprep.formats.verification import levels
 from shardprep.formats.verification.levels import LEVELS
 from support.datasets import converted, flip, tree
