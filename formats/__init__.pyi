@@ -1,6 +1,8 @@
 from .conversion.convert import (
     Converted as Converted,
     ConvertedPart as ConvertedPart,
+    SkippedCause as SkippedCause,
+    SkippedImages as SkippedImages,
     convert as convert,
     convert_part as convert_part,
 )
@@ -8,10 +10,6 @@ from .conversion.dry_run import (
     DryRun as DryRun,
     PlannedSplit as PlannedSplit,
     plan_conversion as plan_conversion,
-)
-from .conversion.finish import (
-    SkippedCause as SkippedCause,
-    SkippedImages as SkippedImages,
 )
 from .conversion.join import (
     Joined as Joined,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardprep.formats.conversion.finish import column_entries
+from shardprep.formats.conversion.convert import column_entries
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions
 from shardprep.formats.conversion.prepare import check_room
 from shardprep.formats.conversion.shard import ShardJob

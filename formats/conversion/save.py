@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import convert_prepared
-from shardprep.formats.conversion.finish import finish, shard_rows, verify_finished
+from shardprep.formats.conversion.convert import convert_prepared, finish, shard_rows, verify_finished
 from shardprep.formats.conversion.plan import PlannedShard, PlanOptions, plan
 from shardprep.formats.conversion.prepare import ConvertOptions, PreparedSplit, check_room, refuse_other_shape
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, shard_jobs, trusted_commit

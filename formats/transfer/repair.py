@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from shardprep.formats.conversion.finish import (
+from shardprep.formats.conversion.convert import (
     build_tables,
     column_entries,
     index_of,

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, outcome
-from shardprep.formats.conversion.finish import gather
+from shardprep.formats.conversion.convert import ConvertedSplit, build_shards, convert_each, gather, outcome
 from shardprep.formats.conversion.plan import PlanOptions
 from shardprep.formats.conversion.prepare import Conversion, ConvertOptions, PreparedSplit
 from shardprep.formats.conversion.shard import BuiltShard, ShardJob, build_shard, committed, committed_as

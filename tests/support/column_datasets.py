@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardprep.formats.conversion.convert import build_shards
-from shardprep.formats.conversion.finish import finish
+from shardprep.formats.conversion.convert import build_shards, finish
 from shardprep.formats.conversion.plan import PlanOptions, plan
 from shardprep.formats.conversion.prepare import PreparedSplit
 from shardprep.formats.records.labels import LabelSpace
