@@ -21,12 +21,11 @@ import numpy as np
 from shardprep.formats.errors import WorkerDied, printable
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import SpawnedProcess
-from shardprep.formats.runtime.workers import CRASHES, START_TIMEOUT_S, not_ready
+from shardprep.formats.runtime.workers import START_TIMEOUT_S, not_ready
 from shardprep.loaders.batches.pickling import Memory, PickledValue
 from shardprep.loaders.batches.slots import RowForm, SlotRing
 from shardprep.loaders.engine.leases import (
     LEASES_PER_WORKER,
-    MAX_ROW_FAILURES,
     Answer,
     LeasedBatch,
     Leases,
@@ -211,7 +210,7 @@ WORKER_EXIT_TIMEOUT_S = 1.0  # for a worker to end by itself, before it is kille
 
 
 class Dispatcher:
-    """Owns the workers and the thread that serves them.
+    """Owns the workers and the thread that serves them, which end when ``owner`` is collected.
 
     Other threads set ``run`` and ring the bell; there are no locks. It does not refer to its engine, so that
     collecting the engine can end it. A worker imports the main module only if the work refers to it: a
@@ -225,8 +224,10 @@ class Dispatcher:
         ring: SlotRing,
         status_table: StatusTable,
         *,
+        workers: int,
         deadline: float | None,
-        locate: Callable[[Any], str] = str,
+        locate: Callable[[Any], str],
+        owner: object,
     ) -> None:
         self.bell = Bell()
         self.run = EngineRun(0, stopped=True)
@@ -250,12 +251,6 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._serve, name="shardprep-dispatcher", daemon=True)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self.bell, selectors.EVENT_READ)
-
-    def launch(self, workers: int, *, owner: object) -> None:
-        """Start the workers and the thread; they end when ``owner`` is collected.
-
-        Raises OperationError, and then leaves no worker.
-        """
         # multiprocessing's Finalize runs before multiprocessing ends its remaining children
         self._collected = Finalize(owner, self.close, exitpriority=10)
         try:
@@ -336,7 +331,7 @@ class Dispatcher:
             self._refuse_failed_start(worker, code)
         cause = cause_of(code)
         if worker.overdue:
-            cause = f"{cause}{OVERDUE} for {self._deadline} s"
+            cause = f"{cause}, because it made no progress for {self._deadline} s"
         self._leases.lose(worker.index, *self._status_table.place(worker.index), cause)
         self.restarts += 1
         self._start_worker(worker.index)
@@ -389,13 +384,9 @@ class Dispatcher:
         elif worker.ready and now - worker.since >= SLOW_ROW_S and not worker.reported:
             worker.reported = True
             if (item := self._leases.item(worker.index, *place)) is not None:
-                until = (
-                    "pass deadline= to replace a worker that hangs"
-                    if self._deadline is None
-                    else f"its worker is replaced after {self._deadline:g} s"
-                )
                 what = f"a worker has spent {now - worker.since:.0f} s on {printable(self._locate(item))}"
-                warnings.warn(f"{what}; {until}", SlowRecord, stacklevel=2)
+                advice = "deadline= is the time after which a worker that hangs is replaced"
+                warnings.warn(f"{what}; {advice}", SlowRecord, stacklevel=2)
 
     def _switch_run(self) -> None:
         """Switch to the consumer's current run; a stopped run has no work."""
@@ -471,32 +462,3 @@ class Dispatcher:
             deque(worker.process.channel.arrived(), maxlen=0)
             if worker.process.channel.ended or key.fileobj is worker.process:
                 self._end_worker(worker, WORKER_EXIT_TIMEOUT_S)
-
-
-OVERDUE = ", because it made no progress"
-_CRASHES = frozenset(number.name for number in CRASHES)
-
-
-@dataclass(frozen=True)
-class CrashPolicy:
-    """Whether to leave out (``skip``) a row at which MAX_ROW_FAILURES workers crashed, or to raise an error.
-
-    A crash is death by a signal that faulty code raises, such as SIGSEGV; ``doing`` names that code in
-    messages.
-    """
-
-    doing: str = "the work on it"
-    skip: bool = False
-
-    def reason_to_skip(self, cause: str) -> str | None:
-        """Return why to leave out a row at which a worker died of this cause, None to raise an error."""
-        return f"{self.doing} crashed by {cause}" if self.skip and cause in _CRASHES else None
-
-    def error(self, cause: str, *, key: str) -> WorkerDied:
-        """Return the error for the row of this key, at which workers died, the last one of this cause."""
-        return WorkerDied(
-            f"{MAX_ROW_FAILURES} workers ended at it, the last by {cause}; give more memory (if by SIGKILL) or a "
-            "longer deadline, run that work in a separate program to find the cause, or leave it out "
-            '(on_bad_record="skip" or records= of a Loader)',
-            key=key,
-        )

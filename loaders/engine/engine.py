@@ -15,20 +15,20 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from shardprep.formats.errors import OperationError, UsageError, printable
+from shardprep.formats.errors import OperationError, UsageError, WorkerDied, printable
 from shardprep.formats.runtime.owned import Closable, Owned
 from shardprep.formats.runtime.processes import refuse_in_main_import
+from shardprep.formats.runtime.workers import CRASHES
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
     BatchPlans,
     BatchRequest,
-    CrashPolicy,
     Dispatcher,
     EngineRun,
     Plan,
 )
-from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, LeasedBatch, Leases, RowFailure
+from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, MAX_ROW_FAILURES, LeasedBatch, Leases, RowFailure
 from shardprep.loaders.engine.messages import (
     CpuClock,
     EngineBatch,
@@ -241,9 +241,10 @@ class Engine(Owned, Closable):
 
     A lease has at most ``chunk`` rows. A worker that spends more than ``deadline`` seconds on a row is
     killed; without a deadline, a :class:`.SlowRecord` warning names a row of more than SLOW_ROW_S, by
-    ``locate``. Opening the work may take 120 seconds; with a deadline, max(deadline, 30). In errors,
-    ``describe`` names an item and ``owner`` this object. Raises OperationError if memory, processes or
-    threads run out; UsageError for work that cannot be pickled.
+    ``locate``. With ``skip_crashes``, a row is left out at which MAX_ROW_FAILURES workers died by a signal
+    of faulty code, such as SIGSEGV; ``doing`` names that code in the reason. Opening the work may take 120
+    seconds; with a deadline, max(deadline, 30). In errors, ``describe`` names an item and ``owner`` this
+    object. Raises OperationError if memory or processes run out; UsageError for work that cannot be pickled.
     """
 
     def __init__(
@@ -258,7 +259,8 @@ class Engine(Owned, Closable):
         ordered: bool = True,
         describe: Callable[[Any], str] = "item {}".format,
         locate: Callable[[Any], str] | None = None,
-        crashes: CrashPolicy = CrashPolicy(),  # noqa: B008 - it is frozen
+        doing: str = "the work on it",
+        skip_crashes: bool = False,
         owner: str = "engine",
     ) -> None:
         check_engine(workers=workers, slots=slots, chunk=chunk, deadline=deadline)
@@ -266,7 +268,6 @@ class Engine(Owned, Closable):
         self.layout = layout
         self._slots = slots
         self._describe = describe
-        self._crashes = crashes
         self._owner = owner
         self._numbers = itertools.count(1)
         self.meter = Meter()
@@ -278,24 +279,25 @@ class Engine(Owned, Closable):
         self._trace: Trace | None = None
         self._at_pause: EngineStats  # set with the first pause
         if workers:
+            skipped = {number.name for number in CRASHES} if skip_crashes else set[str]()
             leases = Leases(
                 slots=slots,
                 workers=workers,
                 chunk=min(chunk, MAX_LEASE_BYTES // max(1, work.item_dtype.itemsize)),
                 ordered=ordered,
-                reason_to_skip=crashes.reason_to_skip,
+                reason_to_skip=lambda cause: f"{doing} crashed by {cause}" if cause in skipped else None,
             )
             self._sent = SentWork(self._work)
-            dispatcher = Dispatcher(
+            self._dispatcher = Dispatcher(
                 self._sent,
                 leases,
                 SlotRing(layout, slots),
                 self._status_table,
+                workers=workers,
                 deadline=deadline,
                 locate=locate or describe,
+                owner=self,
             )
-            dispatcher.launch(workers, owner=self)
-            self._dispatcher = dispatcher
 
     def run(self, plans: Iterable[Plan]) -> Iterator[EngineBatch]:
         """Yield one batch per plan (an array of items, at most a slot's rows), in the plans' order.
@@ -421,7 +423,12 @@ class Engine(Owned, Closable):
         item = leased.items[failure.row]
         if failure.error:
             return unpack(failure.error, self._where(failure.row, number, item))
-        return self._crashes.error(failure.cause, key=self._describe(item))
+        return WorkerDied(
+            f"{MAX_ROW_FAILURES} workers ended at it, the last by {failure.cause}; give more memory (if by SIGKILL) "
+            "or a longer deadline, run that work in a separate program to find the cause, or leave it out "
+            '(on_bad_record="skip" or records= of a Loader)',
+            key=self._describe(item),
+        )
 
     def _where(self, row: int, number: int, item: Any) -> str:
         return f"at row {row} of batch {number}: {printable(self._describe(item))}"

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import accumulate, chain, islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -116,14 +116,6 @@ def joined(parts: Sequence[Any]) -> Any:
     return whole
 
 
-def as_weights(weights: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return a user's weights as floats. Raises UsageError for values that are not numbers."""
-    try:
-        return None if weights is None else tuple(map(float, weights))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"weights are numbers, one for each flow, not {weights!r}") from error
-
-
 @dataclass(frozen=True)
 class RandomlyCombined(Combined):
     """A step that chooses the flow of each item at random."""
@@ -131,16 +123,21 @@ class RandomlyCombined(Combined):
     weights: tuple[float, ...] | None
     seed: int
 
-    def __post_init__(self) -> None:
-        seed_of(self.seed)
-        if (weights := self.weights) is None:
-            return
-        if len(weights) != len(self.nodes):
+    @classmethod
+    def of(cls, nodes: tuple[Node, ...], weights: Sequence[float] | None, seed: int) -> Self:
+        """Return the step. Raises UsageError for weights or a seed that cannot be meant."""
+        try:
+            given = None if weights is None else tuple(map(float, weights))
+        except (TypeError, ValueError):
+            given = ()
+        if given is not None and (
+            len(given) != len(nodes) or not any(given) or not all(0 <= each < math.inf for each in given)
+        ):
             raise UsageError(
-                f"{len(weights)} weights for {len(self.nodes)} flows: give one for each, this flow's first"
+                f"weights are finite numbers, not negative and not all 0, one for each of {len(nodes)} flows, "
+                f"this flow's first; not {weights!r}"
             )
-        if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-            raise UsageError(f"weights must be finite, not negative, and not all 0, not {weights}")
+        return cls(nodes, given, seed_of(seed))
 
     @property
     def proportions(self) -> list[int]:
@@ -164,7 +161,6 @@ class Mix(RandomlyCombined):
     """
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not all(self.proportions):
             raise UsageError(
                 f"a flow of weight 0 is never drawn; leave it out, or use choose(): {self.weights}"

@@ -13,7 +13,7 @@ from typing import Any
 from shardprep.formats.errors import ManifestDamaged, UsageError
 from shardprep.formats.records.labels import SPACES
 from shardprep.formats.records.record import ItemForm
-from shardprep.formats.runtime.owned import CollectedEnd, Owned
+from shardprep.formats.runtime.owned import Closable, CollectedEnd, Owned
 from shardprep.formats.runtime.sizes import seed_of
 from shardprep.formats.shards.columns import OpenRecords, PartFiles, RecordPlace
 from shardprep.formats.shards.dataset import Dataset, RecordSet
@@ -73,7 +73,7 @@ class RecordFetch:
         return form.item(address[0].decode(), self.labels[address[1]], image, values)
 
 
-class PassDownloads(Owned):
+class PassDownloads(Owned, Closable):
     """Downloads ahead of a flow's passes, one pass after the other. :meth:`close` cancels them."""
 
     def __init__(self, source: FileSource) -> None:
@@ -81,7 +81,10 @@ class PassDownloads(Owned):
             self._cache = failed.enter_context(source.opened())
             self._prefetcher = Prefetcher(self._cache, ahead=0)
             failed.pop_all()
-        self.close = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
+        self._end = CollectedEnd(self, partial(end_downloads, self._cache, self._prefetcher))
+
+    def close(self) -> None:
+        self._end()
 
     @contextmanager
     def ahead(self, files: Sequence[FileEntry]) -> Iterator[FileCache]:

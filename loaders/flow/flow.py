@@ -18,7 +18,7 @@ from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.loaders.batches.passes import ending, refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, Padding, loader_specs
-from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip, as_weights
+from shardprep.loaders.flow.combine import Choose, Concat, Mix, Zip
 from shardprep.loaders.flow.dataset_source import FromDataset
 from shardprep.loaders.flow.fake import FromFakeBatches, FromFakeData, MadeUp
 from shardprep.loaders.flow.map import (
@@ -463,14 +463,14 @@ class Flow(Closable):
         Raises:
             UsageError: Weights are not positive, or are missing while lengths are not exact.
         """
-        return Flow(Mix(self._nodes(others), as_weights(weights), seed))
+        return Flow(Mix.of(self._nodes(others), weights, seed))
 
     def choose(self, *others: Flow, weights: Sequence[float] | None = None, seed: int = 0) -> Flow:
         """Take each item from this flow or one of ``others``, chosen at random, by ``weights`` or evenly.
 
         The pass ends when the chosen flow has no more items. Raises UsageError for negative weights.
         """
-        return Flow(Choose(self._nodes(others), as_weights(weights), seed))
+        return Flow(Choose.of(self._nodes(others), weights, seed))
 
     # Steps on how a pass runs
 
@@ -667,20 +667,19 @@ class Flow(Closable):
         ``"changed"``, the transforms of :meth:`.Flow.transform`, but not other functions or contents. Raises
         UsageError for the state of a different flow, and then changes nothing.
         """
-        if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        try:
+            structure = [*state["flow"]] if state["version"] == STATE_VERSION else None
+            place = FlowPlace(natural(state["pass"]), natural(state["items"]))
+        except (KeyError, TypeError, ValueError):
+            structure = None
+        if structure is None:
             raise UsageError(f"not the state of a flow, or not of version {STATE_VERSION}")
-        if not isinstance(structure := state.get("flow"), list):
-            raise UsageError("not the state of a flow: it has no list of steps")
         for lines in zip_longest(structure_of(self.node), structure):
             if lines[0] != lines[1]:
                 here, there = ("no step" if line is None else str(line)[:200] for line in lines)
                 raise UsageError(f"the state is from another flow: it has {there} where this one has {here}")
         known = state.get("transforms", self._transforms)  # older states have none
         refuse_another(known, self._transforms, transform)
-        try:
-            place = FlowPlace(natural(state.get("pass")), natural(state.get("items")))
-        except ValueError as error:
-            raise UsageError(f"not the state of a flow: {error}") from error
         check_place(self.node, place)
         self._next, self._current = place, (place, PassMeter())
 

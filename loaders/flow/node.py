@@ -74,10 +74,6 @@ class Length:
         """The length of ``passes`` passes, one after the other."""
         return Length(self.count * passes, self.is_certain) if passes else exact(0)
 
-    def limited(self, count: int) -> Length:
-        """The length of the first ``count`` items."""
-        return Length(min(self.count, count), self.is_certain)
-
     def without(self, count: int) -> Length:
         """The length without the first ``count`` items."""
         return Length(max(0, self.count - count), self.is_certain)

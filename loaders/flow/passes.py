@@ -8,13 +8,13 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from zlib import crc32
 
 import numpy as np
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.runtime.owned import Owned
+from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.sizes import takes
 from shardprep.loaders.batches.pickling import INSTALL_CLOUDPICKLE, by_value, dumps_elsewhere, loads
 from shardprep.loaders.loader.stats import GroupTimes
@@ -61,13 +61,7 @@ class PassMeter:
             self.items, self.rows = self.items + 1, self.rows + rows
 
 
-class Closeable(Protocol):
-    """An object that is kept between passes."""
-
-    def close(self) -> None: ...
-
-
-CloseableT = TypeVar("CloseableT", bound=Closeable)
+ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class Kept:
@@ -76,7 +70,7 @@ class Kept:
     value: Any = None
 
 
-class PassResources(Owned):
+class PassResources(Closable):
     """Objects that the steps of a flow keep between passes: worker processes, caches. Thread-safe.
 
     Concurrent passes never borrow the same object. No method takes a lock, because garbage collection may end
@@ -84,17 +78,17 @@ class PassResources(Owned):
     """
 
     def __init__(self) -> None:
-        self._idle: dict[Hashable, deque[Closeable]] = {}
+        self._idle: dict[Hashable, deque[Closable]] = {}
         self._kept: dict[NodePlace, Kept] = {}
         self._closed = False
 
     @contextmanager
-    def borrowed(self, place: Hashable, make: Callable[[], CloseableT]) -> Iterator[CloseableT]:
+    def borrowed(self, place: Hashable, make: Callable[[], ClosableT]) -> Iterator[ClosableT]:
         """Borrow an object for this place, made by ``make`` if none is idle. An exception closes it."""
         own = os.getpid(), place  # a forked process cannot use the objects of its parent
         idle = self._idle.setdefault(own, deque())
         try:
-            found = cast("CloseableT", idle.pop())
+            found = cast("ClosableT", idle.pop())
         except IndexError:
             found = make()
         is_usable = True
@@ -124,7 +118,7 @@ class PassResources(Owned):
             kept.value = None
 
 
-def _close_all(idle: deque[Closeable]) -> None:
+def _close_all(idle: deque[Closable]) -> None:
     with suppress(IndexError):
         while True:
             found = idle.pop()  # keep a reference: collecting some objects ends them in another thread

@@ -198,12 +198,8 @@ def restored(payload: object, where: Callable[[], str]) -> Any:
     """Return the worker's result, or raise the worker's exception with ``where()`` as a note."""
     if isinstance(payload, PackedError):
         error = unpack(payload.packed, where())
-        if not isinstance(error, StopIteration):
-            raise error
-        stopped = RuntimeError("the function raised StopIteration")  # a generator cannot raise StopIteration
-        for note in error.__notes__:
-            stopped.add_note(note)
-        raise stopped
+        # a generator cannot raise StopIteration
+        raise RuntimeError("\n".join(error.__notes__)) if isinstance(error, StopIteration) else error
     return bytes(payload) if isinstance(payload, memoryview) else payload
 
 

@@ -16,7 +16,7 @@ from zlib import crc32
 from shardprep.formats.conversion.save import SequenceItems
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.files import user_path
-from shardprep.formats.runtime.sizes import checked_int, count_of, seed_of
+from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.sources.source import IMAGE_SUFFIXES
 from shardprep.formats.sources.trees import FolderWalk
 from shardprep.loaders.batches.passes import Passes, end, ending
@@ -194,12 +194,9 @@ def _given(labels: Labels, paths: tuple[str, ...], folder: Path) -> tuple[int, .
     if not isinstance(labels, Sized):
         raise UsageError(f"labels= must have a label for each file, not {labels!r}")
     if isinstance(labels, Mapping):
-        if missing := [path for path in paths if path not in labels]:
-            lacking = count_of(len(missing), "file")
-            raise UsageError(f"labels= has no label for {lacking}, such as {missing[0]}", path=folder)
-        if more := labels.keys() - set(paths):
+        if other := labels.keys() ^ set(paths):
             raise UsageError(
-                f"labels= has {count_of(len(more), 'path')} without a file, such as {min(more)}", path=folder
+                f"labels= must have exactly the files; {min(map(str, other))} is in one only", path=folder
             )
         labels = [labels[path] for path in paths]
     if len(labels) != len(paths):

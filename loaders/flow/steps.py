@@ -25,6 +25,7 @@ from shardprep.loaders.flow.node import (
     Renumbered,
     SharedNumbers,
     Step,
+    exact,
     numbered,
     within,
 )
@@ -290,7 +291,7 @@ class Take(Renumbered):
 
     @property
     def length(self) -> Length:
-        return self.source.length.limited(self.count)
+        return self.source.length.shortest(exact(self.count))
 
     def numbers(self, now: PassContext, places: Iterable[int]) -> Iterator[int]:
         return iter(places)

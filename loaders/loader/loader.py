@@ -26,7 +26,7 @@ from shardprep.formats.storage.cache import CachedDataset, FileSource
 from shardprep.formats.storage.collection import Collection, open_records
 from shardprep.loaders.batches.passes import refuse_sampler
 from shardprep.loaders.batches.stack import BatchSpec, full_batch_bytes, loader_specs
-from shardprep.loaders.engine.dispatcher import CrashPolicy, Plan
+from shardprep.loaders.engine.dispatcher import Plan
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
@@ -245,7 +245,8 @@ class Loader(Owned, Closable):
                 describe=described,
                 locate=located,
                 owner="Loader",
-                crashes=CrashPolicy("its decoding" if transform else "its reading", skip=self._work.skip_bad),
+                doing="its decoding" if transform else "its reading",
+                skip_crashes=self._work.skip_bad,
             )
             undo.pop_all()
 
