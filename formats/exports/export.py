@@ -171,7 +171,7 @@ class _Export:
         return cls(path, output, manifest, index, chosen, tuple(units), shard_size)
 
     def bytes_to_write(self) -> int:
-        """Estimate the bytes still to be written.
+        """Return the bytes of images and columns still to be written.
 
         Raises UsageError for an output that is not this export's, OutputBusy, and OSError.
         """
@@ -180,10 +180,8 @@ class _Export:
             return 0
         check_output(self.output, [self.dataset.resolve()], work="an export")
         refuse_other_plan(self.output, self._guard, work="export")
-        done, (beside, per_column) = finished_shards(self.output), self.format.bytes_beside
-        beside += per_column * len(self.format.source.schema)
-        left = [unit.extent for unit in self.units if unit.name not in done]
-        return sum(extent.payload_bytes + extent.records * beside for extent in left)
+        done = finished_shards(self.output)
+        return sum(unit.size for unit in self.units if unit.name not in done)
 
     def finished(self, runner: JobRunner) -> Exported:
         marker, intact, is_complete = self._marker(), dict[str, FileEntry](), False

@@ -52,7 +52,6 @@ class Folders(ExportFormat):
 
     name = "folders"
     unit_names = "images-{number:05d}"
-    bytes_beside = 4352, 256
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)

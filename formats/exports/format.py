@@ -94,8 +94,6 @@ class ExportFormat:
     name: ClassVar[str]
     unit_names: ClassVar[str]
     """Template of a unit's name, of the dataset's ``split``, the unit's ``number`` and their ``count``."""
-    bytes_beside: ClassVar[tuple[int, int]]
-    """Estimated overhead in bytes: of a record, and of each of its columns."""
     names_of_boxes: ClassVar[tuple[str, ...]] = ()
     """The names of boxes in the format; no column of a dataset with boxes may have them."""
     writer: str = "1"

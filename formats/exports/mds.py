@@ -44,7 +44,6 @@ class MDS(ExportFormat):
 
     name = "mds"
     unit_names = "shard.{number:05d}.mds"
-    bytes_beside = 256, 32
     names_of_boxes = BOXES, BOX_LABELS
 
     def __init__(self, source: Exportable, index: Rows) -> None:

@@ -39,7 +39,6 @@ class Parquet(ExportFormat):
 
     name = "parquet"
     unit_names = "{split}-{number:05d}-of-{count:05d}.parquet"
-    bytes_beside = 256, 32
     names_of_boxes: ClassVar[tuple[str, ...]] = (OBJECTS,)
 
     def __init__(self, source: Exportable, index: Rows) -> None:

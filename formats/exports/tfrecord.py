@@ -74,7 +74,6 @@ class TFRecord(ExportFormat):
 
     name = "tfrecord"
     unit_names = "{split}-{number:05d}-of-{count:05d}"
-    bytes_beside = 1024, 128
 
     def unit_name(self, number: int, count: int) -> str:
         name = super().unit_name(number, count)

@@ -64,7 +64,6 @@ class WebDatasetTars(ExportFormat):
 
     name = "webdataset"
     unit_names = "{split}-{number:06d}.tar"
-    bytes_beside = 6 * BLOCK, 2 * BLOCK
 
     def __init__(self, source: Exportable, index: Rows) -> None:
         super().__init__(source, index)

@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, repeat
 from pathlib import Path
@@ -408,10 +408,9 @@ class ParquetRows(RecordSource):
     CONTENTS = RowContents
 
     def contents(self, split: str, classes: Classes) -> RowContents:
-        layout = self._layout(split)
-        contents = RowContents(self.files.top, layout, classes)
+        contents = RowContents(replace(self, layout=self._layout(split)), classes)
         with contents.problems.collected(), arrow_reads(self.files.top / self.files.of_split[split][0]):
-            for label, class_name in enumerate(layout.classes):
+            for label, class_name in enumerate(contents.layout.classes):
                 contents.classes.of_number(label, class_name)
         return contents
 
@@ -422,19 +421,19 @@ class ParquetRows(RecordSource):
             for name in self.files.of_split[split]:
                 path = self.files.top / name
                 try:
-                    nullable |= set(child.call_within(METADATA_TIMEOUT_S, _with_nulls, path))
+                    found, nulls = child.call_within(METADATA_TIMEOUT_S, _schema_and_nulls, path)
                 except ChildDied as error:  # damaged metadata makes pyarrow abort the process
                     message = (
                         f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"
                     )
                     raise SourceDamaged(message, path=path) from error
-                with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
-                    if schema is None:
-                        schema, first = file.schema_arrow, name
-                    elif not schema.equals(file.schema_arrow, check_metadata=True):
-                        raise SourceDamaged(
-                            f"has different columns from {first}; put them into two folders", path=path
-                        )
+                nullable |= nulls
+                if schema is None:
+                    schema, first = found, name
+                elif not schema.equals(found, check_metadata=True):
+                    raise SourceDamaged(
+                        f"has different columns from {first}; put them into two folders", path=path
+                    )
         path = self.files.top / first
         with (
             naming_source(path),
@@ -445,15 +444,14 @@ class ParquetRows(RecordSource):
             return layout_of(schema, frozenset(nullable), self.source_options, groups.first)
 
 
-def _with_nulls(path: Path) -> list[str]:
-    """Return the columns with nulls."""
-    found: dict[str, None] = {}
+def _schema_and_nulls(path: Path) -> tuple[Any, set[str]]:
+    """Return the schema, and the columns with nulls."""
     with ArchiveFile(path) as archive, arrow_reads(path), opened(archive) as file:
         file.metadata.to_dict()  # read all that is used later
+        nulls = set()
         for group in range(file.metadata.num_row_groups):
             for number in range(file.metadata.num_columns):
                 chunk = file.metadata.row_group(group).column(number)
-                statistics = chunk.statistics if chunk.is_stats_set else None
-                if statistics is not None and statistics.has_null_count and statistics.null_count:
-                    found[chunk.path_in_schema] = None
-    return list(found)
+                if chunk.is_stats_set and chunk.statistics.has_null_count and chunk.statistics.null_count:
+                    nulls.add(chunk.path_in_schema)
+        return file.schema_arrow, nulls

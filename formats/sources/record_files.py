@@ -23,6 +23,7 @@ from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
 from shardprep.formats.records.schema import RESERVED, Field, Schema
 from shardprep.formats.runtime.files import CHANGED, ArchiveFile, ReadAt, foreign_file
+from shardprep.formats.runtime.sizes import count_of
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes, GrowingTable, official_key, repeated_keys
 from shardprep.formats.sources.source import (
     SPLIT_NAMES,
@@ -70,8 +71,6 @@ class ByteWindow:
         if end > self.end:
             raise ValueError("it is truncated")
         piece = self._read_at(min(max(end - start, _PIECE), self.end - start), start)
-        if len(piece) < end - start:
-            raise ValueError("the file ends within it")
         self._pieces = [(start, piece), *self._pieces[: _PIECES - 1]]
         return piece[: end - start]
 
@@ -204,10 +203,7 @@ class FilesReader(OpeningReader[OpenFiles]):
         files, path = self.opened.files, entry["path"].item()
         if path not in files:
             with ExitStack() as context:
-                try:
-                    archive = context.enter_context(ArchiveFile(self.path_of(entry)))
-                except FileNotFoundError:
-                    raise self.changed(entry) from None
+                archive = context.enter_context(ArchiveFile(self.path_of(entry)))
                 if wrapped(archive.identity.mtime_ns) != entry["mtime_ns"]:
                     raise self.changed(entry)
                 archive.expect_random_reads()
@@ -246,8 +242,7 @@ class SplitFiles:
             if missing := count - len(numbers):
                 first = next(number for number in range(count) if number not in numbers)
                 width = len(of) - len("-of-")
-                are = "is" if missing == 1 else "are"
-                return f"{missing} of {count} files {are} missing, the first is {before}{first:0{width}d}{of}"
+                return f"it lacks {missing} of {count} files, the first is {before}{first:0{width}d}{of}"
         return ""
 
 
@@ -328,7 +323,7 @@ class RecordSource(Source):
     layout: Any = None
 
     def contents(self, split: str, classes: Classes) -> RecordContents:
-        return self.CONTENTS(self.files.top, self.layout, classes)
+        return self.CONTENTS(self, classes)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -336,9 +331,10 @@ class RecordSource(Source):
 
     @property
     def description(self) -> str:
-        counts = {split: len(files) for split, files in self.files.of_split.items()}
-        files = (f"{split} in {count} file{'' if count == 1 else 's'}" for split, count in counts.items())
-        return f"{self.LAYOUT}: {', '.join(files)}"
+        counts = (
+            f"{split} in {count_of(len(names), 'file')}" for split, names in self.files.of_split.items()
+        )
+        return f"{self.LAYOUT}: {', '.join(counts)}"
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -378,10 +374,11 @@ class RecordSource(Source):
 
 
 class RecordContents(ABC):
-    """The records of a split, read so far from files below ``top``; all splits share the ``classes``.
+    """The records of a split, read so far from a ``source``; all splits share the ``classes``.
 
-    Keys are the records' names. If names are missing or repeated, all keys are made of file and number if
-    ``may_number``, else these are problems, as are records over the limits.
+    Labels ``may_be_text`` if the user named their column. Keys are the records' names. If names are missing or
+    repeated, all keys are made of file and number if ``may_number``, else these are problems, as are records
+    over the limits.
     """
 
     READER: ClassVar[type[FilesReader]]
@@ -393,8 +390,9 @@ class RecordContents(ABC):
     shortfall = ""
     boxes: npt.NDArray[np.void] | None = None  # with the numbers of their entries
 
-    def __init__(self, top: Path, layout: Any, classes: Classes) -> None:
-        self.top, self.layout, self.classes = top, layout, classes
+    def __init__(self, source: RecordSource, classes: Classes) -> None:
+        self.top, self.layout, self.classes = source.files.top, source.layout, classes
+        self.may_be_text = source.source_options.label_column is not None
         self.problems = Problems()
         self.options: dict[str, Any] = {}  # which the manifest keeps beside those of the user
         self._place = b"", 0

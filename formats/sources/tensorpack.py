@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,12 +90,10 @@ def layout_of(first: ByteWindow, options: SourceOptions) -> ItemLayout | None:
         with suppress(ValueError):
             read_datapoint(first)
             return None
-    item = read_item(first)
-    names = ItemNames.of(item, options)
-    form = ItemForm.of(names.named(item))
-    if "key" in form.own:
+    layout = ItemLayout.of(read_item(first), options)
+    if "key" in layout.form.own:
         raise ValueError("it has a component named key, which is reserved for the record's key")
-    return ItemLayout(names, form)
+    return layout
 
 
 class LmdbContents(RecordContents):
@@ -104,8 +102,8 @@ class LmdbContents(RecordContents):
     may_number = False
     identity: Identity
 
-    def __init__(self, top: Path, layout: ItemLayout | None, classes: Classes) -> None:
-        super().__init__(top, layout, classes)
+    def __init__(self, source: RecordSource, classes: Classes) -> None:
+        super().__init__(source, classes)
         self._as_text = False
         self._first: list[Mapping[str, Any]] = []
         self._listed: npt.NDArray[np.int64] | None = None
@@ -134,20 +132,16 @@ class LmdbContents(RecordContents):
         """Return the label of a datapoint of plain data. Raises ValueError for another form."""
         form = layout.form
         try:
-            parts = form.parts(layout.names.named(item))
+            parts = layout.parts(item)
         except BadValue as error:
             raise ValueError(f"it {error.message}") from error
         if len(self._first) < FIRST_ITEMS:
             self._first.append({name: _alike(parts[name]) for name in form.columns})
         label = parts["label"] if "label" in form.own else UNLABELLED
-        if isinstance(label, str | bytes) and layout.names.may_be_text:
+        if isinstance(label, str | bytes) and self.may_be_text:
             return self.classes.of_text(label)
-        if (
-            isinstance(label, bool)
-            or not isinstance(label, int | np.integer)
-            or not -1 <= label < MAX_CLASSES
-        ):
-            raise ValueError(f"its label is {label!r}; labels are -1 to {MAX_CLASSES - 1} here")
+        if isinstance(label, bool) or not isinstance(label, int | np.integer):
+            raise ValueError(f"its label is {label!r}, not an integer")
         return self.classes.of_number(int(label))
 
     def columns(self) -> tuple[Schema, bool]:
@@ -275,16 +269,19 @@ def _contents(value: ByteWindow, located: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class ItemNames:
-    """The components of image and label; "" for none, None if they are named image and label."""
+class ItemLayout:
+    """The components of image and label, and the form of all datapoints after these are renamed.
 
-    image: str | None = None
-    label: str | None = None
-    may_be_text: bool = False
+    A component is "" if there is none, and None if it is named image or label.
+    """
+
+    image: str | None
+    label: str | None
+    form: ItemForm
 
     @classmethod
-    def of(cls, first: Any, options: SourceOptions) -> ItemNames:
-        """Find the names in the first datapoint. Raises UsageError for options that it lacks."""
+    def of(cls, first: Any, options: SourceOptions) -> ItemLayout:
+        """Return the layout of the first datapoint. Raises UsageError for options that it lacks."""
         parts = _parts_of(first)
         image, label = options.image_column, options.label_column
         if image is not None:
@@ -299,16 +296,21 @@ class ItemNames:
                 return int(parts[name]) if isinstance(parts[name], np.integer) else parts[name]
 
             label = usual_label(parts, number) or None
-        return cls(image, label, options.label_column is not None)
+        return cls(image, label, ItemForm.of(_named(first, image, label)))
 
-    def named(self, item: Any) -> Any:
-        """Return a datapoint as a dict with components named image and label."""
-        if self.image is None and self.label is None:
-            return item
-        names = {"image": self.image, "label": self.label}
-        taken = {name: own for own, name in names.items() if name}
-        taken |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in taken}
-        return {taken.get(name, name): part for name, part in _parts_of(item).items()}
+    def parts(self, item: Any) -> Mapping[str, Any]:
+        """Return the components of a datapoint by name. Raises BadValue for another form."""
+        return self.form.parts(_named(item, self.image, self.label))
+
+
+def _named(item: Any, image: str | None, label: str | None) -> Any:
+    """Return a datapoint as a dict with components named image and label."""
+    if image is None and label is None:
+        return item
+    names = {"image": image, "label": label}
+    taken = {name: own for own, name in names.items() if name}
+    taken |= {own: f"{own}_" for own, name in names.items() if name is not None and own not in taken}
+    return {taken.get(name, name): part for name, part in _parts_of(item).items()}
 
 
 def _alike(part: Any) -> Any:
@@ -324,13 +326,6 @@ def _parts_of(item: Any) -> dict[str, Any]:
 def _encoded(part: Any) -> Any:
     is_line = isinstance(part, np.ndarray) and part.dtype == np.uint8 and part.ndim == 1
     return part.tobytes() if is_line else part
-
-
-class ItemLayout(NamedTuple):
-    """The components of image and label, and the form of all datapoints."""
-
-    names: ItemNames
-    form: ItemForm
 
 
 @dataclass(kw_only=True)
@@ -359,7 +354,7 @@ class ItemReader(TarReader):
         if self._last[0] != place:
             value = ByteWindow(file.read_at, place, place + int(entry["length"]))
             try:
-                self._last = place, self.layout.form.parts(self.layout.names.named(read_item(value)))
+                self._last = place, self.layout.parts(read_item(value))
             except ValueError as error:
                 raise BadValue(f"cannot be read: {error}") from error
         return self._last[1]

@@ -274,8 +274,7 @@ def _first_layout(files: SplitFiles, options: SourceOptions) -> ExampleLayout:
 class ExampleLayout:
     """The features of the image, its label, the class name and the file name; "" for none.
 
-    ``first_label`` is the label of the first class in the file, stored as 0. If ``may_be_text``, labels may
-    be class names.
+    ``first_label`` is the label of the first class in the file, stored as 0.
     """
 
     image: str = ""
@@ -284,7 +283,6 @@ class ExampleLayout:
     file_name: str = ""
     first_label: int = 0
     boxes: bool = False
-    may_be_text: bool = False
 
     @property
     def no_columns(self) -> frozenset[str]:
@@ -327,7 +325,7 @@ def layout_of(found: Features, options: SourceOptions) -> ExampleLayout:
         label = usual_label(found, value_of)
     if label != known.label:
         known = replace(known, class_name="", first_label=0)
-    return replace(known, image=image, label=label, may_be_text=options.label_column is not None)
+    return replace(known, image=image, label=label)
 
 
 def boxes_of(found: Features, first_label: int) -> list[tuple[int, float, float, float, float]]:
@@ -400,8 +398,8 @@ class _Column:
 class ExampleContents(RecordContents):
     READER = ExampleReader
 
-    def __init__(self, top: Path, layout: ExampleLayout, classes: Classes) -> None:
-        super().__init__(top, layout, classes)
+    def __init__(self, source: RecordSource, classes: Classes) -> None:
+        super().__init__(source, classes)
         self._boxes = GrowingTable(BOX)
         self._columns: dict[str, _Column] = {}
         self._records = 0
@@ -436,7 +434,7 @@ class ExampleContents(RecordContents):
             return UNLABELLED
         feature = found[layout.label]
         if feature.kind == BYTES:
-            if not layout.may_be_text:
+            if not self.may_be_text:
                 advice = f"--label-column {layout.label} takes them for the names of classes"
                 raise ValueError(f"the feature {layout.label!r} has bytes, not integers: {advice}")
             return self.classes.of_text(_text_in(feature))

@@ -44,14 +44,10 @@ _NO_JSON = (b"NaN", b"Infinity", b"-Infinity")  # floats as Python writes them i
 
 @dataclass(frozen=True)
 class SampleLayout:
-    """The extensions of image and label, "" for none; an ``image`` of None is the first of IMAGE_EXTENSIONS.
-
-    If ``may_be_text``, labels may be class names.
-    """
+    """The extensions of image and label, "" for none; an image of None is the first of IMAGE_EXTENSIONS."""
 
     image: str | None = None
     label: str = LABEL
-    may_be_text: bool = False
 
     def image_of(self, sample: ShardSample) -> str | None:
         """Return the extension of a sample's image, None without one."""
@@ -108,7 +104,7 @@ def _parts(sample: ShardSample, archive: ArchiveFile, options: SourceOptions) ->
         label = chosen(sample.parts, options.label_column.lower().removeprefix("."), "--label-column")
     elif LABEL not in sample.parts and (usual := usual_label(labels, label_in)):
         label = labels[usual]
-    return SampleLayout(image, label, options.label_column is not None)
+    return SampleLayout(image, label)
 
 
 def _stem(part: str, extensions: Collection[str]) -> str:
@@ -205,8 +201,8 @@ class ShardContents(RecordContents):
     READER = SampleReader
     may_number = False
 
-    def __init__(self, top: Path, layout: SampleLayout, classes: Classes) -> None:
-        super().__init__(top, layout, classes)
+    def __init__(self, source: RecordSource, classes: Classes) -> None:
+        super().__init__(source, classes)
         self._first_of: dict[tuple[bool, frozenset[str]], tuple[str, str]] = {}
         self._parts: set[str] = set()
         self._floats: set[str] = set()
@@ -231,7 +227,7 @@ class ShardContents(RecordContents):
         if text is None:
             return UNLABELLED
         match = _NUMBER.fullmatch(text)
-        if match is None and self.layout.may_be_text:
+        if match is None and self.may_be_text:
             return self.classes.of_text(text.strip())
         if match is None:
             advice = f"--label-column {part} takes it for the name of a class"

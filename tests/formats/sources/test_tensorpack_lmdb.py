@@ -514,7 +514,7 @@ def test_datapoints_come_out_as_they_were_put_in(serializer: str, name: str, tmp
         ([[1.5, 2], {"a": 1}], "is a dict of a, expected a list of 2"),
         ([{"key": "a", "v": 1.5}], "a component named key"),
         ([[[1.5], np.zeros(2, "c16")], [[1.5], np.zeros(2, "i4")]], "make no columns"),
-        ([{"label": -7, "v": 1.5}], "its label is -7"),
+        ([{"label": -7, "v": 1.5}], "the label -7"),
         ([3], "not a list or dict of components"),
     ],
 )

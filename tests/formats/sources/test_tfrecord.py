@@ -39,7 +39,7 @@ def test_a_missing_file_of_a_series_is_told(tmp_path: Path) -> None:
     write_tfrecord(imagenet / "train-00001-of-00002", [official(2, 5)])
     write_tfrecord(imagenet / "validation-00000-of-00001", [official(3, 0)])
 
-    has_less = r"train has \d+ images? \(1 of 2 files is missing, the first is train-00000-of-00002"
+    has_less = r"train has \d+ images? \(it lacks 1 of 2 files, the first is train-00000-of-00002"
     for source, options in ((imagenet, {}), (imagenet / "train-00001-of-00002", {"val_fraction": 0.5})):
         with pytest.raises(SourceIncomplete, match=has_less):
             convert(source, tmp_path / "out", source_options=SourceOptions(**options), workers=0)
