@@ -22,12 +22,6 @@ from shardprep.formats.runtime.json_record import matches
 MAX_KEY_BYTES = 1024
 CRC_RESIDUE = 0x48674BC7  # the CRC-32C of any bytes that end in their own CRC-32C, as "<u4"
 
-if google_crc32c.implementation == "python":  # pragma: no cover - needs a platform without a wheel
-    raise ImportError(
-        "google-crc32c has no compiled module on this platform, which would make every read a thousand times "
-        "slower; install a wheel of it, or libcrc32c and its headers"
-    )
-
 NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 MAX_IMAGE_BYTES = 64 << 20  # one ILSVRC12 image is 110 KB on average, the largest is about 15 MB
 
@@ -78,16 +72,6 @@ class Record(_RecordFields):
         from shardprep.formats.images.pictures import figure  # start-up time: OpenCV
 
         return figure(self.image, caption=repr(self))
-
-
-class CropReadyRecord(Record):
-    """A record whose image allows decoding only a crop."""
-
-    __slots__ = ()
-
-    @property
-    def crop_ready(self) -> bool:
-        return True
 
 
 def check_transform(transform: object) -> None:
@@ -201,7 +185,7 @@ def _loaded(values: dict[str, Any]) -> ColumnValues:
 
 
 class ColumnRecord(Record):
-    """A record with columns: its :attr:`columns` by name, or ``record["mask"]``."""
+    """A record that has columns, by name in :attr:`columns` or as ``record["mask"]``, or is crop-ready."""
 
     _columns: Mapping[str, Any] = NO_COLUMNS
     _is_crop_ready: bool = False
@@ -277,26 +261,14 @@ class ItemForm:
 
     def parts(self, item: Any) -> Mapping[str, Any]:
         """Return the parts of an item by name. Raises BadValue if it has another form."""
-        if self.form == "dict" and type(item) is dict and item.keys() == self._known:
-            return item
-        if self._type is not None and type(item) is self._type and len(item) == len(self.names):
-            return dict(zip(self.names, item, strict=True))
         found = ItemForm.of(item)
-        if found.form != self.form or set(found.names) != self._known:
+        if found.form != self.form or set(found.names) != set(self.names):
             raise BadValue(f"is {found.described}, expected {self.described}")
         if self.form == "dict":
             return item  # type: ignore[no-any-return]
         if self.form == "record":
             return {"key": item.key, "label": item.label, "image": item.image, **item.columns}
         return dict(zip(self.names, [item] if self.form == "value" else item, strict=True))
-
-    @cached_property
-    def _known(self) -> set[str]:
-        return set(self.names)
-
-    @cached_property
-    def _type(self) -> type[Any] | None:
-        return {"tuple": tuple, "list": list}.get(self.form)
 
     @property
     def described(self) -> str:

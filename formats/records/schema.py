@@ -13,7 +13,6 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.records.codecs import (
     DTYPES,
-    FREE,
     INT64,
     MAX_DIMENSIONS,
     ArrayCodec,
@@ -241,16 +240,11 @@ def _kind_of_array(value: np.ndarray[Any, Any] | np.generic) -> str:
 def _joined(one: str, other: str) -> str:
     if one in _PLAIN_JSON and other in _PLAIN_JSON:
         return "json"
-    (dtype, sizes), (other_dtype, other_sizes) = _array_parts(one), _array_parts(other)
-    if not dtype or dtype != other_dtype or len(sizes) != len(other_sizes):
+    a, b = ArrayCodec.of(one), ArrayCodec.of(other)
+    if a is None or b is None or a.element != b.element or len(a.shape) != len(b.shape):
         raise BadValue(f"is {other}, but was {one} before")
-    shape = (a if a == b else FREE for a, b in zip(sizes, other_sizes, strict=True))
-    return f"{dtype}[{','.join(shape)}]"
-
-
-def _array_parts(kind: str) -> tuple[str, list[str]]:
-    dtype, bracket, sizes = kind.partition("[")
-    return (dtype if bracket else "", sizes.rstrip("]").split(",") if sizes.rstrip("]") else [])
+    sizes = zip(a.shape, b.shape, strict=True)
+    return ArrayCodec(a.element, tuple(x if x == y else None for x, y in sizes)).kind
 
 
 _EXACT = {"int": int, "float": float}

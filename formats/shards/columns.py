@@ -24,9 +24,9 @@ from shardprep.formats.errors import CorruptRecord, ManifestDamaged
 from shardprep.formats.records.codecs import BadValue
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import (
+    NO_COLUMNS,
     ColumnRecord,
     ColumnValues,
-    CropReadyRecord,
     Record,
     end_in_crc,
     record_crc,
@@ -389,7 +389,7 @@ class OpenRecords(Owned):
         """Return the record at ``place`` with this label and image, and its columns, read on access."""
         fields = place.key.decode(), label, image
         if not self._has_columns:
-            return CropReadyRecord(*fields) if is_crop_ready else Record(*fields)
+            return ColumnRecord.of(fields, NO_COLUMNS, True) if is_crop_ready else Record(*fields)
         part = self._part_of(place.number)
         values = ColumnValues(self._parts[part].names, partial(self._named, part, place))
         return ColumnRecord.of(fields, values, is_crop_ready)

@@ -376,7 +376,7 @@ class RecordSource(Source):
 class RecordContents(ABC):
     """The records of a split, read so far from a ``source``; all splits share the ``classes``.
 
-    Labels ``may_be_text`` if the user named their column. Keys are the records' names. If names are missing or
+    Labels ``may_be_text`` if the user named their column. Keys are the records' names. If any is missing or
     repeated, all keys are made of file and number if ``may_number``, else these are problems, as are records
     over the limits.
     """

@@ -40,7 +40,7 @@ from shardprep.formats.images.crop_ready import (
 )
 from shardprep.formats.images.header import read_image_header
 from shardprep.formats.images.info import ImageFlag
-from shardprep.formats.records.record import CropReadyRecord
+from shardprep.formats.records.record import NO_COLUMNS, ColumnRecord
 from shardprep.formats.sources.sample import make_sample
 from shardprep.loaders import EvalTransform, LocalShuffle, TrainTransform
 from shardprep.loaders.transforms.decode import EncodedImage, decode_rgb
@@ -130,7 +130,9 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
         whole = EncodedImage(image).pixels(Crop(0, 0, width, height), reduction=reduction)
         x, y, across, down = (-(-side // reduction) for side in crop)
 
-        found = EncodedImage(CropReadyRecord("key", 0, made)).pixels(crop, reduction=reduction)
+        found = EncodedImage(ColumnRecord.of(("key", 0, made), NO_COLUMNS, True)).pixels(
+            crop, reduction=reduction
+        )
 
         np.testing.assert_array_equal(found, whole[y : y + down, x : x + across])
 
@@ -146,7 +148,7 @@ def test_a_crop_has_the_pixels_of_the_whole_image_for_another_decoder_too(
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_a_crop_is_of_the_oriented_image(orientation: int) -> None:
     image = with_exif(PHOTOGRAPH, tiff("<", (0x0112, 3, orientation)))
-    record = CropReadyRecord("key", 0, ready(image))
+    record = ColumnRecord.of(("key", 0, ready(image)), NO_COLUMNS, True)
 
     whole = decode_rgb(image, orientation="apply")
     found = decode_rgb(record, crop=(30, 20, 50, 60), orientation="apply")
