@@ -33,8 +33,7 @@ MAX_READS = 4096  # in a random pass, so that the check for cold pages is quick
 # their low address bits; on others a copy to 16 bytes past it, as from malloc. O_DIRECT needs whole pages.
 CACHE_LINE = 64
 
-CAN_ADVISE = hasattr(os, "posix_fadvise")
-DIRECT_FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0)
+DIRECT_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT
 READER = Path(__file__).with_name("reader_process.py")
 
 Pieces = npt.NDArray[np.int64]
@@ -111,13 +110,12 @@ def read(
 
     ``files`` are descriptors, opened again with O_DIRECT if ``direct``. Returns the bytes per second until
     the last process ended, and the pieces that were read. Raises OSError, and WorkerDied if a reading process
-    is killed or takes START_TIMEOUT_S longer than ``seconds``. Any other exception (Ctrl-C) ends the
-    processes.
+    is killed or takes START_TIMEOUT_S longer than ``seconds``.
     """
-    for file in files if CAN_ADVISE else ():
+    for file in files:
         advice = os.POSIX_FADV_RANDOM if pattern.random else os.POSIX_FADV_SEQUENTIAL
         os.posix_fadvise(file, 0, 0, advice)
-    depth, ahead = min(pattern.depth, len(pieces)), 0 if direct or not CAN_ADVISE else pattern.ahead
+    depth, ahead = min(pattern.depth, len(pieces)), 0 if direct else pattern.ahead
     flags = DIRECT_FLAGS if direct else OPEN_FLAGS if pattern.folder else 0
     options = (pattern.folder, seconds, depth, pattern.block, 0 if direct else CACHE_LINE, ahead, flags)
     numbers = np.arange(len(files)) if pattern.folder else np.array(files, np.int64)
@@ -128,7 +126,6 @@ def read(
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=files,
-            process_group=0,  # Ctrl-C must reach only this process
             timeout=START_TIMEOUT_S + seconds,
         )
     except subprocess.TimeoutExpired as late:
@@ -165,28 +162,23 @@ def cold_way(files: OpenFiles, filesystem: str) -> ColdWay:
     if filesystem in MEMORY_FILESYSTEMS:
         return ColdWay(None, f"{filesystem} keeps its files in memory")
     first, start = files.descriptors[:1], np.zeros((1, 2), np.int64)
-    try:
+    with suppress(OSError):  # some file systems do not support maps
         os.pread(first[0], 1, 0)
         if not resident(first, start, 1):
-            place = filesystem or "the file system"
-            return ColdWay(None, f"{place} has its own cache, which cannot be checked")
-        kept = drop(first, start, min(files.sizes[0], MAX_SPAN))
-        if kept <= COLD:
+            return ColdWay(None, f"{filesystem or 'the system'} has its own cache, which cannot be checked")
+        if drop(first, start, min(files.sizes[0], MAX_SPAN)) <= COLD:
             return ColdWay(FADVISE)
-        why_not = f"{kept:.0%} of the pages stayed in memory"
-    except OSError as error:  # some file systems do not support maps
-        why_not = f"the system does not say which of its pages are in memory ({error.strerror})"
-    if hasattr(os, "O_DIRECT"):
-        with suppress(OSError):
-            for file in files.descriptors:
-                os.close(os.open(f"/dev/fd/{file}", DIRECT_FLAGS))
-            return ColdWay(DIRECT, why_not)
+    why_not = "its pages stayed in memory"
+    with suppress(OSError):
+        for file in files.descriptors:
+            os.close(os.open(f"/dev/fd/{file}", DIRECT_FLAGS))
+        return ColdWay(DIRECT, why_not)
     return ColdWay(None, f"{why_not}, and it cannot be read with O_DIRECT")
 
 
 def drop(files: Sequence[int], pieces: Pieces, block: int) -> float:
     """Drop the files from the page cache; return the share of the pieces' pages that stayed."""
-    for _ in range(TRIES if CAN_ADVISE else 1):
+    for _ in range(TRIES):
         for file in files:
             forget(file)
         kept = resident(files, pieces, block)
@@ -200,8 +192,7 @@ def forget(descriptor: int) -> None:
     """Ask the kernel to drop an open file's pages; dirty, mapped and in-flight ones stay."""
     with suppress(OSError):  # `resident` reports the pages that cannot be flushed
         os.fsync(descriptor)
-    if CAN_ADVISE:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident(files: Sequence[int], pieces: Pieces, block: int) -> float:

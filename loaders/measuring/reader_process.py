@@ -33,10 +33,10 @@ def main(folder: str, seconds: float, depth: int, block: int, in_page: int, ahea
             memory.write(bytes(len(memory)))  # else page faults would slow the first reads
             into = memoryview(memory)[in_page : in_page + block]
             own = zip(numbers[2 * number :: 2 * depth], numbers[2 * number + 1 :: 2 * depth], strict=True)
-            pieces, parent = [(opened[file], offset) for file, offset in own], os.getppid()
+            pieces = [(opened[file], offset) for file, offset in own]
             os.close(is_ready)
             os.read(start, 1)
-            found = _read(pieces, into, ahead, flags, names if folder else {}, seconds, parent)
+            found = _read(pieces, into, ahead, flags, names if folder else {}, seconds)
             os.write(1, (" ".join(map(repr, (number, *found))) + "\n").encode())
             os._exit(0)
     os.close(is_ready)
@@ -53,9 +53,8 @@ def _read(
     flags: int,
     names: dict[int, str],
     seconds: float,
-    parent: int,
 ) -> tuple[int, int, int, float, float]:
-    """Read the pieces until they end, the time is over, or the parent is gone."""
+    """Read the pieces until they end or the time is over."""
     count = size = error = 0
     requests, began = iter(pieces), time.perf_counter()
     end = began + seconds
@@ -68,7 +67,7 @@ def _read(
             if names:
                 os.close(descriptor)
             count += 1
-            if time.perf_counter() >= end or os.getppid() != parent:
+            if time.perf_counter() >= end:
                 break
     except OSError as failed:
         error = failed.errno or 5

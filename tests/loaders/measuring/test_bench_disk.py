@@ -23,7 +23,7 @@ import pytest
 from shardprep.cli.commands.bench import sentence
 from shardprep.formats import DataError, UnknownVersion, WorkerDied
 from shardprep.formats.runtime.files import filesystem_type
-from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads, measure_disk
+from shardprep.loaders.measuring.disk import DiskProfile, Missing, Reading, Reads
 from shardprep.loaders.measuring.disk_files import (
     DIRECT,
     FADVISE,
@@ -176,18 +176,6 @@ def test_bad_options_are_told_before_anything_is_measured(
     assert not list(tmp_path.iterdir())
 
 
-def test_small_files_that_vanish_are_told(tmp_path: Path) -> None:
-    def remove(title: str, share: float) -> None:
-        for folder in tmp_path.glob(".prep*"):
-            shutil.rmtree(folder)
-
-    (tmp_path / "file").write_bytes(bytes(1_000_000))
-    profile = measure_disk(tmp_path / "file", seconds=0, progress=remove)
-
-    assert profile.small_files is None
-    assert profile.missing.small_files == "could not be measured: No such file or directory"
-
-
 @pytest.mark.torture
 def test_a_file_size_limit_stops_a_folder_and_not_a_dataset(lmdb_shards: Path, tmp_path: Path) -> None:
     limit = ["prlimit", "--fsize=10000"]
@@ -251,9 +239,8 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 3), (signal.SIGKILL, 1)])
 @pytest.mark.parametrize("during", ["reading", "small files"])
-def test_a_signal_leaves_nothing(tmp_path: Path, during: str, number: int, times: int) -> None:
+def test_ctrl_c_leaves_nothing(tmp_path: Path, during: str) -> None:
     command = [sys.executable, "-m", "shardprep.cli", "bench-disk", str(tmp_path), "--seconds", "5"]
     with Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         try:
@@ -261,15 +248,13 @@ def test_a_signal_leaves_nothing(tmp_path: Path, during: str, number: int, times
                 small_files = list(tmp_path.glob(".prep-bench-disk-*/*"))
                 if small_files if during == "small files" else len(session_of(process.pid)) > 1:
                     break
-            for _ in range(times):
-                os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGINT)
             out, errors = process.communicate(timeout=60)
         finally:
             process.kill()
 
-    assert (process.returncode, out) == (130 if number == signal.SIGINT else -number, "")
-    if number == signal.SIGINT and (errors or times == 1):  # a second signal ends it at once
-        assert "interrupted" in one_line(errors)
+    assert (process.returncode, out) == (130, "")
+    assert "interrupted" in one_line(errors)
     until(lambda: not session_of(process.pid) and not list(tmp_path.iterdir()))
 
 
@@ -283,9 +268,7 @@ def nothing_cold(profile: DiskProfile) -> DiskProfile:
     ("place", "value"),
     [
         ("stream/cold/median", "fast"),
-        ("stream/cold/median", 1.0),
         ("stream/cold/low", float("nan")),
-        ("stream/cold/repetitions", 0),
         ("stream", None),
         ("random", []),
         ("random/0/queue_depth", True),
