@@ -199,7 +199,7 @@ def _walked(image: bytes) -> tuple[int, int, int, int]:
 
 def without_animation(image: bytes) -> bytes:
     """Return a PNG without its animation, for which OpenCV writes out of bounds. Raises BadImage."""
-    if not _is_animated(image):
+    if all(kind not in ANIMATION for kind, _, _ in _chunks(image)):
         return image
     *_, end = _walked(image)
     still = (image[start:stop] for kind, start, stop in _chunks(image[:end]) if kind not in ANIMATION)
@@ -236,17 +236,6 @@ def png_orientation(image: bytes) -> int | None:
         if kind == b"eXIf":
             return exif_orientation(image[start + _HEAD.size : stop - 4])
     return 1
-
-
-def _is_animated(image: bytes) -> bool:
-    """Whether a PNG has a chunk of an animation; fast, as it runs for every decoded image."""
-    at, last = len(PNG_SIGNATURE), len(image) - _HEAD.size
-    while at <= last:
-        length, kind = _HEAD.unpack_from(image, at)
-        if kind in ANIMATION:
-            return True
-        at += _REST + length
-    return False
 
 
 def _chunks(image: bytes) -> Iterator[tuple[bytes, int, int]]:
