@@ -193,16 +193,11 @@ def mask_of(value: Any, name: str, *, key: str) -> Mask:
     """
     if isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype == np.uint8:
         return value
-    if not isinstance(value, bytes):
+    is_png = isinstance(value, bytes) and value.startswith(PNG_SIGNATURE)
+    samples = as_gray(value, key=key) if is_png else None
+    if samples is None or samples[1] > 8:
         raise BadTarget(f"{name} is {_form(value)}, which is not a mask: {INSTEAD}", key=key)
-    if not value.startswith(PNG_SIGNATURE):
-        raise BadTarget(f"{name} is an image that is not a PNG: {INSTEAD}", key=key)
-    samples = as_gray(value, key=key)
-    if samples is None:
-        raise BadTarget(f"{name} is a colour PNG, not one of numbers: {INSTEAD}", key=key)
     gray, bits = samples
-    if bits > 8:
-        raise BadTarget(f"{name} is a PNG of {bits} bits: {INSTEAD}", key=key)
     pixels = decode(gray, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION, key=key)
     if bits < 8:  # OpenCV widens them to 0..255
         return pixels // np.uint8(255 // ((1 << bits) - 1))
