@@ -18,7 +18,6 @@ from shardprep.cli.console.options import (
     Parsed,
     cache_options,
     check_replaced,
-    check_writable,
     command,
     file_option,
     flag,
@@ -28,7 +27,7 @@ from shardprep.cli.console.options import (
     workers_option,
 )
 from shardprep.cli.console.output import Output, each_dataset, fields
-from shardprep.cli.console.progress import SHARE, CommandBar, CommandProgress
+from shardprep.cli.console.progress import CommandBar, CommandProgress
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.storage.collection import open_records
 from shardprep.formats.storage.open import datasets_in
@@ -68,8 +67,10 @@ def bench_disk(path: Path, progress: CommandProgress, save: Path | None, **chose
     from shardprep.loaders.measuring.disk import measure_disk  # start-up time
 
     check_replaced(save)
-    with progress.status(SHARE) as show:
-        profile = measure_disk(path, progress=show, **chosen)
+    with progress.status() as show:
+        profile = measure_disk(
+            path, progress=lambda title, share: show(f"{title}, {share:.0%} of the time"), **chosen
+        )
     if save:
         profile.save(save)
     return Output(profile.to_json(), _profile_lines(profile))
@@ -206,7 +207,7 @@ def bench_loader(
 
     splits = datasets_in(dataset)
     check_replaced(html)
-    check_writable(trace)
+    check_replaced(trace)
     for file, option in ((trace, "--trace"), (html, "--html")):
         if file and splits:
             raise click.UsageError(f"{dataset} is a folder of splits; {option} needs one of them")

@@ -15,7 +15,6 @@ from shardprep.cli.console.options import (
     FOLDER,
     PART,
     PATH_OR_URL,
-    ROOT_FOLDER,
     SIZE,
     Option,
     command,
@@ -105,7 +104,7 @@ allow_partial_option: Option = flag("--allow-partial", "Accept a wrong number of
     help="Move this fraction of each training class to val, chosen by --seed.",
 )
 @click.option(
-    "--root", type=ROOT_FOLDER, help="Folder that the paths of a list are relative to.  [default: the list's]"
+    "--root", type=FOLDER, help="Folder that the paths of a list are relative to.  [default: the list's]"
 )
 @click.option("--path-column", metavar="NAME", help="Column of paths in a CSV or JSON Lines file.")
 @click.option("--label-column", metavar="NAME", help="Column of labels.  [default: the usual names]")

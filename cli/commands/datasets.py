@@ -15,7 +15,6 @@ from shardprep.cli.console.options import (
     FOLDER,
     FOLDER_OR_URL,
     PATH_OR_URL,
-    ROOT_FOLDER,
     SIZE,
     cache_options,
     check_replaced,
@@ -307,7 +306,7 @@ def _next_step_for(report: Report) -> str:
     required=True,
     help="The source it was converted from, or the URL of a copy.",
 )
-@click.option("--root", type=ROOT_FOLDER, help="Folder that the paths of a list are relative to.")
+@click.option("--root", type=FOLDER, help="Folder that the paths of a list are relative to.")
 @workers_option
 @cluster_option
 @output_options

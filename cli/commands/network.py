@@ -23,7 +23,7 @@ from shardprep.cli.console.options import (
     work_options,
 )
 from shardprep.cli.console.output import Output, fields, json_option, next_step
-from shardprep.cli.console.progress import TEXT_ONLY, CommandProgress
+from shardprep.cli.console.progress import CommandProgress
 from shardprep.formats.errors import printable
 from shardprep.formats.runtime.sizes import count_of, records_of, size
 from shardprep.formats.shards.manifest import Manifest
@@ -235,7 +235,7 @@ def serve(
             world_size=1,
             **chosen,
         ) as loader,
-        progress.status(TEXT_ONLY) as show,
+        progress.status() as show,
     ):
         stats = remote.serve(
             loader,

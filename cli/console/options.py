@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 from shardprep.cli.console.output import json_option
 from shardprep.cli.console.progress import FORMS, progress_in
-from shardprep.formats.errors import DatasetNotFound, OperationError
+from shardprep.formats.errors import OperationError
 from shardprep.formats.runtime.files import check_replaceable, user_path
 from shardprep.formats.runtime.sizes import parse_bytes
 from shardprep.formats.shards.tables import INDEX_NAME
@@ -62,22 +61,8 @@ def _part(text: str) -> tuple[int, int]:
     return number, of
 
 
-def _folder(text: str, *, of_dataset: bool = True) -> Path:
-    """Return an existing folder. Raises DatasetNotFound for a missing one, if it is to be ``of_dataset``."""
-    path = user_path(text)
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        if of_dataset:
-            raise DatasetNotFound.at(path) from None
-        raise ValueError(f"{path} does not exist") from None
-    if not stat.S_ISDIR(mode):
-        raise ValueError(f"{path} is not a folder")
-    return path
-
-
-def _url_or(parse: Callable[[str], Path]) -> Callable[[str], Path | str]:
-    return lambda text: Location.parse(text).url if "://" in text else parse(text)
+def _path_or_url(text: str) -> Path | str:
+    return Location.parse(text).url if "://" in text else user_path(text)
 
 
 def _shuffle(text: str) -> Shuffle | None:
@@ -90,11 +75,10 @@ def _shuffle(text: str) -> Shuffle | None:
 
 SIZE = Parsed("size", parse_bytes)
 PART = Parsed("part", _part)
-FOLDER = Parsed("folder", _folder, "dir")
-ROOT_FOLDER = Parsed("folder", partial(_folder, of_dataset=False), "dir")
-FOLDER_OR_URL = Parsed("folder or URL", _url_or(_folder), "dir")
+FOLDER = Parsed("folder", user_path, "dir")
+FOLDER_OR_URL = Parsed("folder or URL", _path_or_url, "dir")
 ANY_PATH = Parsed("path", user_path, "file")
-PATH_OR_URL = Parsed("path or URL", _url_or(user_path), "file")
+PATH_OR_URL = Parsed("path or URL", _path_or_url, "file")
 
 
 def command(summary: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -225,8 +209,8 @@ def transform_of(name: str, pixels: int) -> Transform | None:
     return EvalTransform(pixels, resize=round(pixels * 8 / 7)) if name == "eval" else None
 
 
-def check_writable(file: Path | None, *, is_replaced: bool = False) -> None:
-    """Raise OperationError if the file cannot be written, or replaced; called before the work begins."""
+def check_replaced(file: Path | None) -> None:
+    """Raise OperationError if the file cannot be written or replaced; called before the work begins."""
     if file is None:
         return
     if not file.parent.is_dir():
@@ -235,10 +219,6 @@ def check_writable(file: Path | None, *, is_replaced: bool = False) -> None:
         raise OperationError(
             "is in the folder of a dataset, which it would damage; choose another path", path=file
         )
-    if is_replaced:
-        check_replaceable(file)
-    if not os.access(file if file.exists() and not is_replaced else file.parent, os.W_OK):
+    check_replaceable(file)
+    if not os.access(file.parent, os.W_OK):
         raise OperationError("cannot be written; choose another path", path=file)
-
-
-check_replaced = partial(check_writable, is_replaced=True)

@@ -16,17 +16,14 @@ FORMS = ("auto", "never", "plain", "bar")
 LINE_INTERVAL_S = 30.0
 SHARD_INTERVAL_S = 1.0
 
-SHARE = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
-TEXT_ONLY = "{desc}"
-
 
 class CommandProgress(NoProgress):
     """The progress of a command; this one shows nothing."""
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        """Yield a function that shows a text and the share of the work done, as SHARE or TEXT_ONLY."""
-        yield lambda text, share=0.0: None
+    def status(self) -> Iterator[Callable[[str], None]]:
+        """Yield a function that shows a text in the place of the one before."""
+        yield lambda text: None
 
 
 def progress_in(form: str) -> CommandProgress:
@@ -45,17 +42,9 @@ class CommandBar(BarProgress, CommandProgress):
     """A bar on a terminal."""
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
-        with bar_class()(
-            total=100, bar_format=bar_format, file=sys.stderr, leave=False, dynamic_ncols=True, miniters=0
-        ) as bar:
-
-            def show(text: str, share: float = 0.0) -> None:
-                bar.set_description_str(text, refresh=False)
-                bar.update(round(share * 100) - bar.n)
-                bar.refresh()
-
-            yield show
+    def status(self) -> Iterator[Callable[[str], None]]:
+        with bar_class()(bar_format="{desc}", leave=False, dynamic_ncols=True) as bar:
+            yield bar.set_description_str
 
 
 class PlainProgress(CommandProgress):
@@ -101,13 +90,13 @@ class PlainProgress(CommandProgress):
         stamped(f"{self._title}: {', '.join(part for part in state if part)}")
 
     @contextmanager
-    def status(self, bar_format: str) -> Iterator[Callable[..., None]]:
+    def status(self) -> Iterator[Callable[[str], None]]:
         due = time.monotonic() + self._interval_s
 
-        def show(text: str, share: float = 0.0) -> None:
+        def show(text: str) -> None:
             nonlocal due
             if time.monotonic() >= due:
                 due = time.monotonic() + self._interval_s
-                stamped(f"{text}, {share:.0%}" if share else text)
+                stamped(text)
 
         yield show

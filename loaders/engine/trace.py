@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardprep.formats.runtime.files import user_path
+from shardprep.formats.runtime.files import save_bytes, user_path
 from shardprep.loaders.engine.leases import Lease
 from shardprep.loaders.engine.messages import Clock
 
@@ -110,7 +110,7 @@ class Trace:
         """Write a Chrome trace for Perfetto (ui.perfetto.dev) and chrome://tracing. Raises OSError."""
         events = sorted(self.events(), key=lambda event: (event.get("ts", -1), -event.get("dur", 0)))
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-        user_path(path).write_text(text, encoding="ascii")
+        save_bytes(user_path(path), text.encode("ascii"))
 
     def events(self) -> Iterator[Event]:
         """Yield the events of the JSON object format, in microseconds since the start."""

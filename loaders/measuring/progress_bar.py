@@ -18,7 +18,6 @@ from tqdm import tqdm
 from tqdm.utils import disp_len, disp_trim
 
 from shardprep.formats.errors import printable
-from shardprep.formats.runtime.owned import Owned
 from shardprep.formats.runtime.progress import BAR, UNCOUNTED_BAR, bar_class, in_notebook
 from shardprep.loaders.engine.trace import KEEP, Trace
 
@@ -193,7 +192,7 @@ def watched(loader: Loader | Flow, *, title: str = "loading") -> Iterator[Any]:
         yield from bar.over(batches)
 
 
-class LoaderBar(Owned, Iterator[Any]):
+class LoaderBar(Iterator[Any]):
     """The state on a terminal or in a notebook, if it is to be ``shown``. Not thread-safe.
 
     On a terminal a thread redraws it every second during a wait for the next batch. While the program does
@@ -316,7 +315,7 @@ class LoaderBar(Owned, Iterator[Any]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._thread and self.made_here:
+        if self._thread:
             self._closed.set()
             self._thread.join()
         if self._bar is not None:

@@ -66,7 +66,6 @@ def test_prep_alone_shows_the_commands_and_on_a_terminal_those_to_begin_with(
         ["verify"],
         ["verify", ".", "--level", "deep"],
         ["verify", "--nonsense"],
-        ["inspect", "/dev/null"],
         ["nonsense"],
         ["sample", "out", "--classes", "0"],
         ["sample", "out", "--classes", "1001"],
