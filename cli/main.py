@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from shardprep.cli.console.start import Interrupted
-
 
 def main() -> NoReturn:
     """Run ``prep`` with the command line's arguments and exit.
@@ -33,12 +31,16 @@ def main() -> NoReturn:
     try:
         # start-up time: signals are handled before these imports
         from shardprep.cli.app import failed, flush, run
-        from shardprep.cli.console.output import asks_for_json
+        from shardprep.cli.console.output import Interrupted, asks_for_json
     except ImportError as error:
         _not_loaded(error)
 
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        _on_signals(_leave)
+        raise Interrupted(number)
+
     try:
-        _on_signals(_unwind)
+        _on_signals(unwind)
         code = flush(run(sys.argv[1:]))
         _on_signals(_leave)  # within the try: a signal just after it would be a traceback
     except Interrupted as interrupted:
@@ -66,8 +68,3 @@ def _on_signals(handler: Callable[[int, FrameType | None], None]) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)  # nothing to unwind yet, or any more
-
-
-def _unwind(number: int, frame: FrameType | None) -> None:
-    _on_signals(_leave)
-    raise Interrupted(number)

@@ -95,7 +95,7 @@ def _profile_lines(profile: DiskProfile) -> Iterator[str]:
         }
     )
     rows: list[tuple[str, Reads]] = [("loader's pattern", profile.stream)]
-    rows += [(f"sequential, {reads.block_name}", reads) for reads in profile.sequential]
+    rows += [(f"sequential, {reads.block_bytes >> 10} KiB", reads) for reads in profile.sequential]
     rows += [(f"random, {reads.queue_depth} at once", reads) for reads in profile.random]
     if small := profile.small_files:
         rows += [(f"{small.count} small files", small.files), ("the same in a shard", small.shard)]

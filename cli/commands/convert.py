@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from inspect import signature
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -368,26 +370,12 @@ def dry_run_lines(planned: DryRun) -> Iterator[str]:
     if planned.seconds is not None and planned.read_rate is not None:
         workers = count_of(max(1, planned.workers), "process")
         yield (
-            f"time: about {_duration(planned.seconds)} with {workers}: reading at {size(planned.read_rate)}/s, "
+            f"time: about {timedelta(seconds=ceil(planned.seconds))} with {workers}: reading at {size(planned.read_rate)}/s, "
             "as in this run, and hashing, by a sample; writing is not measured"
         )
     found = sum(1 for _ in planned.problems)
     state = f"the conversion would fail: {count_of(found, 'problem')}" if found else "no problems"
     yield f"dry run: {state}; nothing was written"
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in at most two units.
-
-    >>> _duration(0.2), _duration(75), _duration(7500)
-    ('1 s', '1 min 15 s', '2 h 5 min')
-    """
-    whole = max(1, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 @command(

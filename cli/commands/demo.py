@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from shardprep.cli.console.options import ANY_PATH, command, output_options
-from shardprep.cli.console.output import Output, fields, say
-from shardprep.cli.console.start import Interrupted
+from shardprep.cli.console.output import Interrupted, Output, fields, say
 from shardprep.formats.runtime.sizes import count_of, size
 from shardprep.formats.sources.sample import make_sample
 

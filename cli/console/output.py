@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shlex
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any
 
 import click
 
-from shardprep.cli.console.start import Interrupted
 from shardprep.formats.errors import MOST_CHARACTERS, ShardprepError, printable
 from shardprep.formats.runtime.files import advice
 from shardprep.formats.shards.dataset import is_collection
@@ -131,6 +131,21 @@ def each_dataset(
         line += f"; {', '.join(failed)} failed"
     as_object = {"folder": str(folder), "ok": code == 0, "exit_code": code, kind: found, **about}
     return Output(as_object, [line, *fields(about)], code)
+
+
+class Interrupted(BaseException):
+    """Raised by the first signal to unwind the program; its message includes its notes."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted" if number == signal.SIGINT else "terminated")
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number  # as in a shell
+
+    def __str__(self) -> str:
+        return "; ".join((super().__str__(), *getattr(self, "__notes__", ())))
 
 
 ADVICE = {

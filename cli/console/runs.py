@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -102,20 +102,18 @@ class RunOptions:
             chosen["rank"] = self.values["rank"]
         place = splits_of(self.dataset).get(card.split, self.dataset)
         loader = Loader(place, workers=0, **card.options(**chosen))
-        with ExitStack() as stack:
-            stack.enter_context(loader)
-            found = differences(card, loader.card())
-            if "rank" in self.typed:
-                found.pop("rank", None)
-            versions = found.pop("versions", None)
-            if found:
-                differing = "; ".join(
-                    f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
-                )
-                raise click.UsageError(f"this dataset does not match the card or state: {differing}")
-            if versions and card.transform:
-                say(f"note: the run used {versions[0]}, not {versions[1]}: pixels may differ", err=True)
-            stack.pop_all()
+        found = differences(card, loader.card())
+        if "rank" in self.typed:
+            found.pop("rank", None)
+        versions = found.pop("versions", None)
+        if found:
+            loader.close()
+            differing = "; ".join(
+                f"its {name} was {was}, here it is {now}" for name, (was, now) in found.items()
+            )
+            raise click.UsageError(f"this dataset does not match the card or state: {differing}")
+        if versions and card.transform:
+            say(f"note: the run used {versions[0]}, not {versions[1]}: pixels may differ", err=True)
         return loader
 
     def ordering_loader(self, card: RunCard) -> Loader:

@@ -97,7 +97,7 @@ def find(
 
     Raises:
         UsageError: A picture does not decode, no picture is given, or ``hashes`` are given without ``near``.
-        DataError: ``hashes`` has another dataset's hashes, or is another kind of file.
+        DataError: ``hashes`` has no hashes of this dataset.
         ManifestDamaged, UnknownVersion, OperationError, OSError: As :func:`.report` raises them.
     """
     if hashes is not None and not near:
@@ -155,10 +155,8 @@ def _codes(
     if file is not None and file.exists():
         with naming(file):
             found, _, rows = file.read_bytes().partition(b"\n")
-        if not found.startswith(HASHES.encode()) or len(rows) % CODES.itemsize:
-            raise DataError("is not a file of hashes; remove it to write it anew", path=file)
-        if found != head:
-            raise DataError("has another dataset's hashes; remove it to write it anew", path=file)
+        if found != head or len(rows) % CODES.itemsize:
+            raise DataError("has no hashes of this dataset; remove it to write it anew", path=file)
         return np.frombuffer(rows, CODES)
     numbers = np.arange(len(dataset) if dataset.manifest.has_images else 0)
     codes = reading.statistics(dataset, numbers, numbers[:0]).codes

@@ -282,7 +282,7 @@ def line_chart(
     ``dotted`` also marks each point and labels its x. ``mark`` is a point's x, and a word to write beside it.
     """
     most_x, most_y = max(a for a, _ in points) or 1.0, max(b for _, b in points) or 1.0
-    top = _round_up(most_y)
+    top = round_step(most_y)
 
     def place(a: float, b: float) -> tuple[float, float]:
         return left_of(a / most_x), height_of(b / top)
@@ -302,14 +302,6 @@ def line_chart(
     text = f"{y} by {x}: at most {show_y(most_y)}, last {show_y(points[-1][1])}."
     rows = [(show_x(a), show_y(b)) for a, b in points]
     return _figure(title, text, drawn, ticks, up, (x, y), rows)
-
-
-def _round_up(value: float) -> float:
-    """Return the next 1, 1.5, 2, 3, 4, 5, 6, 8 or 10 times a power of ten."""
-    power: float = 10.0 ** math.floor(math.log10(value))
-    return next(
-        power * digit for digit in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if power * digit >= value * (1 - 1e-9)
-    )
 
 
 def _marked(left: float, up: float, word: str) -> list[Markup]:

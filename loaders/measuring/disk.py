@@ -90,12 +90,6 @@ class BlockReads(Reads):
 
     block_bytes: int
 
-    @property
-    def block_name(self) -> str:
-        """The size of a block, such as "64 KiB" or "4 MiB"."""
-        mebibytes, rest = divmod(self.block_bytes, 1 << 20)
-        return f"{self.block_bytes >> 10} KiB" if rest else f"{mebibytes} MiB"
-
 
 @dataclass(frozen=True, slots=True)
 class DepthReads(Reads):

@@ -110,10 +110,10 @@ def test_hashes_are_kept_and_belong_to_one_dataset(
     monkeypatch.setattr("shardprep.formats.reports.pixels.ImageReading.statistics", None)
 
     assert find(datasets["plain"], [near], near=True, hashes=kept, workers=1) == first != []
-    with pytest.raises(DataError, match="another dataset"):
+    with pytest.raises(DataError, match="no hashes of this dataset"):
         find(datasets["shrunk"], [near], near=True, hashes=kept, workers=1)
     kept.write_bytes(kept.read_bytes()[:-1])
-    with pytest.raises(DataError, match="not a file of hashes"):
+    with pytest.raises(DataError, match="no hashes of this dataset"):
         find(datasets["plain"], [near], near=True, hashes=kept, workers=1)
 
 
