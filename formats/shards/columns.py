@@ -170,7 +170,6 @@ def rows_of(field: Field, values: Sequence[bytes], crcs: Sequence[int]) -> np.nd
     return rows
 
 
-ROWS_BYTES = 4096  # of a table, read at once
 _PLACE = struct.Struct("<QII")  # offset, length, CRC-32C
 
 
@@ -187,24 +186,16 @@ class _Table:
     """An open column table of one dataset. Raises ManifestDamaged for a wrong size; OSError."""
 
     def __init__(self, path: Path, entry: ColumnEntry) -> None:
-        self._path, self.row = path, entry.row
+        self.row = entry.row
         self._start = len(table_header(self.row, entry.table.records))
         self._records = entry.table.records
-        self._rows_at_once = max(1, ROWS_BYTES // self.row.itemsize)
-        self._block = -1, b""
         self._file = ShardFile(path)
         if self._file.size != entry.table.size:
             message = f"has {self._file.size} bytes, not {entry.table.size}; prep repair rebuilds it"
             raise ManifestDamaged(message, path=path)
 
     def row_at(self, number: int) -> bytes:
-        """Return the bytes of a row, and cache the rows around it."""
-        first = number - number % self._rows_at_once
-        if (block := self._block)[0] != first:  # one read of the attribute: threads share it
-            count = min(self._rows_at_once, self._records - first)
-            self._block = block = first, self._read(first, count)
-        start = (number - first) * self.row.itemsize
-        return block[1][start : start + self.row.itemsize]
+        return self._read(number, 1)
 
     def rows(self) -> Rows:
         return np.frombuffer(self._read(0, self._records), self.row)
@@ -213,7 +204,7 @@ class _Table:
         size = count * self.row.itemsize
         data = self._file.read_at(size, self._start + first * self.row.itemsize)
         if len(data) != size:
-            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._path)
+            raise ManifestDamaged("ends too early; prep repair rebuilds it", path=self._file.path)
         return data
 
 
@@ -257,18 +248,17 @@ class BoxTable:
         """Read all rows, checked to be of existing records, in order, and within the image."""
         path = self.folder / self.entry.name
         rows = read_table(path, self.entry, lambda _: BOX_DTYPE)
-        if len(rows) and (found := "; ".join(self._issues(rows))):
-            raise ManifestDamaged(f"does not fit the manifest: {found}", path=path)
+        if len(rows) and not self._fits(rows):
+            raise ManifestDamaged("has boxes that do not fit the manifest", path=path)
         return rows
 
-    def _issues(self, rows: Rows) -> Iterator[str]:
-        if rows["record"].max() >= self.records or (np.diff(rows["record"].astype(np.int64)) < 0).any():
-            yield "its record numbers are not the dataset's in order"
-        if rows["label"].min() < UNLABELLED or rows["label"].max() >= len(self.label_map) - 1:
-            yield "it has labels of unknown classes"
-        for low, high in (("x_min", "x_max"), ("y_min", "y_max")):
-            if not ((rows[low] >= 0) & (rows[low] <= rows[high]) & (rows[high] <= 1)).all():
-                yield f"it has boxes with {low} and {high} that are not fractions in order"
+    def _fits(self, rows: Rows) -> bool:
+        records, labels = rows["record"].astype(np.int64), rows["label"]
+        are_in_order = records[-1] < self.records and (np.diff(records) >= 0).all()
+        are_known = labels.min() >= UNLABELLED and labels.max() < len(self.label_map) - 1
+        sides = [(rows[low], rows[high]) for low, high in (("x_min", "x_max"), ("y_min", "y_max"))]
+        are_fractions = all(((low >= 0) & (low <= high) & (high <= 1)).all() for low, high in sides)
+        return bool(are_in_order and are_known and are_fractions)
 
 
 @dataclass(frozen=True)
@@ -349,15 +339,7 @@ class OpenRecords(Owned):
             return self.again(number, error, lambda shard: shard.image(ordinal, address))
 
     def again(self, number: int, error: Exception, read: Callable[[Shard], Result]) -> Result:
-        """Retry a failed read: from the current file if a deleted one was open, else from a replaced file."""
-        if self._files is LOCAL:
-            raise error
-        shard = self._shards.pop(number, None)
-        if shard is not None and shard.file.is_deleted:
-            try:
-                return read(self[number])
-            except DAMAGE as again:
-                error = again
+        """Retry a failed read from a file that was replaced."""
         with self._files.replaced(self._place(number)[1], error):
             return read(self._open_now(number))
 

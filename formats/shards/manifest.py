@@ -90,78 +90,68 @@ _DATASET = {"split": str, "partial": bool, "class_sorted": bool}
 _DATASET |= {"records": int, "image_bytes": int, "skipped": int}
 _PLAN = {"container": str, "shard_size": int, "order": str, "seed": int, "sha256": str, "on_bad_image": str}
 
-PARTS: dict[str, tuple[str, Any]] = {
-    "dataset": ("complete", _DATASET),
-    "labels": ("complete", _labels_ok),
-    "source": ("complete", _having({"layout": str})),
-    "plan": ("complete", _having(_PLAN | {"decode_check": bool})),
-    "writer": ("complete", dict),
-    "container": ("one of " + ", ".join(ALL_CONTAINERS), re.compile("|".join(ALL_CONTAINERS))),
-    "kinds": ("a list of kinds in order", _kinds_ok),
-    "crop_ready": ("a number of images", _is_count),
-    "columns": ("a list of columns with their files", _columns_ok),
-    "archive": ("an archive with its regions", _archive_ok),
-    "offsets": ("true", lambda part: part is True),
-    "content_root": ("a digest", str),
-    "tables": ("a list of files", [FILE]),
-    "shards": ("a list of files", [FILE]),
+PARTS: dict[str, Any] = {
+    "dataset": _DATASET,
+    "labels": _labels_ok,
+    "source": _having({"layout": str}),
+    "plan": _having(_PLAN | {"decode_check": bool}),
+    "writer": dict,
+    "container": re.compile("|".join(ALL_CONTAINERS)),
+    "kinds": _kinds_ok,
+    "crop_ready": _is_count,
+    "columns": _columns_ok,
+    "archive": _archive_ok,
+    "offsets": lambda part: part is True,
+    "content_root": str,
+    "tables": [FILE],
+    "shards": [FILE],
 }
-"""Description and shape of each part of a manifest; critical parts are optional."""
+"""The shape of each part of a manifest; critical parts are optional."""
 
 _UNCHANGED = ("source", "plan", "container", "writer", "content_root")  # stored as in the Manifest
 KNOWN_KEYS = frozenset(["format", "version", "crit", "root", *PARTS])
 CRITICAL_KEYS = ("kinds", "crop_ready", "columns", "archive", "offsets")
 
 
-def column_issues(value: dict[str, Any]) -> list[str]:
-    """Return the inconsistencies between the columns of a manifest and its other parts."""
-    columns, issues = DatasetColumns.from_json(value["columns"]), []
-    records = [shard["records"] for shard in value["shards"]]
+def _columns_fit(value: dict[str, Any]) -> bool:
+    """Whether the columns of a manifest agree with its other parts."""
+    columns, dataset = DatasetColumns.from_json(value["columns"]), value["dataset"]
     for entry in columns.entries:
-        name = entry.field.name
-        wanted = [] if entry.field.is_fixed else records
-        shards = [shard_name(name, number, value["container"]) for number in range(len(wanted))]
-        is_named = entry.table.name == table_name(name) and [s.name for s in entry.shards] == shards
-        if not is_named or [shard.records for shard in entry.shards] != wanted:
-            issues.append(f"the files of the column {name} are not those of its shards")
-        if entry.table.records != value["dataset"]["records"]:
-            issues.append(f"the column {name} has {entry.table.records} rows")
-    if columns.content_root != value["content_root"]:
-        issues.append("the content_root does not match the columns")
-    if not columns.has_images and value["dataset"]["image_bytes"]:
-        issues.append("it has images but says that it has none")
-    return issues
+        name, shards = entry.field.name, [] if entry.field.is_fixed else value["shards"]
+        files = [(table_name(name), dataset["records"])]
+        for number, shard in enumerate(shards):
+            files.append((shard_name(name, number, value["container"]), shard["records"]))
+        if [(file.name, file.records) for file in entry.files] != files:
+            return False
+    has_images = columns.has_images or not dataset["image_bytes"]
+    return has_images and columns.content_root == value["content_root"]
 
 
-def issues_of(value: dict[str, Any]) -> list[str]:
-    """Return all problems of a manifest of a known version."""
-    issues = [
-        f"{name} is not {wanted}"
-        for name, (wanted, shape) in PARTS.items()
+def issue_of(value: dict[str, Any]) -> str:
+    """Return what is wrong with a manifest of a known version, or ""."""
+    wrong = [
+        name
+        for name, shape in PARTS.items()
         if not matches(value.get(name), shape) and (name in value or name not in CRITICAL_KEYS)
     ]
-    if value.get("crit") != [name for name in CRITICAL_KEYS if name in value]:
-        issues.append("crit does not list the critical keys present")
-    in_place = value.get("container") == IN_PLACE
-    if ("archive" in value) is not in_place or (in_place and "columns" in value):
-        issues.append("archive does not fit the container")
-    if issues:
-        return issues
+    wrong += ["crit"] if value.get("crit") != [name for name in CRITICAL_KEYS if name in value] else []
+    if wrong:
+        return f"has invalid or missing parts: {', '.join(wrong)}"
+    shards, records = value["shards"], value["dataset"]["records"]
     columns = value.get("columns", {"fields": []})["fields"]
-    files = [*value["tables"], *value["shards"]]
+    files = [*value["tables"], *shards]
     files += [file for column in columns for file in (column["table"], *column["shards"])]
-    names = [f["name"] for f in files]
-    if len(set(names)) != len(names):
-        issues.append("a file is listed twice")
-    if "archive" in value and len(value["archive"]["regions"]) != len(value["shards"]):
-        issues.append("the archive's regions are not the shards'")
-    if sum(s["records"] for s in value["shards"]) != value["dataset"]["records"]:
-        issues.append("the shards' records do not add up")
-    if not value["dataset"]["records"]:
-        issues.append("it has no records")
-    if label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"]:
-        issues.append("the label space does not match its hash")
-    return issues + (column_issues(value) if "columns" in value else [])
+    in_place = value["container"] == IN_PLACE
+    contradictions = {
+        "archive": ("archive" in value) is not in_place
+        or (in_place and ("columns" in value or len(value["archive"]["regions"]) != len(shards))),
+        "tables and shards": len({file["name"] for file in files}) != len(files),
+        "records": not records or sum(shard["records"] for shard in shards) != records,
+        "labels": label_digest(c["name"] for c in value["labels"]["classes"]) != value["labels"]["sha256"],
+        "columns": "columns" in value and not _columns_fit(value),
+    }
+    wrong = [name for name, is_so in contradictions.items() if is_so]
+    return f"has parts that contradict the others: {', '.join(wrong)}" if wrong else ""
 
 
 FORMAT_VERSION = (1, 1)
@@ -337,15 +327,15 @@ class Manifest:
 
         ``Manifest.parse(data).to_bytes() == data``, because it accepts only what it keeps. Takes up to 8
         times the memory of ``data`` for lists of shards and classes, and at most 0.7 GB for any other data.
-        Raises ManifestDamaged with every finding, or UnknownVersion.
+        Raises ManifestDamaged, UnknownVersion.
         """
         try:
             value = parse_canonical_json(data)
         except ValueError as error:
             raise ManifestDamaged(f"{error}", path=path) from error
         _check_version(value, path)
-        if issues := issues_of(value):
-            raise ManifestDamaged("; ".join(issues), path=path)
+        if issue := issue_of(value):
+            raise ManifestDamaged(issue, path=path)
         return cls(
             **value["dataset"],
             **{name: value[name] for name in _UNCHANGED},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,8 @@ def checked_index(dataset: Path, manifest: Manifest, *, verify: bool = True) -> 
     rows = with_offsets(read_table(path, entry, row_of, seal=None if verify else manifest.root))
     if len(rows) != manifest.records:
         raise ManifestDamaged(f"has {len(rows)} rows, not {manifest.records}", path=path)
-    _refuse(path, _index_issues(rows, manifest))
+    if not _index_fits(rows, manifest):
+        raise _misfit(path)
     return rows
 
 
@@ -132,19 +133,14 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
         return None
     rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
     sizes = [shard.size for shard in entry.shards]
-    sums, largest, are_inside = _lengths(rows, manifest, sizes)
-    issues = {
-        "it has lengths beyond the limit for values": largest > MAX_VALUE_BYTES,
-        "its lengths exceed the column's shards": (sums > sizes).any(),
-        "it has records that end after their shards": not are_inside,
-    }
-    _refuse(path, issues)
+    sums = _lengths(rows, manifest, sizes, MAX_VALUE_BYTES)
+    if sums is None or (sums > sizes).any():
+        raise _misfit(path)
     return rows
 
 
-def _refuse(path: Path, issues: Mapping[str, object]) -> None:
-    if found := "; ".join(issue for issue, is_so in issues.items() if is_so):
-        raise ManifestDamaged(f"does not fit the manifest: {found}", path=path)
+def _misfit(path: Path) -> ManifestDamaged:
+    return ManifestDamaged("has rows that do not fit the manifest", path=path)
 
 
 _ROWS_AT_ONCE = 1 << 16  # bounds the memory for checking a large index
@@ -160,38 +156,34 @@ def _chunks(rows: Rows, manifest: Manifest) -> Iterator[tuple[Rows, Numbers, Num
         yield chunk, shards, numbers - starts[shards]
 
 
-def _index_issues(rows: Rows, manifest: Manifest) -> dict[str, object]:
-    in_place = are_text = True
+def _index_fits(rows: Rows, manifest: Manifest) -> bool:
     for chunk, shards, ordinals in _chunks(rows, manifest):
-        in_place &= bool(((chunk["shard"] == shards) & (chunk["ordinal"] == ordinals)).all())
-        are_text &= _keys_ok(chunk)
+        if not ((chunk["shard"] == shards) & (chunk["ordinal"] == ordinals)).all() or not _keys_ok(chunk):
+            return False
+    if rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels):
+        return False
     archive = manifest.archive
     sizes = [archive.size if archive else shard.size for shard in manifest.shards]
-    sums, largest, are_inside = _lengths(rows, manifest, sizes)
-    total = sums.sum()
-    return {
-        "its rows are not the shards' records in stored order": not in_place,
-        "it has labels of unknown classes": (
-            rows["label"].min() < UNLABELLED or rows["label"].max() >= len(manifest.labels)
-        ),
-        "it has keys that are not UTF-8": not are_text,
-        "it has lengths beyond the limit for images": largest > MAX_IMAGE_BYTES,
-        f"its lengths are {total} bytes together, not {manifest.image_bytes}": total != manifest.image_bytes,
-        "its lengths exceed the shards": (sums > list(manifest.image_room)).any(),
-        "it has records that end after their shards": not are_inside,
-    }
+    sums = _lengths(rows, manifest, sizes, MAX_IMAGE_BYTES)
+    return (
+        sums is not None
+        and sums.sum() == manifest.image_bytes
+        and not (sums > list(manifest.image_room)).any()
+    )
 
 
-def _lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> tuple[Numbers, int, bool]:
-    """Return the sums of a table's lengths by shard, the largest, and whether all fit files of ``sizes``."""
-    sums, room, are_inside = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64), True
+def _lengths(rows: Rows, manifest: Manifest, sizes: Sequence[int], most: int) -> Numbers | None:
+    """Return the sums of a table's lengths by shard; None if one exceeds ``most`` or the size of its file."""
+    if rows["length"].max() > most:
+        return None
+    sums, room = np.zeros(len(sizes), np.int64), np.array(sizes, np.uint64)
     for chunk, shards, _ in _chunks(rows, manifest):
         np.add.at(sums, shards, chunk["length"])
         if "offset" in (rows.dtype.names or ()):
             offsets, inside = chunk["offset"], room[shards]
-            outside = (offsets > inside) | (chunk["length"] > inside - np.minimum(offsets, inside))
-            are_inside &= not outside.any()
-    return sums, int(rows["length"].max()), are_inside
+            if ((offsets > inside) | (chunk["length"] > inside - np.minimum(offsets, inside))).any():
+                return None
+    return sums
 
 
 def _keys_ok(rows: Rows) -> bool:

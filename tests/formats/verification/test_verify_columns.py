@@ -113,7 +113,7 @@ def test_a_table_of_other_lengths_is_found_under_a_right_root(dataset: Path) -> 
     (finding,) = found(dataset)
 
     assert finding.file == "column-sound.npy"
-    assert "lengths beyond the limit for values" in finding.problem
+    assert "rows that do not fit the manifest" in finding.problem
 
 
 @pytest.mark.torture
