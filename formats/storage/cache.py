@@ -44,7 +44,6 @@ from shardprep.formats.storage.cache_folder import (
     Patience,
     ReaderFile,
     hex_of,
-    holder_of,
     identity_of,
 )
 from shardprep.formats.storage.store import PATIENT, Location, RemoteFolder, RetryPolicy
@@ -204,7 +203,8 @@ class FileCache(Owned, Closable):
         changed in the cache for ``patience_s`` seconds; NoSpace for a disk that others have filled;
         RemoteDamaged, RemoteMissing, RemoteFailed; UsageError for missing files in a forked process; OSError.
         """
-        wanted, patience = self._fitting(entries), Patience(self._patience_s, self._readers_with_room)
+        wanted = self._fitting(entries)
+        patience = Patience(self._patience_s, f"room in the cache {self.folder.path}, which others read from")
         while isinstance(found := self._held(wanted), NoRoom):
             if let_go():
                 continue
@@ -218,11 +218,11 @@ class FileCache(Owned, Closable):
 
     def keep(self, held: FileHold) -> None:
         """Keep held files until this cache is closed. Raises UsageError for a closed cache."""
-        with ExitStack() as failed, self._lock:
-            failed.enter_context(held)
+        with self._lock:
+            if self._is_closed:
+                held.release()
             self._refuse_closed()
             self._kept.append(held)
-            failed.pop_all()
 
     def prefetch(self, entry: FileEntry, *, evict: bool = True) -> bool:
         """Download a file ahead of its use, without holding it; return whether it is there.
@@ -279,8 +279,7 @@ class FileCache(Owned, Closable):
         if loop is not None:
             loop.cancel()
             loop.__exit__()
-        with self.folder.cleanup_turn():
-            self._reader.remove()
+        self._reader.remove()
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -309,10 +308,6 @@ class FileCache(Owned, Closable):
             needed=needed,
         )
 
-    def _readers_with_room(self) -> str:
-        pids = sorted({path.name.partition("-")[0] for path in self.folder.readers.iterdir()})
-        return f"room in the cache {self.folder.path}, which the processes {', '.join(pids)} read from"
-
     def _held(self, wanted: Sequence[FileEntry], evict: Evict = "any") -> FileHold | NoRoom:
         """Hold the files, or none of them if there is no room for all missing ones."""
         hits = len(wanted)
@@ -329,9 +324,7 @@ class FileCache(Owned, Closable):
                     hits -= len(found.own)
                 self._await(held, found.coming)
             failed.pop_all()
-        if self.made_here:  # in a forked copy, the lock may be held by a thread that does not exist
-            with self._lock:
-                self._hits += hits
+        self._hits += hits
         return held
 
     def _download(self, files: Sequence[ArrivingFile], held: FileHold) -> None:
@@ -339,7 +332,8 @@ class FileCache(Owned, Closable):
         try:
             begun = self._begun(lambda remote: self._run(remote, files))
         except BaseException:
-            self._give_up(files)
+            for file in files:
+                file.give_up()
             raise
         self._result(*begun)
         for file in files:
@@ -373,18 +367,14 @@ class FileCache(Owned, Closable):
         try:
             await run_all([work.run for work in works], AT_ONCE)
         except BaseException:  # here, where no thread uses the files any more
-            await in_thread(self._give_up, files)
+            for file in files:
+                file.give_up()
             raise
         self._files += len(works)  # only the loop's thread counts these
         self._bytes += sum(file.entry.size for file in files)
 
     def _arrived(self, size: int) -> None:
         self._received_bytes += size
-
-    def _give_up(self, files: Iterable[ArrivingFile]) -> None:
-        with self.folder.cleanup_turn():
-            for file in files:
-                file.give_up()
 
     def _pin(self, held: FileHold, entries: Iterable[FileEntry]) -> None:
         """Hold the files that are in the cache."""
@@ -395,17 +385,11 @@ class FileCache(Owned, Closable):
     def _await(self, held: FileHold, coming: Sequence[FileEntry]) -> None:
         """Wait for the files that other processes download, and hold them."""
         self._pin(held, coming)
-        left: Sequence[FileEntry] = ()
-        patience = Patience(self._patience_s, lambda: self._downloads_of(left))
+        patience = Patience(self._patience_s, "a file that another process downloads into the cache")
         while times := {each: at for each in held.lacks(coming) if (at := self.folder.coming_ns(each))}:
             self._refuse_closed()
-            left = [*times]
-            patience.wait(self.folder.part_of(left[0]), times)
+            patience.wait(self.folder.part_of(next(iter(times))), times)
             self._pin(held, held.lacks(coming))
-
-    def _downloads_of(self, coming: Sequence[FileEntry]) -> str:
-        holders = sorted({holder_of(self.folder.part_of(entry)) for entry in coming})
-        return f"{coming[0].name}, which {', '.join(holders)} downloads into the cache {self.folder.path}"
 
 
 def _is_right(file: LockDescriptor, entry: FileEntry) -> bool:
@@ -486,14 +470,12 @@ class HeldFiles(LocalFiles, Owned, Closable):
             self._process, self._held = os.getpid(), OrderedDict()
         held = self._held.pop(hex_of(entry), None)
         if held is None:
-            if len(self._held) >= self._most:
-                self._let_go_first()
+            while len(self._held) >= self._most and self._let_go_first():
+                pass
             held = self.cache.hold([entry], self._let_go_first)
         if other := self._held.pop(hex_of(entry), None):
             other.release()
         self._held[hex_of(entry)] = held
-        if len(self._held) > self._most:
-            self._let_go_first()
 
     @contextmanager
     def replaced(self, entry: FileEntry, error: Exception) -> Iterator[None]:
@@ -562,8 +544,7 @@ class CachedDataset(Dataset):
     ) -> None:
         self._place = place
         self.source = FileSource(place.url, user_path(cache).absolute(), limit)
-        self._root: str | None = None  # set once it is open
-        self._files = self._held = HeldFiles(self._open_cache)
+        self._files = self._held = HeldFiles(self.source.opened)
         try:
             folder = self.cache.folder
             manifest = self._manifest_in(folder, root)
@@ -572,7 +553,6 @@ class CachedDataset(Dataset):
                 if table.name != INDEX_NAME:  # checked when it is read on opening
                     self.cache.keep(self.cache.hold_intact(table))
             self._open(folder.dataset(manifest.root), labels, manifest)
-            self._root = manifest.root
         except BaseException:
             self._held.close()
             raise
@@ -591,14 +571,6 @@ class CachedDataset(Dataset):
     def cache(self) -> FileCache:
         """The cache of this dataset's files, which keeps the tables while the dataset is open."""
         return self._held.cache
-
-    def _open_cache(self) -> FileCache:
-        with ExitStack() as failed:
-            cache = failed.enter_context(self.source.opened())
-            if self._root is not None:  # the folder may have been deleted since it was closed
-                self._manifest_in(cache.folder, self._root)
-            failed.pop_all()
-        return cache
 
     def _manifest_in(self, folder: CacheFolder, root: str | None) -> Manifest:
         """Return the manifest with that root if the cache knows it, else the one at the place."""

@@ -20,7 +20,7 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,6 @@ def eviction_order(
 
 SHORTEST_S, LONGEST_S = 0.005, 0.1
 PATIENCE_S = 300.0  # for other readers, which may pause while their training does something else
-LOCKS = Path("/proc/locks")
 
 
 class CacheBusy(OperationError):
@@ -104,7 +103,7 @@ class Patience:
     Warns once after a tenth of ``most_s`` seconds without a change; ``what`` names the awaited event.
     """
 
-    def __init__(self, most_s: float, what: Callable[[], str]) -> None:
+    def __init__(self, most_s: float, what: str) -> None:
         self.most_s, self._what = most_s, what
         self._next_s, self._has_warned = SHORTEST_S, False
         self._state: object = None
@@ -120,7 +119,7 @@ class Patience:
         if (idle_s := now - self._since) >= self.most_s / 10 and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"has waited {idle_s:.0f} s (of at most {self.most_s:g} s) for {self._what()}",
+                f"has waited {idle_s:.0f} s (of at most {self.most_s:g} s) for {self._what}",
                 StillWaiting,
                 stacklevel=2,
             )
@@ -130,30 +129,13 @@ class Patience:
         """Pause; raise CacheBusy, for this file, if the state has not changed for ``most_s`` seconds."""
         if self.waited(state) >= self.most_s:
             raise CacheBusy(
-                f"no change for {self.most_s:g} s while waiting for {self._what()}; let it continue, or end it",
+                f"no change for {self.most_s:g} s while waiting for {self._what}; lslocks names the process "
+                "that has locked the file: let it continue, or end it",
                 path=path,
             )
 
 
-def wait_for_lock(lock: LockDescriptor, path: Path, patience_s: float, *, shared: bool = False) -> None:
-    """Lock a file. Raises CacheBusy if others keep the lock for ``patience_s`` seconds."""
-    patience = Patience(patience_s, lambda: f"{holder_of(path)}, which holds the lock on {path}")
-    while not lock.lock(shared=shared, wait=False):
-        patience.wait(path)
-
-
-def holder_of(path: Path) -> str:
-    """Name the process that holds the lock on a file, if the system tells."""
-    try:
-        inode, locks = str(path.stat().st_ino), [line.split() for line in LOCKS.read_text().splitlines()]
-    except OSError:
-        return "another process"
-    found = {words[4] for words in locks if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode}
-    return f"process {min(found)}" if found - {str(os.getpid())} else "another process"
-
-
 FOLDERS = ("files", "parts", "readers", "datasets")
-LAST_PATIENCE_S = 5.0  # for cleanup, which others can do later
 
 _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -184,20 +166,14 @@ class CacheFolder:
                 (self.path / name).mkdir(exist_ok=True)
 
     @contextmanager
-    def turn(self, patience_s: float | None = None) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """Hold the cache's lock, against all processes and threads. Not reentrant."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         path = self.path / CACHE_LOCK_NAME
         with closing(LockDescriptor(os.open(path, flags, 0o644))) as lock:
-            wait_for_lock(lock, path, self._patience_s if patience_s is None else patience_s)
-            yield
-
-    @contextmanager
-    def cleanup_turn(self) -> Iterator[None]:
-        """Hold the lock for cleanup; go on without it if the folder is gone, or others keep the lock."""
-        with ExitStack() as turn:
-            with suppress(FileNotFoundError, CacheBusy):
-                turn.enter_context(self.turn(min(self._patience_s, LAST_PATIENCE_S)))
+            patience = Patience(self._patience_s, f"the lock on {path}, which another process holds")
+            while not lock.lock(wait=False):
+                patience.wait(path)
             yield
 
     def path_of(self, entry: FileEntry) -> Path:
@@ -245,7 +221,7 @@ class CacheFolder:
             return None
         with ExitStack() as failed:
             failed.callback(lock.close)
-            wait_for_lock(lock, path, self._patience_s, shared=True)
+            lock.lock(shared=True)
             if not is_there(lock, entry):
                 return None
             with suppress(PermissionError):  # another user's file
@@ -287,10 +263,10 @@ class CacheFolder:
         for path in self.parts.iterdir():
             if path.suffix == ".part" and _NAME.fullmatch(path.stem):
                 with _opened(path) as lock:
-                    if lock is None:  # its process removed it without the cache's lock
+                    if lock is None:  # its process removes it without the cache's lock
                         continue
                     if lock.lock(wait=False):
-                        path.unlink()
+                        path.unlink(missing_ok=True)
                     else:
                         coming += os.fstat(lock.fileno()).st_size
         return coming
@@ -454,7 +430,7 @@ class LivingReader(NamedTuple):
 
 
 class ReaderFile(Owned):
-    """The file of this reader. The caller holds the cache's lock to make, change or remove it."""
+    """The file of this reader. The caller holds the cache's lock to make or change it."""
 
     def __init__(self, folder: Path, name: str, limit: int) -> None:
         self._path = folder / name
@@ -489,10 +465,8 @@ class ReaderFile(Owned):
 
     def remove(self) -> None:
         """Unregister this reader."""
-        try:
-            self._path.unlink(missing_ok=True)
-        finally:
-            self._lock.close()
+        self._path.unlink(missing_ok=True)
+        self._lock.close()
 
 
 @contextmanager
@@ -513,7 +487,7 @@ def living_readers(folder: Path) -> list[LivingReader]:
             if lock is None:
                 continue
             if lock.lock(wait=False):
-                path.unlink()
+                path.unlink(missing_ok=True)
                 continue
             data = read_at(lock.fileno(), min(MOST_BYTES, os.fstat(lock.fileno()).st_size), 0)
         numbers = np.frombuffer(data, "<u8", len(data) // 8)
@@ -533,7 +507,7 @@ def nearest(readers: Iterable[LivingReader]) -> dict[int, float]:
 
 
 class ArrivingFile(HashedFile):
-    """A file being downloaded, with its ``lock``. The cache's lock is held to make, publish or remove it.
+    """A file being downloaded, with its ``lock``. The cache's lock is held to make or publish it.
 
     Raises FileExistsError if it is already being downloaded.
     """
@@ -542,7 +516,7 @@ class ArrivingFile(HashedFile):
         super().__init__(folder.part_of(entry))
         self.entry = entry
         self._folder, self._is_published = folder, False
-        if not self.lock.lock(wait=False):
+        if not self.lock.lock(wait=False) or not os.fstat(self.lock.fileno()).st_nlink:  # just given up
             self.close()
             raise FileExistsError(self.path)
 
@@ -550,7 +524,7 @@ class ArrivingFile(HashedFile):
         """Allocate the file's size; return whether the disk has room. Raises OSError."""
         with naming(self.path):
             try:
-                if self.entry.size and hasattr(os, "posix_fallocate"):  # not on macOS
+                if self.entry.size:
                     os.posix_fallocate(self.lock.fileno(), 0, self.entry.size)
                 os.ftruncate(self.lock.fileno(), self.entry.size)
             except OSError as error:
@@ -578,8 +552,6 @@ class ArrivingFile(HashedFile):
 
     def give_up(self) -> None:
         """Close the file, and remove it unless it was published."""
-        try:
-            if not self._is_published:
-                self.path.unlink(missing_ok=True)
-        finally:
-            self.close()
+        if not self._is_published:
+            self.path.unlink(missing_ok=True)
+        self.close()
