@@ -22,7 +22,6 @@ from shardprep.formats.errors import (
     UnknownVersion,
     UsageError,
 )
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.runtime.files import publish_bytes, read_at, read_into, user_path, user_paths
 from shardprep.formats.runtime.json_record import (
     SHA256,
@@ -142,13 +141,11 @@ class CollectionFile:
             raise ManifestDamaged(f"{error}", path=path) from error
         if not isinstance(value, dict) or value.get("format") != FORMAT_NAME:
             raise ManifestDamaged("is not a collection of datasets", path=path)
-        version = value.get("version")
-        if type(version) is not int or version != VERSION:
-            raise UnknownVersion(
-                f"a collection of version {version!r}; this release knows {VERSION}", path=path
-            )
-        if issue := _issue_of(value):
-            raise ManifestDamaged(issue, path=path)
+        if (version := value.get("version")) != VERSION:
+            message = f"a collection of version {version!r}; this release knows {VERSION}"
+            raise UnknownVersion(message, path=path)
+        if not _is_valid(value):
+            raise ManifestDamaged(f"has invalid entries, or not 1 to {MAX_PARTS} named parts", path=path)
         found = cls(tuple(PartEntry(**part) for part in value["parts"]))
         if found.root != value["root"]:
             raise ManifestDamaged("does not match its own root: it was changed after it was made", path=path)
@@ -163,15 +160,12 @@ def read_collection(folder: Path) -> CollectionFile:
     return CollectionFile.parse(read_small(path, MAX_COLLECTION_BYTES), path)
 
 
-def _issue_of(value: dict[str, Any]) -> str:
-    if not matches(value, {"format": str, "version": int, "parts": list, "root": str}):
-        return "has entries that a collection does not have"
+def _is_valid(value: dict[str, Any]) -> bool:
+    if not matches(value, {"format": str, "version": int, "parts": [_PART], "root": str}):
+        return False
     parts = value["parts"]
-    if not 0 < len(parts) <= MAX_PARTS:
-        return f"has {len(parts)} parts; a collection has 1 to {MAX_PARTS}"
-    if not matches(parts, [_PART]) or not all(part["records"] for part in parts):
-        return "has an incomplete part"
-    return "has two parts with the same name" if len({part["name"] for part in parts}) != len(parts) else ""
+    names = {part["name"] for part in parts}
+    return 0 < len(parts) <= MAX_PARTS and all(part["records"] for part in parts) and len(names) == len(parts)
 
 
 def _is_name(text: object) -> bool:
@@ -231,8 +225,8 @@ class StoredIndex:
     """The indexes of several datasets, whose rows are read from their files on access.
 
     Each file is verified on construction, in memory, unless a :class:`.Seal` shows that it was before and
-    ``verify`` is False. Then each read requires the same inode, size and times, and each row is checked to be
-    of its record. Raises ManifestDamaged, OSError.
+    ``verify`` is False. Then each read requires the same inode, size and times. Raises ManifestDamaged,
+    OSError.
     """
 
     def __init__(self, parts: Sequence[DatasetPart], *, verify: bool = False) -> None:
@@ -254,8 +248,6 @@ class StoredIndex:
             return self._rows(np.arange(*wanted.indices(len(self))))
         numbers = np.asarray(wanted)
         np.broadcast_to(np.int8(0), len(self))[wanted]  # raises IndexError as any array does
-        if numbers.dtype == bool and numbers.ndim != 1:
-            raise IndexError(f"a mask has one value for each of the {len(self)} records")
         if numbers.dtype == bool:
             numbers = np.flatnonzero(numbers)
         rows = self._rows(np.atleast_1d(numbers.astype(np.int64) % len(self)))
@@ -277,7 +269,6 @@ class _IndexFile:
     def __init__(self, part: DatasetPart, *, verify: bool) -> None:
         self.part, self._manifest = part, part.manifest
         self._path = part.folder / INDEX_NAME
-        self._starts = np.cumsum([0, *(shard.records for shard in part.manifest.shards)])
         with published_file(self._path) as descriptor:
             status, entry = os.fstat(descriptor), self._manifest.table(INDEX_NAME)
             is_listed = entry and (entry.size, entry.records) == (status.st_size, self._manifest.records)
@@ -304,12 +295,6 @@ class _IndexFile:
                     raise self._changed()
             if _identity(os.fstat(descriptor)) != self._known:
                 raise self._changed()
-        # a disk can corrupt bytes without a new time
-        shards = np.searchsorted(self._starts, numbers, side="right") - 1
-        labels = (rows["label"] >= UNLABELLED) & (rows["label"] < len(self._manifest.labels))
-        places = (rows["shard"] == shards) & (rows["ordinal"] == numbers - self._starts[shards])
-        if not (places & labels).all():
-            raise self._changed()
         return rows
 
     def _changed(self) -> ManifestDamaged:

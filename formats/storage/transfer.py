@@ -152,18 +152,15 @@ class Transfer(FileTransfer):
         """Download the missing bytes; return the problem, if any. Bytes that may be right are kept."""
         if part.size > self.entry.size:
             await self._drop(part)
-        for is_last in (False, True):
-            try:
-                await self._append_from(part)
-                break
-            except RangeRefused as error:
-                if self._is_whole(part):  # an earlier response claimed that it is longer
-                    return None
-                if not part.size:
-                    raise
-                await self._drop(part)
-                if is_last:
-                    return error
+        try:
+            await self._append_from(part)
+        except RangeRefused as error:
+            if self._is_whole(part):  # an earlier response claimed that it is longer
+                return None
+            if not part.size:
+                raise
+            await self._drop(part)
+            return error
         return None if self._is_whole(part) else await self._damage(part)
 
     def _is_whole(self, part: HashedBytes) -> bool:
@@ -297,22 +294,19 @@ async def _splits_in(folder: RemoteFolder, policy: RetryPolicy) -> dict[str, Rem
 
 
 async def _dataset_in(folder: RemoteFolder) -> RemoteDataset:
-    """Return the dataset in a folder; a damaged manifest is read again, at most TRIES times."""
-    for _tried in range(TRIES):
-        try:
-            found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
-            if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
-                missing = "is not there: the server sent a web page"
-                raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
-            if len(found.data) > MAX_MANIFEST_BYTES:
-                raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
-            _ = found.manifest
-        except ManifestDamaged as error:
-            failure = error
-        else:
-            return found
-    failure.path, failure.shard = folder.place.url, MANIFEST_NAME
-    raise failure
+    """Return the dataset in a folder. Raises ManifestDamaged, UnknownVersion, RemoteMissing, RemoteFailed."""
+    found = RemoteDataset(folder, await folder.first_bytes(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1))
+    if found.data.lstrip().startswith(b"<"):  # some servers send a page for every path
+        missing = "is not there: the server sent a web page"
+        raise RemoteMissing(missing, path=folder.place.url, shard=MANIFEST_NAME)
+    try:
+        if len(found.data) > MAX_MANIFEST_BYTES:
+            raise ManifestDamaged(f"has more than {MAX_MANIFEST_BYTES} bytes, the limit for a manifest")
+        _ = found.manifest
+    except ManifestDamaged as error:
+        error.path, error.shard = folder.place.url, MANIFEST_NAME
+        raise
+    return found
 
 
 def several(found: Mapping[str, object], place: Location) -> UsageError:

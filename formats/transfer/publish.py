@@ -167,11 +167,10 @@ def upload(
     files.sort(key=lambda file: file in manifest.tables)  # tables last
     uploads = [Upload(place.remote, file, folder / file.name) for file in files]
     uploaded, there = transfers.run("publish", manifest, uploads, kept=kept)
-    if already:
-        run(place.drop_leftover())
-    else:
+    if not already:
         proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
         run(place.finish(manifest.to_bytes(), proven))
+    run(place.drop_claim())
     return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
 
 
@@ -231,20 +230,15 @@ class StorePlace:
                 )
         if not await created(self.remote, CLAIM_NAME, self.claim):
             await self._is_claimed(needed=True)
-        if await self.published() is not None:  # another process has finished: the caller looks again
-            await self.drop_claim()
 
     async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
-        """Publish the manifest if there is none and all ``proven`` files are unchanged; drop the claim.
+        """Publish the manifest if there is none and all ``proven`` files are unchanged.
 
         Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
         """
-        try:
-            await self._is_claimed(needed=True)
-        except PlanMismatch:
-            if await self._manifest_bytes() == data:  # another process finished the same job
-                return
-            raise
+        if await self._manifest_bytes() == data:  # another process finished the same job
+            return
+        await self._is_claimed(needed=True)
         files = await self.remote.listed()
         for name, stored in proven.items():
             if files.get(name) != stored and await self.remote.about(name) != stored:
@@ -255,20 +249,12 @@ class StorePlace:
                 )
         if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
             raise self._taken()
-        await self.drop_claim()
 
     async def drop_claim(self) -> None:
-        """Remove the claim once the manifest is published, if the store allows that."""
+        """Remove a claim once the manifest is published, if the store allows that."""
         with suppress(RemoteFailed):
             await self.remote.remove(CLAIM_NAME)
         self._remove_unfinished()
-
-    async def drop_leftover(self) -> None:
-        """Remove the claim if a finished run of this job left it. Raises RemoteFailed."""
-        with suppress(PlanMismatch):  # a claim of another job, which will be refused
-            if await self._is_claimed():
-                await self.drop_claim()
-            self._remove_unfinished()
 
     async def check_sizes(self, manifest: Manifest) -> None:
         """Raise RemoteDamaged unless each file of a published dataset has its size."""

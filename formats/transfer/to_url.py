@@ -139,7 +139,7 @@ def _converted(
     prepared.refuse_other(found, url)
     runner.progress.note(f"{url} is complete already")
     loop.run(place.check_sizes(found))
-    loop.run(place.drop_leftover())
+    loop.run(place.drop_claim())
     if (prepared.output / WORK_FOLDER_NAME).exists():
         with WorkFolder(prepared.output) as work_folder:
             work_folder.discard(OUTPUT_FILES)
