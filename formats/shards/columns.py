@@ -182,17 +182,20 @@ class RecordPlace(NamedTuple):
     key: bytes
 
 
-class _Table:
-    """An open column table of one dataset. Raises ManifestDamaged for a wrong size; OSError."""
+class ColumnTable:
+    """An open column table of one dataset. Raises ManifestDamaged for another size or header; OSError."""
 
     def __init__(self, path: Path, entry: ColumnEntry) -> None:
-        self.row = entry.row
-        self._start = len(table_header(self.row, entry.table.records))
-        self._records = entry.table.records
+        self.row, self._records = entry.row, entry.table.records
+        header = table_header(self.row, self._records)
+        self._start = len(header)
         self._file = ShardFile(path)
-        if self._file.size != entry.table.size:
-            message = f"has {self._file.size} bytes, not {entry.table.size}; prep repair rebuilds it"
-            raise ManifestDamaged(message, path=path)
+        if self._file.size != entry.table.size or self._file.read_at(len(header), 0) != header:
+            self.close()
+            raise ManifestDamaged("is not the table of its column; prep repair rebuilds it", path=path)
+
+    def close(self) -> None:
+        self._file.close()
 
     def row_at(self, number: int) -> bytes:
         return self._read(number, 1)
@@ -289,7 +292,7 @@ class PartFiles:
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
 Result = TypeVar("Result")
-File = TypeVar("File", Shard, _Table)
+File = TypeVar("File", Shard, ColumnTable)
 
 
 class OpenRecords(Owned):
@@ -305,8 +308,6 @@ class OpenRecords(Owned):
     :meth:`close`.
     """
 
-    instead = "open the dataset again by its path"
-
     def __init__(self, parts: Sequence[PartFiles], files: LocalFiles = LOCAL) -> None:
         self._parts = parts
         self.names = parts[0].names
@@ -319,7 +320,7 @@ class OpenRecords(Owned):
         # Both are changed by single calls, without a lock, because opening can download. Column shards are
         # numbered after all record shards.
         self._shards: dict[int, Shard] = {}
-        self._tables: dict[tuple[int, int], _Table] = {}
+        self._tables: dict[tuple[int, int], ColumnTable] = {}
 
     def __getitem__(self, number: int) -> Shard:
         return self._shards.get(number) or self._opened(number)
@@ -448,12 +449,12 @@ class OpenRecords(Owned):
     def _part_of(self, number: int) -> int:
         return bisect_right(self._first_records, number) - 1
 
-    def _table(self, part: int, column: int) -> _Table:
+    def _table(self, part: int, column: int) -> ColumnTable:
         if found := self._tables.get((part, column)):
             return found
         folder, entry = self._parts[part].folder, self._parts[part].columns[column]
         self._files.provide(entry.table)
-        return _kept(self._tables, (part, column), _Table(folder / entry.table.name, entry))
+        return _kept(self._tables, (part, column), ColumnTable(folder / entry.table.name, entry))
 
     def _corrupt(self, name: str, place: RecordPlace, message: str) -> CorruptRecord:
         key = place.key.decode("utf-8", "replace")

@@ -10,7 +10,6 @@ classes into a shuffle window.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import stat
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import ShardDamaged
 from shardprep.formats.records.record import MAX_KEY_BYTES
-from shardprep.formats.runtime.files import OPEN_FLAGS, hash_descriptor, naming
+from shardprep.formats.runtime.files import hash_descriptor, naming
 from shardprep.formats.shards.read import (
     ARCHIVE_NAME,
     Addresses,
@@ -39,6 +38,7 @@ from shardprep.formats.shards.read import (
     advice_for,
     not_indexed,
     place_of,
+    published_file,
     table_header,
     write_table,
 )
@@ -133,12 +133,8 @@ def link_archive(link: Path, archive: Path, folder: Path) -> None:
 
 def hash_region(archive: Path, region: Region) -> str:
     """Return ``sha256:<hex>`` of a region, cut at the end of the archive. Raises OSError."""
-    descriptor = os.open(archive, OPEN_FLAGS)
-    try:
-        with naming(archive):
-            return hash_descriptor(descriptor, region.start, region.stop)
-    finally:
-        os.close(descriptor)
+    with published_file(archive) as descriptor:
+        return hash_descriptor(descriptor, region.start, region.stop)
 
 
 def spanned(ends: Iterable[int], size: int) -> tuple[Region, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,21 +107,11 @@ class LmdbShardWriter(ShardWriter):
 
     def _explained(self, error: lmdb.Error) -> OSError | NoSpace:
         number = _ERRNO_OF.get(str(error).rpartition(": ")[2], errno.EIO)  # EIO for LMDB's own errors
-        if number in (errno.EIO, errno.ENOSPC):  # LMDB reports a short write as either
-            number = self._limit() or number
-        if number == errno.ENOSPC:
+        disk, commits = os.statvfs(self._path.parent), max(1, self._extent.records // RECORDS_PER_COMMIT)
+        is_full = disk.f_bavail * disk.f_frsize < bytes_needed(self._extent) // commits
+        if number == errno.ENOSPC or (number == errno.EIO and is_full):  # LMDB's words for a short write
             return no_space(self._path)
         return OSError(number, f"LMDB: {error}", os.fspath(self._path))
-
-    def _limit(self) -> int:
-        """Return the errno of the limit that the next commit would exceed, or 0."""
-        commits = max(1, self._extent.records // RECORDS_PER_COMMIT)
-        needed = bytes_needed(self._extent) // commits
-        disk, (largest, _) = os.statvfs(self._path.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if largest != resource.RLIM_INFINITY and size + needed > largest:
-            return errno.EFBIG
-        return errno.ENOSPC if disk.f_bavail * disk.f_frsize < needed else 0
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         try:

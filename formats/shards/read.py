@@ -116,8 +116,6 @@ class ShardFile(Owned):
     Reading raises OSError with the file's name, also once it is closed.
     """
 
-    instead = "open the file again by its path"
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = Descriptor(os.open(path, OPEN_FLAGS))
@@ -318,8 +316,6 @@ class Shard(Owned, Closable):
     short. Errors name the record. A file that changes while it is open causes an error, never a signal.
     """
 
-    instead = "open the dataset again by its path"
-
     def __init__(self, path: Path, container: str, entry: FileEntry | None = None) -> None:
         self.path = path
         self._container = container
@@ -417,23 +413,27 @@ class Shard(Owned, Closable):
 
     def _cut_off(self, ordinal: int) -> ShardDamaged:
         """Return the error for a shard, or its archive, that ends before a record."""
-        if self.file.path != self.path:
-            return not_indexed(self.file.path, f"ends before record {ordinal} of {self.path.name} does")
-        return ShardDamaged(f"ends before record {ordinal} does; prep repair rebuilds it", path=self.path)
+        return ShardDamaged(
+            f"ends before record {ordinal} of {self.path.name} does; {self._advice}", path=self._place
+        )
 
     def _corrupt(self, ordinal: int, key: bytes) -> CorruptRecord:
         """Return the error for a record that does not match its checksum."""
-        place: str | Path = self.path.parent
-        advice = "; prep repair rebuilds the shard"
-        if self.file.path != self.path:
-            place = place_of(self.file.path)
-            advice = f": the archive, or its table, has changed; {advice_for(self.file.path)}"
         return CorruptRecord(
-            f"record {ordinal} does not match its CRC-32C{advice}",
-            path=place,
+            f"record {ordinal} does not match its CRC-32C; {self._advice}",
+            path=self.path.parent if self.file.path == self.path else self._place,
             shard=self.path.name,
             key=key.decode("utf-8", "replace"),
         )
+
+    @property
+    def _place(self) -> str:
+        return place_of(self.file.path)
+
+    @property
+    def _advice(self) -> str:
+        is_archive = self.file.path != self.path
+        return advice_for(self.file.path) if is_archive else "prep repair rebuilds it"
 
     def close(self) -> None:
         """Close the file. Idempotent."""

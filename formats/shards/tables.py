@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from shardprep.formats.images.info import LATER_KINDS, ImageInfo
 from shardprep.formats.records.codecs import MAX_VALUE_BYTES
 from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import MAX_IMAGE_BYTES, MAX_KEY_BYTES
-from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry
+from shardprep.formats.shards.columns import BOX_COLUMNS, BoxTable, ColumnEntry, ColumnTable
 from shardprep.formats.shards.manifest import Manifest
-from shardprep.formats.shards.read import Rows, ShardFile, StoredRecord, read_table, table_header
+from shardprep.formats.shards.read import Rows, StoredRecord, read_table
 
 Numbers = npt.NDArray[np.int64]
 
@@ -125,11 +124,7 @@ def checked_column(dataset: Path, manifest: Manifest, entry: ColumnEntry) -> Row
     """
     path, row = dataset / entry.table.name, entry.row
     if entry.field.is_fixed:
-        header = table_header(row, entry.table.records)
-        size = len(header) + row.itemsize * entry.table.records
-        with closing(ShardFile(path)) as file:
-            if file.size != size or file.read_at(len(header), 0) != header:
-                raise ManifestDamaged("is not a table of its column; prep repair rebuilds it", path=path)
+        ColumnTable(path, entry).close()
         return None
     rows = read_table(path, entry.table, lambda width: row if width == row.itemsize else None)
     sizes = [shard.size for shard in entry.shards]

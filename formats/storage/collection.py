@@ -41,8 +41,8 @@ from shardprep.formats.shards.dataset import (
     refuse_folder_of_splits,
 )
 from shardprep.formats.shards.manifest import COLLECTION_NAME, MANIFEST_NAME, ROOT, Manifest, read_manifest
-from shardprep.formats.shards.read import Rows, published_file, read_small, table_header
-from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype, index_row_of
+from shardprep.formats.shards.read import Rows, published_file, read_small
+from shardprep.formats.shards.tables import INDEX_NAME, checked_index, index_dtype
 from shardprep.formats.storage.open import cached_place, open_dataset
 
 
@@ -190,7 +190,6 @@ _PART = {
 
 
 MOST_INDEX_BYTES = 1 << 30  # of all indexes held in memory: 18 million records; larger ones stay in files
-HEADER_BYTES = 4096  # at most
 ROWS_AT_ONCE = 1 << 16
 
 
@@ -270,18 +269,14 @@ class _IndexFile:
         self.part, self._manifest = part, part.manifest
         self._path = part.folder / INDEX_NAME
         with published_file(self._path) as descriptor:
-            status, entry = os.fstat(descriptor), self._manifest.table(INDEX_NAME)
-            is_listed = entry and (entry.size, entry.records) == (status.st_size, self._manifest.records)
-            if verify or not is_listed or not Seal(status, self._manifest.root).holds:
+            status = os.fstat(descriptor)
+            if verify or not Seal(status, self._manifest.root).holds:
                 checked_index(part.folder, part.manifest, verify=verify)
             self._known = _identity(status)
-            begin = read_at(descriptor, HEADER_BYTES, 0)
-        self._start = 10 + int.from_bytes(begin[8:10], "little")
-        width = (status.st_size - self._start) // max(1, self._manifest.records)
-        row = index_row_of(width, offsets=self._manifest.offsets)
-        if row is None or begin[: self._start] != table_header(row, self._manifest.records):
-            raise ManifestDamaged(f"is not an index of {self._manifest.records} rows", path=self._path)
-        self.row = row
+            self._start = 10 + int.from_bytes(read_at(descriptor, 2, 8), "little")  # after the header
+        width = (status.st_size - self._start) // self._manifest.records
+        spare = index_dtype(1, offsets=self._manifest.offsets).itemsize - 1
+        self.row = index_dtype(width - spare, offsets=self._manifest.offsets)
 
     def read(self, numbers: npt.NDArray[np.int64]) -> Rows:
         """Return rows in any order; adjacent ones are read together."""
