@@ -91,14 +91,12 @@ class LmdbShardWriter(ShardWriter):
         try:
             if self._transaction is None:
                 self._transaction = self._environment.begin(write=True)
-            fresh = self._transaction.put(key, value_of(stored), append=True)
+            self._transaction.put(key, value_of(stored), append=True)
             self._count += 1
             if self._count % RECORDS_PER_COMMIT == 0:
                 self._commit()
         except lmdb.Error as error:
             raise self._explained(error) from error
-        if not fresh:
-            raise ShardDamaged(f"ordinal {self._count - 1} exists already", path=self._path)
 
     def _commit(self) -> None:
         transaction, self._transaction = self._transaction, None

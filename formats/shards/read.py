@@ -432,8 +432,9 @@ class Shard(Owned, Closable):
 
     @property
     def _advice(self) -> str:
-        is_archive = self.file.path != self.path
-        return advice_for(self.file.path) if is_archive else "prep repair rebuilds it"
+        if self.file.path == self.path:
+            return "prep repair rebuilds it"
+        return f"the archive, or its table, has changed: {advice_for(self.file.path)}"
 
     def close(self) -> None:
         """Close the file. Idempotent."""

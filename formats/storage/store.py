@@ -89,18 +89,17 @@ class Location:
         """Return the place of a user's URL. Raises UsageError, which shows no secret."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in SCHEMES:
-            hint = "" if separator else "; for a folder on this machine write file:// and its full path"
             raise UsageError(
-                f"is not a URL with one of {', '.join(SCHEMES)}{hint}", path=redacted(url) or "''"
+                f"is not a URL with one of {', '.join(SCHEMES)}; a folder on this machine is file:// and its full "
+                "path",
+                path=redacted(url) or "''",
             )
-        if redacted(url) != url:
+        if redacted(url) != url or _host_of(url) is None:  # do not show the rest: it may be a password
             raise UsageError(
-                "has a user, a query, a fragment or parameters; give the URL without them, and credentials "
-                "in the environment",
-                path=redacted(url),
+                "has a user, a query, a fragment, parameters or an impossible port; give the URL without them, and "
+                "credentials in the environment",
+                path=f"{scheme}://…",
             )
-        if _host_of(url) is None:  # do not show the rest: it may be a password
-            raise UsageError("has a port that is not a number up to 65535", path=f"{scheme}://…")
         if scheme == "file":
             shape, example = "/+[^/]", "file:///FOLDER"
         else:

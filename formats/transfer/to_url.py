@@ -126,16 +126,15 @@ def _converted(
         with WorkFolder(prepared.output) as work_folder:
             work_folder.claim(prepared.guard())
             loop.run(place.begin(()))
-            if (found := loop.run(place.published())) is None:  # another run may have finished it
-                builder = partial(_build_stored, place.remote.place, policy)
-                built = build_shards(prepared, work_folder, runner, builder)
-                manifest = gather(work_folder, prepared, built)
-                stored = {name: StoredFile(**of) for shard in built for name, of in shard.stored.items()}
-                transfers = TransferRun(loop, TABLES_AT_ONCE, runner.progress)
-                upload(work_folder.output, manifest, place, transfers, stored)
-                work_folder.discard(OUTPUT_FILES)
-                work_folder.remove()
-                return ConvertedTo(url=url, **outcome(prepared, manifest, built))
+            builder = partial(_build_stored, place.remote.place, policy)
+            built = build_shards(prepared, work_folder, runner, builder)
+            manifest = gather(work_folder, prepared, built)
+            stored = {name: StoredFile(**of) for shard in built for name, of in shard.stored.items()}
+            transfers = TransferRun(loop, TABLES_AT_ONCE, runner.progress)
+            upload(work_folder.output, manifest, place, transfers, stored)
+            work_folder.discard(OUTPUT_FILES)
+            work_folder.remove()
+            return ConvertedTo(url=url, **outcome(prepared, manifest, built))
     prepared.refuse_other(found, url)
     runner.progress.note(f"{url} is complete already")
     loop.run(place.check_sizes(found))
