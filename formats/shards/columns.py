@@ -191,7 +191,6 @@ class ColumnTable:
         self._start = len(header)
         self._file = ShardFile(path)
         if self._file.size != entry.table.size or self._file.read_at(len(header), 0) != header:
-            self.close()
             raise ManifestDamaged("is not the table of its column; prep repair rebuilds it", path=path)
 
     def close(self) -> None:

@@ -229,8 +229,7 @@ class RecordSet(Closable, ABC):
             record, label = self[number], int(self.index[number]["label"])
             named = f", {self.classes[label]}" if label >= 0 else ""
             shown.append(ShownImage(record.image, f"{number:,}: {record.key}{named}"))
-        of = "record" if len(self) == 1 else "records"
-        return Gallery(f"{self.path}: {len(shown)} of {len(self):,} {of}", shown)
+        return Gallery(f"{self.path}: {len(shown)} of {len(self):,} records", shown)
 
     def shard(self, number: int) -> Shard:
         """Return a shard, opened on first use. Raises IndexError."""
@@ -267,8 +266,7 @@ def is_collection(folder: str | os.PathLike[str]) -> bool:
 def refuse_folder_of_splits(folder: Path) -> None:
     """Raise UsageError for a folder of splits, which it names."""
     if splits := splits_of(folder):
-        names = " and ".join(filter(None, (", ".join([*splits][:-1]), [*splits][-1])))
-        first = next(iter(splits.values()))
+        names, first = ", ".join(splits), next(iter(splits.values()))
         raise UsageError(
             f"is a folder of splits ({names}); give one of them, such as {str(first)!r}", path=folder
         )

@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -94,14 +94,11 @@ class IndexedArchive:
 
     def issue(self, dataset: Path) -> str:
         """Return what is wrong with the archive in a dataset's folder, or "". Raises OSError."""
-        link = dataset / ARCHIVE_NAME
-        try:
-            status = link.stat()
-        except FileNotFoundError:
-            return "is not there"
-        if not stat.S_ISREG(status.st_mode):
-            return "is not a regular file"
-        return f"has {status.st_size} bytes, not {self.size}" if status.st_size != self.size else ""
+        with suppress(FileNotFoundError):
+            status = (dataset / ARCHIVE_NAME).stat()
+            if stat.S_ISREG(status.st_mode) and status.st_size == self.size:
+                return ""
+        return f"is not there, or not a file of {self.size:,} bytes"
 
     def check(self, dataset: Path) -> None:
         """Raise ShardDamaged, naming the archive, if it has an :meth:`issue`; OSError."""

@@ -165,8 +165,7 @@ class FileCache(Owned, Closable):
         self._patience_s = patience_s
         self._lock = threading.RLock()
         self._policy = policy
-        self._loop: LoopThread | None = None
-        self._remote: RemoteFolder | None = None
+        self._network: tuple[LoopThread, RemoteFolder] | None = None
         self._is_closed = False
         self._kept: list[FileHold] = []
         self._files = self._bytes = self._received_bytes = self._hits = 0
@@ -273,10 +272,10 @@ class FileCache(Owned, Closable):
             return
         with self._lock:
             self._is_closed = True
-            loop, self._loop = self._loop, None
             for held in self._kept:
                 held.release()
-        if loop is not None:
+        if self._network is not None:
+            loop, _ = self._network
             loop.cancel()
             loop.__exit__()
         self._reader.remove()
@@ -351,8 +350,10 @@ class FileCache(Owned, Closable):
             )
         with self._lock:  # closing cancels earlier downloads
             self._refuse_closed()
-            remote = self._remote = self._remote or RemoteFolder(self.place, self._policy)
-            loop = self._loop = self._loop or LoopThread(AT_ONCE).__enter__()
+            if self._network is None:
+                remote = RemoteFolder(self.place, self._policy)
+                self._network = LoopThread(AT_ONCE).__enter__(), remote
+            loop, remote = self._network
             return loop, loop.begin(work(remote))
 
     def _result(self, loop: LoopThread, future: Future[None]) -> None:

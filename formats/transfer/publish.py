@@ -169,7 +169,7 @@ def upload(
     uploaded, there = transfers.run("publish", manifest, uploads, kept=kept)
     if not already:
         proven = {**stored, **{each.entry.name: each.stored for each in uploads if each.stored}}
-        run(place.finish(manifest.to_bytes(), proven))
+        run(place.finish(manifest, proven))
     run(place.drop_claim())
     return PublishedDataset(place.remote.place.url, manifest, uploaded, there, already)
 
@@ -200,10 +200,9 @@ class StorePlace:
 
     async def published(self) -> Manifest | None:
         """Return the published manifest, or None. Raises ManifestDamaged, UnknownVersion."""
-        if (data := await self._manifest_bytes()) is None:
-            return None
+        data = await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
         try:
-            return Manifest.parse(data)
+            return None if data is None else Manifest.parse(data)
         except ManifestDamaged as error:
             error.path, error.shard = self.remote.place.url, MANIFEST_NAME
             raise
@@ -212,7 +211,7 @@ class StorePlace:
         """Whether the manifest is published. Raises PlanMismatch for another one."""
         found = await self.published()
         if found is not None and found.root != manifest.root:
-            raise self._taken()
+            raise PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
         return found is not None
 
     async def begin(self, names: Collection[str]) -> None:
@@ -231,12 +230,12 @@ class StorePlace:
         if not await created(self.remote, CLAIM_NAME, self.claim):
             await self._is_claimed(needed=True)
 
-    async def finish(self, data: bytes, proven: Mapping[str, StoredFile]) -> None:
+    async def finish(self, manifest: Manifest, proven: Mapping[str, StoredFile]) -> None:
         """Publish the manifest if there is none and all ``proven`` files are unchanged.
 
         Raises PlanMismatch for another manifest or claim; RemoteFailed, also for a changed file.
         """
-        if await self._manifest_bytes() == data:  # another process finished the same job
+        if await self.holds(manifest):  # another process finished the same job
             return
         await self._is_claimed(needed=True)
         files = await self.remote.listed()
@@ -247,8 +246,8 @@ class StorePlace:
                     path=self.remote.place.url,
                     shard=name,
                 )
-        if not await created(self.remote, MANIFEST_NAME, data) and await self._manifest_bytes() != data:
-            raise self._taken()
+        if not await created(self.remote, MANIFEST_NAME, manifest.to_bytes()):
+            await self.holds(manifest)
 
     async def drop_claim(self) -> None:
         """Remove a claim once the manifest is published, if the store allows that."""
@@ -267,9 +266,6 @@ class StorePlace:
                     shard=file.name,
                 )
 
-    def _taken(self) -> PlanMismatch:
-        return PlanMismatch("holds another dataset; choose another URL", path=self.remote.place.url)
-
     async def _is_claimed(self, *, needed: bool = False) -> bool:
         """Whether this job claimed the place. Raises PlanMismatch if another did, or none and ``needed``."""
         found = await self.remote.content(CLAIM_NAME, MOST_BYTES)
@@ -280,9 +276,6 @@ class StorePlace:
                 path=self.remote.place.url,
             )
         return found is not None
-
-    async def _manifest_bytes(self) -> bytes | None:
-        return await self.remote.content(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
 
     def _remove_unfinished(self) -> None:
         """Remove temporary files of killed processes from a local folder: obstore's ``NAME#1``."""
