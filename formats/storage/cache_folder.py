@@ -214,20 +214,17 @@ class CacheFolder:
 
     def pinned(self, entry: FileEntry) -> LockDescriptor | None:
         """Return a lock that prevents a file's eviction, or None if the whole file is not there."""
-        path = self.path_of(entry)
         try:
-            lock = LockDescriptor(os.open(path, OPEN_FLAGS | os.O_NOFOLLOW))
+            lock = LockDescriptor(os.open(self.path_of(entry), OPEN_FLAGS | os.O_NOFOLLOW))
         except FileNotFoundError:
             return None
-        with ExitStack() as failed:
-            failed.callback(lock.close)
-            lock.lock(shared=True)
-            if not is_there(lock, entry):
-                return None
-            with suppress(PermissionError):  # another user's file
-                os.utime(lock.fileno())
-            failed.pop_all()
-            return lock
+        lock.lock(shared=True)
+        if not is_there(lock, entry):
+            lock.close()
+            return None
+        with suppress(PermissionError):  # another user's file
+            os.utime(lock.fileno())
+        return lock
 
     def discard(self, entry: FileEntry, pin: LockDescriptor) -> None:
         """Discard the corrupt file with this pin, unless another process already has."""
@@ -441,15 +438,10 @@ class ReaderFile(Owned):
         new = self._path.with_suffix(".tmp")
         new.unlink(missing_ok=True)
         lock = LockDescriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-        try:
-            lock.lock()
-            header = np.array([MARK, self._limit, 0], np.uint64)
-            write_at(lock.fileno(), np.concatenate([header, uses]).astype("<u8").tobytes(), 0)
-            new.replace(self._path)
-        except BaseException:
-            lock.close()
-            new.unlink()
-            raise
+        lock.lock()
+        header = np.array([MARK, self._limit, 0], np.uint64)
+        write_at(lock.fileno(), np.concatenate([header, uses]).astype("<u8").tobytes(), 0)
+        new.replace(self._path)
         return lock
 
     def foresee(self, uses: Uses) -> None:
