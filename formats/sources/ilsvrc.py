@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -67,46 +66,60 @@ MOST_NAMED = 3  # classes or folders in a message
 
 
 @dataclass(frozen=True, kw_only=True)
-class IlsvrcSource(Source):
-    """A source with annotation files beside its images; ``of_split`` has the archive or folder of each split.
+class Ilsvrc(Source):
+    """Official archives, folders, or both, with annotation files beside them, which tell classes and labels.
 
-    ``beside`` is the folder searched for annotations and boxes, and ``url`` is where it was copied from.
-    With ``check_md5``, listing a split reads its whole archive.
+    ``beside`` is the folder searched for annotations and boxes; ``url`` is where the files in it, ``copied``,
+    come from. With ``check_md5``, listing a split reads its whole archive.
     """
 
-    layout: str
-    of_split: Mapping[str, Any]
+    of_split: Mapping[str, PackedImages | FolderImages]
     beside: Path | None = None
-    url: str = ""
     check_md5: bool = False
-    official_packing: ClassVar[bool] = False
+    url: str = ""
+    copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def annotation_files(self) -> AnnotationFiles:
         return AnnotationFiles(self.beside)
 
     @cached_property
-    @abstractmethod
     def labels(self) -> LabelSpace:
         """The label space of all splits."""
-
-    @abstractmethod
-    def find(self, split: str, known: Entries | None = None) -> Listing:
-        """Return the listing of an existing split, without the fields that :meth:`listed` adds."""
+        if self.annotation_files.space is not None:
+            return self.annotation_files.space
+        every, official = self.of_split.values(), official_words()
+        names = {name for each in every for name in each.classes}
+        is_packed = any(isinstance(each, PackedImages) for each in every)
+        return LabelSpace.of(official if is_packed and names <= official.keys() else names)
 
     @property
     def description(self) -> str:
-        devkit = " with devkit" if self.annotation_files.devkit else ""
-        return f"{self.layout}: {', '.join(self.splits)}{devkit} ({self.labels.counted})"
+        layouts = {split: self.of_split[split].layout for split in self.splits}
+        found = ", ".join(f"{split} of {layout}" for split, layout in layouts.items())
+        if len({*layouts.values()}) == 1:
+            found = f"{layouts[self.splits[0]]}: {', '.join(layouts)}"
+        return f"{found}{' with devkit' * bool(self.annotation_files.devkit)} ({self.labels.counted})"
+
+    @property
+    def image_folders(self) -> list[Path]:
+        """The folders of the splits that are not in archives."""
+        return [each.top for each in self.of_split.values() if isinstance(each, FolderImages)]
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        found = (each.folders for each in self.of_split.values() if isinstance(each, FolderImages))
+        return tuple(dict.fromkeys(folder for folders in found for folder in folders))
 
     def listed(self, split: str, known: Entries | None) -> Listing:
-        found = self.find(split, known)
+        images = self.of_split[split]
+        found = images.listed(self, split, known)
         if split == "val":
             first = found.entries["label"][found.entries["key"] == FIRST_VAL.encode()].tolist()
             check_first_label(self.labels, len(found.entries), first[0] if first else None, "the source")
         expected = self.expected(split)
         differs = expected is not None and expected != len(found.entries)
-        archives = [self.of_split[split]] if self.official_packing else []
+        archives = [images.path] if isinstance(images, PackedImages) else []
         if (devkit := self.annotation_files.path(*FORMS)) and devkit.is_file():
             archives.append(devkit)
         return replace(
@@ -116,9 +129,24 @@ class IlsvrcSource(Source):
             shortfall=self._shortfall(split, found.entries, expected or 0) if differs else "",
         )
 
+    def known_by(self, split: str) -> Mapping[str, Any] | None:
+        images = self.of_split[split]
+        if not isinstance(images, PackedImages):
+            return None
+        truth = self.truth_of_flat().said if split == "val" else {}
+        path = images.path
+        return {
+            "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
+            "state": archive_of(path).state,
+            "split": split,
+            "classes": self.labels.digest,
+            "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
+        }
+
     def expected(self, split: str) -> int | None:
         """Return the official or annotated number of images; None if unknown."""
-        if self.labels.is_official or (self.official_packing and self.annotation_files.devkit is None):
+        is_packed = isinstance(self.of_split[split], PackedImages)
+        if self.labels.is_official or (is_packed and self.annotation_files.devkit is None):
             return OFFICIAL_IMAGES[split]
         if split == "train":
             return sum(self.annotation_files.train_images.values()) or None
@@ -195,23 +223,22 @@ def _archives_among(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def official_tars(folder: Path, *, check_md5: bool = False) -> OfficialTars | None:
-    """Return the source of a folder's archives with official names; None if there are none."""
+def archives_in(folder: Path) -> dict[str, PackedImages]:
+    """Return the archives with official names in a folder, by split."""
     names = _archives_among(each.name for each in folder.iterdir())
-    paths = {split: folder / name for split, name in names.items()}
-    return OfficialTars(of_split=paths, beside=folder, check_md5=check_md5) if paths else None
+    return {split: PackedImages(folder / name, split) for split, name in names.items()}
 
 
-def single_tar(path: Path, *, check_md5: bool = False) -> OfficialTars | None:
+def single_tar(path: Path, *, check_md5: bool = False) -> Ilsvrc | None:
     """Return the source of one archive, whose first member tells the split; None for other archives."""
     with ArchiveFile(path) as archive:
         first = next(walk(archive.read_at, archive=str(path), end=archive.end), None)
     splits = [split for split, names in _MEMBERS.items() if first and names.fullmatch(first.name)]
-    paths = dict.fromkeys(splits, path)
-    return OfficialTars(of_split=paths, beside=path.parent, check_md5=check_md5) if paths else None
+    of_split = {split: PackedImages(path, split) for split in splits}
+    return Ilsvrc(of_split=of_split, beside=path.parent, check_md5=check_md5) if of_split else None
 
 
-def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
+def remote_tars(place: Location, *, check_md5: bool = False) -> Ilsvrc:
     """Return the source of archives with official names in object storage or on a server.
 
     The small files beside them are copied to a temporary folder. Raises UsageError if there are no such
@@ -219,8 +246,8 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     """
     wanted = [name.replace("*", "") for names in (*ARCHIVES.values(), _BESIDE) for name in names]
     files = files_in(place, wanted)
-    paths = {split: files[name] for split, name in _archives_among(files).items()}
-    if not paths:
+    of_split = {split: PackedImages(files[name], split) for split, name in _archives_among(files).items()}
+    if not of_split:
         raise UsageError(
             f"has none of the official tars, such as {ARCHIVES['train'][0]}, or does not list them; only "
             "these are read from a URL, which must be that of their folder",
@@ -229,60 +256,42 @@ def remote_tars(place: Location, *, check_md5: bool = False) -> OfficialTars:
     copied = CopiedFiles(
         file for name, file in files.items() if any(fnmatchcase(name, each) for each in _BESIDE)
     )
-    return OfficialTars(
-        of_split=paths, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url
-    )
+    return Ilsvrc(of_split=of_split, beside=copied.folder, check_md5=check_md5, copied=copied, url=place.url)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfficialTars(IlsvrcSource):
-    """The official archives; ``copied`` are the small files beside those in object storage."""
+@dataclass(frozen=True)
+class PackedImages:
+    """The images in an official archive."""
 
-    layout: str = "official-tars"
-    of_split: Mapping[str, Path | RemoteFile]
-    copied: CopiedFiles | None = field(default=None, compare=False, repr=False)
-    official_packing = True
+    path: Path | RemoteFile
+    split: str
+    layout = "official-tars"
 
     @cached_property
-    def labels(self) -> LabelSpace:
-        if self.annotation_files.space is not None:
-            return self.annotation_files.space
-        wnids: set[str] = set()
-        if "train" in self.of_split:
-            with opened_archive(self.of_split["train"]) as archive:
-                wnids = {wnid for wnid, _ in _members(archive, "train")}
-        return LabelSpace.of(official_words() if wnids <= official_words().keys() else wnids)
+    def classes(self) -> Sequence[str]:
+        if self.split != "train":
+            return ()
+        with opened_archive(self.path) as archive:
+            return [wnid for wnid, _ in _members(archive, "train")]
 
-    def known_by(self, split: str) -> Mapping[str, Any]:
-        truth = self.truth_of_flat().said if split == "val" else {}
-        path = self.of_split[split]
-        return {
-            "archive": path.url if isinstance(path, RemoteFile) else os.fsencode(path.resolve()).hex(),
-            "state": archive_of(path).state,
-            "split": split,
-            "classes": self.labels.digest,
-            "truth": sha256_of([[name, dict(labels)] for name, labels in truth.items()]),
-        }
-
-    def find(self, split: str, known: Entries | None = None) -> Listing:
-        path, problems = self.of_split[split], Problems()
-        with opened_archive(path) as archive:
-            entries = self._listed(archive, split, problems) if known is None else known
-        identity = archive.identity if isinstance(archive, ArchiveFile) else None
+    def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
+        problems = Problems()
+        with opened_archive(self.path) as archive:
+            entries = self._entries(archive, source, problems) if known is None else known
         return Listing(
             split,
             self.layout,
             entries,
-            self.labels,
-            TarReader(path, identity),
+            source.labels,
+            TarReader(self.path, archive.identity if isinstance(archive, ArchiveFile) else None),
             problems=problems,
-            kept_by=self.known_by(split) if self.url else None,
+            kept_by=source.known_by(split) if source.url else None,
         )
 
-    def _listed(self, archive: OpenArchive, split: str, problems: Problems) -> Entries:
-        table, label_of = EntryTable(archive.path, problems), self.labels.label_of
-        if split == "train":
-            for wnid, images in archive.mapped(partial(_images_of, archive), _members(archive, split)):
+    def _entries(self, archive: OpenArchive, source: Ilsvrc, problems: Problems) -> Entries:
+        table, label_of = EntryTable(archive.path, problems), source.labels.label_of
+        if self.split == "train":
+            for wnid, images in archive.mapped(partial(_images_of, archive), _members(archive, "train")):
                 if wnid not in label_of:
                     raise LabelConflict(
                         f"the class {wnid} is not in the devkit; use the devkit of these images",
@@ -292,8 +301,8 @@ class OfficialTars(IlsvrcSource):
                     key = record_key(wnid, f"{wnid}/{image.name}")
                     table.append(key, label_of[wnid], length=image.size, offset=image.offset)
         else:
-            truth = self.truth_of_flat() if split == "val" else None
-            for key, image in _members(archive, split):
+            truth = source.truth_of_flat() if self.split == "val" else None
+            for key, image in _members(archive, self.split):
                 label = truth.label_of(key) if truth else UNLABELLED
                 table.append(key, label, length=image.size, offset=image.offset)
         return table.finish()
@@ -333,18 +342,42 @@ def _unexpected(member: Member, place: str) -> SourceDamaged:
 CLS_LOC = Path("ILSVRC/Data/CLS-LOC")
 
 
-def kaggle_tree(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Tree | None:
-    """Return Kaggle's tree, given the folder of ILSVRC, ILSVRC itself, or CLS-LOC in it, else None."""
+def official_source(path: Path, options: SourceOptions, *, check_md5: bool = False) -> Ilsvrc | None:
+    """Return the source of official archives, Kaggle's tree and split folders, else None.
+
+    Kaggle's tree is found from the folder of ILSVRC, ILSVRC itself, or CLS-LOC in it. Of a split that exists
+    twice, the first of these is used. Raises UsageError for a folder that may be either a split or a class.
+    """
+    beside, packed, kaggle = path, archives_in(path), dict[str, FolderImages]()
     for top in (path, path.parent, *path.parents[2:3]):
         data = top / CLS_LOC
-        if path in (top, top / "ILSVRC", data) and data.is_dir():
+        if not kaggle and path in (top, top / "ILSVRC", data) and data.is_dir():
             if not options.follow_symlinks:
                 refuse_links(top, data)
-            return tree("kaggle-tree", data, top, options, check_md5)
-    return None
+            beside, kaggle = top, _split_images("kaggle-tree", data, options)
+    folders = _split_images("extracted-tree", path, options)
+    if folders and not packed and not kaggle and "train" not in folders:
+        split, images = next(iter(folders.items()))
+        if others := other_folders(path, [each.top for each in folders.values()]):
+            raise UsageError(
+                f"holds {images.place} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it "
+                f"if it is a class, or give {images.top} with --split {split}",
+                path=path,
+            )
+    of_split: dict[str, PackedImages | FolderImages] = {**folders, **kaggle, **packed}
+    return Ilsvrc(of_split=of_split, beside=beside, check_md5=check_md5) if of_split else None
 
 
-def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None:
+def _split_images(layout: str, root: Path, options: SourceOptions) -> dict[str, FolderImages]:
+    """Return the images in the folders ``train``, ``val`` and ``test`` of a folder."""
+    places = split_folders(root)
+    walk, test = FolderWalk(root, options.follow_symlinks), places.get("test")
+    if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
+        places["test"] = f"{test}/test"  # the official archive contains a folder test
+    return {split: FolderImages(layout, root, place, options) for split, place in places.items()}
+
+
+def class_folders(path: Path, split: str, options: SourceOptions) -> Ilsvrc | None:
     """Return the source of a folder of class folders, as that split, else None.
 
     Raises UsageError if the folders are splits or whole datasets, or images and their masks.
@@ -367,95 +400,62 @@ def class_folders(path: Path, split: str, options: SourceOptions) -> Tree | None
             "into <class>/, or convert a list of paths and labels",
             path=path,
         )
-    if not names:
-        return None
-    return Tree(layout="class-folders", of_split={split: ""}, root=path, source_options=options)
+    images = FolderImages("class-folders", path, "", options)
+    return Ilsvrc(of_split={split: images}) if names else None
 
 
-def tree(layout: str, root: Path, beside: Path, options: SourceOptions, check_md5: bool) -> Tree | None:
-    """Return the source of a folder that contains ``train``, ``val`` or ``test``, else None."""
-    places = split_folders(root)
-    if not places:
-        return None
-    walk, test = FolderWalk(root, options.follow_symlinks), places.get("test")
-    if test and (root / test / "test").is_dir() and walk.folders(test) == ["test"]:
-        places["test"] = f"{test}/test"  # the official archive contains a folder test
-    return Tree(
-        layout=layout, of_split=places, root=root, source_options=options, beside=beside, check_md5=check_md5
-    )
+@dataclass(frozen=True)
+class FolderImages:
+    """The images in the folder ``place`` of ``root``, in class folders or not."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Tree(IlsvrcSource):
-    """A source in folders, which are relative to ``root``."""
-
-    of_split: Mapping[str, str]
+    layout: str
     root: Path
-    source_options: SourceOptions
+    place: str
+    options: SourceOptions
+
+    @property
+    def top(self) -> Path:
+        return self.root / self.place
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        tops = (self.root.joinpath(*Path(place).parts[:1]) for place in self.of_split.values())
-        if not self.source_options.follow_symlinks:
-            return tuple(tops)
-        names = (
-            (place, name) for split, place in self.of_split.items() for name in ("", *self.classes[split])
+        """Absolute folders, links resolved, where any new file may become an image."""
+        places = (
+            [self.top, *(self.top / name for name in self.classes)] if self.options.follow_symlinks else []
         )
-        places = (self.root / place / name for place, name in names)
-        return (*tops, *(place.resolve() for place in places if place.is_symlink()))
+        resolved = (place.resolve() for place in places if place.is_symlink())
+        return (self.root.joinpath(*Path(self.place).parts[:1]), *resolved)
 
     @cached_property
-    def labels(self) -> LabelSpace:
-        found = (name for names in self.classes.values() for name in names)
-        return self.annotation_files.space or LabelSpace.of(found)
-
-    @cached_property
-    def classes(self) -> dict[str, list[str]]:
-        """The class folders of each split, none if it is flat. Raises SourceDamaged for unusable folders."""
-        walk = FolderWalk(self.root, self.source_options.follow_symlinks)
-        classes = {split: walk.folders(folder) for split, folder in self.of_split.items()}
+    def classes(self) -> Sequence[str]:
+        walk = FolderWalk(self.root, self.options.follow_symlinks)
+        names = walk.folders(self.place)
         walk.problems.raise_all()
-        for split, names in classes.items():
-            refuse_unpaired(self.root / self.of_split[split], names)
-        return classes
+        refuse_unpaired(self.top, names)
+        return names
 
-    @property
-    def _folders(self) -> list[Path]:
-        return [self.root / place for place in self.of_split.values()]
-
-    def refuse_others(self) -> None:
-        """Raise UsageError for a folder that may be either a split or a class."""
-        others = other_folders(self.root, self._folders)
-        if others and "train" not in self.of_split:
-            split, name = next(iter(self.of_split.items()))
-            raise UsageError(
-                f"holds {name} beside other folders of images: {', '.join(others[:MOST_NAMED])}; rename it if it "
-                f"is a class, or give {self.root / name} with --split {split}",
-                path=self.root,
-            )
-
-    def find(self, split: str, known: Entries | None = None) -> Listing:
-        place, classes, problems = self.of_split[split], self.classes[split], Problems()
-        walk = FolderWalk(self.root, self.source_options.follow_symlinks, problems)
+    def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
+        place, classes, problems = self.place, self.classes, Problems()
+        walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
         table = EntryTable(self.root, problems)
         if classes or split == "train":
             for file in walk.files(place):
                 if not walk.is_left_out(file, place):
-                    loose = self.root / place / file.path
+                    loose = self.top / file.path
                     problems.add(SourceDamaged("is not in a class folder; move it into one", path=loose))
         truth = None
         if split == "val":
-            truth = self.truth if classes else self.truth_of_flat()
+            truth = source.truth if classes else source.truth_of_flat()
         for name in classes or ([] if split == "train" else [""]):
             here = f"{place}/{name}".strip("/")
-            label = self.labels.label_of.get(name) if name else UNLABELLED
+            label = source.labels.label_of.get(name) if name else UNLABELLED
             if label is None:
-                other = f"{name} is not one of the {len(self.labels)} classes; rename it"
+                other = f"{name} is not one of the {len(source.labels)} classes; rename it"
                 problems.add(LabelConflict(other, path=self.root / here), "class")
                 continue
             is_empty = True
             for file in walk.files_below(here) if name else walk.files(here):
-                if self.source_options.skip_non_images and walk.is_left_out(file, here):
+                if self.options.skip_non_images and walk.is_left_out(file, here):
                     continue
                 is_empty = False
                 with problems.collected("label"):
@@ -467,17 +467,17 @@ class Tree(IlsvrcSource):
                         length=file.size,
                         file=file._replace(path=f"{here}/{file.path}".lstrip("/")),
                     )
-            if name and is_empty and self.expected(split) is None:
+            if name and is_empty and source.expected(split) is None:
                 empty = "this class has no image; add some, or remove the folder"
                 problems.add(SourceDamaged(empty, path=self.root / here))
         return Listing(
             split,
             self.layout,
             table.finish(),
-            self.labels,
+            source.labels,
             TreeReader(self.root, walk.follow_symlinks),
             problems=problems,
             ignored=dict(walk.ignored),
-            notes=other_folders_note(self.root, self._folders),
-            options=self.source_options.kept("follow_symlinks", "skip_non_images"),
+            notes=other_folders_note(self.root, source.image_folders),
+            options=self.options.kept("follow_symlinks", "skip_non_images"),
         )

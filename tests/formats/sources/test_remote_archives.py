@@ -9,7 +9,8 @@ import pytest
 
 from shardprep.formats import ConvertOptions, PlanOptions, SourceDamaged, UsageError, convert, convert_part
 from shardprep.formats.sources import tar
-from shardprep.formats.sources.ilsvrc import OfficialTars, official_tars, remote_tars
+from shardprep.formats.sources.ilsvrc import remote_tars
+from shardprep.formats.sources.recognise import recognise
 from shardprep.formats.sources.tar import BLOCK
 from shardprep.formats.storage import archive as remote_archive
 from shardprep.formats.storage.store import (
@@ -150,10 +151,9 @@ def test_headers_that_are_found_ahead_change_nothing_and_are_each_asked_for_once
     archives: Path, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
     monkeypatch.setattr(tar, "SEGMENT_BYTES", segment)
-    here, there = official_tars(archives), remote_tars(Location.parse(URL))
-    assert isinstance(here, OfficialTars)
+    here, there = recognise(archives), remote_tars(Location.parse(URL))
 
-    found, expected = (source.find("val").entries for source in (there, here))
+    found, expected = (source.survey("val").entries for source in (there, here))
 
     assert found.tobytes() == expected.tobytes()
     blocks = [start for start, end in asked_of(proxy, VAL) if end - start == BLOCK]
