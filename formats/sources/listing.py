@@ -63,13 +63,11 @@ class GrowingTable:
 class EntryTable:
     """Builder of ``Listing.entries`` for images in an archive or below a folder, ``source``.
 
-    Entries over the limits and repeated keys are added to ``problems``, or raise SourceDamaged if it is None.
-    ``more`` are names and dtypes of extra columns for the source's reader.
+    Entries over the limits and repeated keys are added to ``problems``. ``more`` are the names and dtypes of
+    extra columns for the source's reader.
     """
 
-    def __init__(
-        self, source: Path | str, problems: Problems | None = None, more: Sequence[tuple[str, str]] = ()
-    ) -> None:
+    def __init__(self, source: Path | str, problems: Problems, more: Sequence[tuple[str, str]] = ()) -> None:
         self._source, self._problems = source, problems
         row = entry_dtype(1, 1)
         self._table = GrowingTable(np.dtype([*((name, row[name]) for name in row.names or ()), *more]))
@@ -92,17 +90,12 @@ class EntryTable:
         raw = key.encode()
         if size > MAX_IMAGE_BYTES:
             too_large = f"has {size} bytes; an image has at most {MAX_IMAGE_BYTES}; remove it"
-            self._refuse(SourceDamaged(too_large, path=self._source, key=key), "too large")
+            self._problems.add(SourceDamaged(too_large, path=self._source, key=key), "too large")
         elif max(len(raw), len(path)) > MAX_KEY_BYTES:
             too_long = f"has a path of more than {MAX_KEY_BYTES} bytes; shorten it"
-            self._refuse(SourceDamaged(too_long, path=self._source))
+            self._problems.add(SourceDamaged(too_long, path=self._source))
         else:
             self._table.append((raw, path, label, length, offset, mtime_ns, *more))
-
-    def _refuse(self, error: SourceDamaged, kind: str = "") -> None:
-        if self._problems is None:
-            raise error
-        self._problems.add(error, kind)
 
     def finish(self) -> Entries:
         """Return the entries; repeated keys are problems, located by the extra column ``line`` if present."""
@@ -112,7 +105,7 @@ class EntryTable:
             if "line" in (entries.dtype.names or ()):
                 first, second = entries["line"][entries["key"] == key][:2].tolist()
                 twice = f"lines {first} and {second} have the same record key; remove one of them"
-            self._refuse(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
+            self._problems.add(SourceDamaged(twice, path=self._source, key=key.decode()), "twice")
         return entries
 
 

@@ -52,7 +52,13 @@ from shardprep.formats.sources.tables import (
     row_at,
 )
 from shardprep.formats.sources.tar import archive_of
-from shardprep.formats.sources.trees import IMAGE_COLUMNS, FolderWalk, TreeReader, other_folders_note
+from shardprep.formats.sources.trees import (
+    IMAGE_COLUMNS,
+    NON_IMAGES,
+    FolderWalk,
+    TreeReader,
+    other_folders_note,
+)
 
 PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_file"),
@@ -249,10 +255,9 @@ class ListedImages:
             one.missing += 1
             one.first_missing = one.first_missing or f"{self._source.root / place} in line {row.line}"
             return
-        if is_list and self._source.source_options.skip_non_images:
-            walk = FolderWalk(self._walk.top, self._walk.follow_symlinks, self.problems, one.ignored)
-            if walk.is_left_out(file):
-                return
+        if is_list and self._source.source_options.skip_non_images and self._walk.is_left_out(file):
+            one.ignored[NON_IMAGES] += 1
+            return
         length, offset = (row.length, row.offset) if self.kinds or not is_list else (0, 0)
         one.rows.append(
             record_key(path.partition("/")[0], path),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -225,25 +223,14 @@ def _refuse_alone(
     images: Mapping[str, FoundFile],
     partners: Mapping[str, FoundFile],
 ) -> None:
-    """Refuse images without a partner, naming one with a similar name, and partners without an image."""
-    folder, surplus = (
-        folders.partners[name],
-        {stem: partners[stem] for stem in partners if stem not in images},
-    )
-    alike = sorted((_folded(stem), stem) for stem in surplus)
+    """Refuse images without a partner, and partners without an image."""
+    folder = folders.partners[name]
+    lacking = f"has no {name} in {folder}; add it, or remove this image"
+    of_none = f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
     for stem in (stem for stem in images if stem not in partners):
-        wanted = _folded(stem)
-        near = alike[bisect_left(alike, (wanted, "")) :][:1]
-        is_near = near and re.fullmatch(rf"{re.escape(wanted)}([\W_].*)?", near[0][0])
-        meant = surplus.pop(near[0][1], None) if is_near else None
-        advice = f"there is {meant.path}; rename one of them" if meant else "add it, or remove this image"
-        lacking = f"has no {name} in {folder}; {advice}"
-        problems.add(SourceDamaged(lacking, path=folders.images / images[stem].path), f"no {name}")
-    for file in surplus.values():
-        of_none = (
-            f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
-        )
-        problems.add(SourceDamaged(of_none, path=folder / file.path))
+        problems.add(SourceDamaged(lacking, path=folders.images / images[stem].path))
+    for stem in (stem for stem in partners if stem not in images):
+        problems.add(SourceDamaged(of_none, path=folder / partners[stem].path))
 
 
 def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile]:
@@ -265,11 +252,6 @@ def _stem(path: str) -> str:
     """Return a path without its extension."""
     stem, dot, extension = path.rpartition(".")
     return stem if dot and "/" not in extension else path
-
-
-def _folded(stem: str) -> str:
-    """Normalize what may differ between systems: case, and the form of accents."""
-    return unicodedata.normalize("NFC", stem).casefold()
 
 
 def pair_columns(number: int) -> tuple[str, str, str]:

@@ -264,7 +264,6 @@ def _md5_of(path: Path | RemoteFile) -> str:
 
 SEGMENT_BYTES = 16 << 20  # at least
 WINDOW_BYTES = 256 << 10  # read at once to find a segment's first header
-_MAGIC, _MAGIC_AT = b"ustar", 257
 
 
 def headers_ahead(archive: RemoteArchive) -> ReadAt:
@@ -305,8 +304,7 @@ def _first_header(archive: RemoteArchive, start: int, stop: int) -> int:
     for at in range(start, stop, WINDOW_BYTES):
         window = archive.read_at(min(WINDOW_BYTES, stop - at), at)
         for place in range(0, len(window) - BLOCK + 1, BLOCK):
-            is_marked = window.startswith(_MAGIC, place + _MAGIC_AT)
-            if is_marked and _header(window[place : place + BLOCK]):
+            if _header(window[place : place + BLOCK]):
                 return at + place
     return stop
 

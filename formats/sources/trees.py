@@ -161,37 +161,27 @@ class FolderWalk:
                 if entry.name in IGNORED_NAMES or entry.name.startswith("."):
                     self.ignored[entry.name if entry.name in IGNORED_NAMES else OTHER_HIDDEN] += 1
                     continue
-                is_folder = False
-                with suppress(OSError):  # a broken link
+                is_folder = is_file = False
+                with suppress(OSError):  # such as a loop of links
                     is_folder = entry.is_dir()
-                if not (folders if is_folder else files) or not self._is_sound(entry, here):
+                    is_file = entry.is_file()
+                if not (folders if is_folder else files):
                     continue
-                if is_folder:
+                wrong = ""
+                if entry.name.encode(errors="replace").decode() != entry.name:
+                    wrong = "has a name that is not UTF-8; rename it"
+                elif entry.is_symlink() and not self.follow_symlinks:
+                    wrong = _IS_LINK
+                elif not is_folder and not is_file:
+                    wrong = "is neither a file nor a folder, nor a link to one; remove it"
+                if wrong:
+                    self.problems.add(SourceDamaged(wrong, path=here / entry.name))
+                elif is_folder:
                     found.append(entry.name)
                 else:
                     status = entry.stat(follow_symlinks=self.follow_symlinks)
                     found.append(FoundFile(entry.name, status.st_size, wrapped(status.st_mtime_ns)))
         return found
-
-    def _is_sound(self, entry: os.DirEntry[str], here: Path) -> bool:
-        """Whether the entry is a file or a folder with a valid name; if not, add it to the problems."""
-        kind, path, wrong = "", here / entry.name, ""
-        if not entry.name.isascii() and entry.name.encode(errors="replace").decode() != entry.name:
-            wrong = f"the name {os.fsencode(entry.name)!r} in this folder is not UTF-8; rename it"
-            kind, path = "not UTF-8", here
-        elif entry.is_symlink() and not self.follow_symlinks:
-            wrong = _IS_LINK
-        else:
-            try:
-                if stat.S_IFMT(entry.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-                    wrong = "is neither a file nor a folder; remove it"
-            except OSError as error:
-                if not entry.is_symlink():
-                    raise
-                wrong = f"is a symbolic link whose target cannot be read ({error.strerror}); remove it"
-        if wrong:
-            self.problems.add(SourceDamaged(wrong, path=path), kind)
-        return not wrong
 
 
 def files_below(top: Path) -> Iterator[FoundFile]:

@@ -18,7 +18,7 @@ from shardprep.formats.runtime.jobs import JobRunner
 from shardprep.formats.runtime.work_folder import WorkFolder
 from shardprep.formats.shards.manifest import Manifest
 from shardprep.formats.sources.listing import EntryTable
-from shardprep.formats.sources.source import ByteReader, Listing
+from shardprep.formats.sources.source import ByteReader, Listing, Problems
 from support.image_files import JPEG
 
 EVERY_KIND = Schema(
@@ -108,7 +108,7 @@ def write_samples(
     images = tuple(sample.get("image", b"") for sample in samples)
     if instead:
         encoded[3] = tuple(instead.get(f.name, value) for f, value in zip(schema, encoded[3], strict=True))
-    table = EntryTable(output)
+    table = EntryTable(output, Problems())
     for number, values in enumerate(encoded):
         size = sum(map(len, (*values, images[number])))
         table.append(f"k{number:04}", number % 2, length=size, offset=number)

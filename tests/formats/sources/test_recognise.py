@@ -17,7 +17,7 @@ from shardprep.formats.errors import LabelConflict, SourceDamaged, UsageError
 from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.sources.listing import EntryTable, GrowingTable
 from shardprep.formats.sources.recognise import recognise
-from shardprep.formats.sources.source import SourceOptions
+from shardprep.formats.sources.source import Problems, SourceOptions
 from support.column_sources import write_pictures
 from support.datasets import prep_here
 from support.file_changes import CHANGES
@@ -90,8 +90,9 @@ def test_many_rows_come_back_in_their_order() -> None:
 
 
 def test_a_key_too_long_for_a_record_is_refused() -> None:
-    with pytest.raises(SourceDamaged, match="shorten"):
-        EntryTable(Path("src")).append("a" * 1025, 0, length=1)
+    problems = Problems()
+    EntryTable(Path("src"), problems).append("a" * 1025, 0, length=1)
+    assert "shorten" in str(*problems)
 
 
 MINI = Miniature()
@@ -214,7 +215,7 @@ def test_a_link_in_the_tree_is_an_error(target: str, tree: Path) -> None:
     [
         (lambda tree: os.mkfifo(tree / "train/n01440764/fifo"), SourceDamaged, "neither a file nor a folder"),
         (lambda tree: os.mkfifo(tree / "train/fifo"), SourceDamaged, "train/fifo: .*neither a file nor a folder"),
-        (lambda tree: write(tree / "train/n01440764" / NO_UTF8, b"x"), SourceDamaged, r"xff\.JPEG' .* not UTF-8"),
+        (lambda tree: write(tree / "train/n01440764" / NO_UTF8, b"x"), SourceDamaged, r"udcff\.JPEG: .* not UTF-8"),
         (lambda tree: write(tree / "train/n01443537/1.JPEG", b"x"), LabelConflict, "n01443537 is not one of the 3"),
         (lambda tree: write(tree / "LOC_synset_mapping.txt", b"n01440764 tench\n"), LabelConflict, "n02100735"),
     ],
@@ -261,7 +262,7 @@ def test_a_loop_of_links_is_an_error_and_ends(target: str, tmp_path: Path) -> No
     write(tmp_path / "cat/1.jpg", b"x")
     (tmp_path / "cat/self").symlink_to(target)
     with pytest.raises(
-        SourceDamaged, match=r"link to a folder that contains it|link whose target cannot be read"
+        SourceDamaged, match=r"link to a folder that contains it|neither a file nor a folder, nor a link"
     ):
         recognise(tmp_path, options=FOLLOW).listing("train")
 
