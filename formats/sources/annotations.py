@@ -33,7 +33,6 @@ from shardprep.formats.sources.trees import files_below, refuse_links
 VAL_IMAGES = 50_000
 FIRST_VAL = "ILSVRC2012_val_00000001"
 FIRST_VAL_LABEL = 65  # n01751748, sea snake; its ILSVRC2012_ID is 490, so this tells labels from ids
-WANTED_FOR_CLASSES = f"{FORMS[0]} or LOC_synset_mapping.txt"
 WANTED_FOR_VAL = f"{FORMS[0]}, LOC_val_solution.csv or Caffe's val.txt"
 _ADVICE = "download it again"
 _CAFFE_LINE = re.compile(r"(?:.*/)?(ILSVRC2012_val_\d{8})\.JPEG (\d{1,9})", re.ASCII)

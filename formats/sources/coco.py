@@ -238,10 +238,9 @@ class CocoInstances:
     def _add(self, part: str, value: dict[str, Any], offset: int, size: int) -> None:
         number = _id_in(value, "id")
         if part == "images":
-            sides = sides_in(value)
-            name = value.get("file_name")
-            if not isinstance(name, str):
-                raise ValueError(f"the image {number} has no file_name")
+            name, *sides = (value.get(each) for each in ("file_name", "width", "height"))
+            if not isinstance(name, str) or not all(type(s) is int and 1 <= s <= MAX_SIDE for s in sides):
+                raise ValueError(f"the image {number} has no file_name, or no possible width and height")
             place = place_below(name, [self._walk.top])
             file = self._walk.find(place)
             if file is None:
@@ -419,12 +418,3 @@ def box_in(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
         raise ValueError(f"the annotation {annotation.get('id')} has no valid bbox of four numbers")
     left, top, width, height = map(float, box)
     return left, top, width, height
-
-
-def sides_in(image: dict[str, Any]) -> tuple[int, int]:
-    """Return an image's width and height in pixels. Raises ValueError."""
-    sides: Any = (image.get("width"), image.get("height"))
-    if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides):
-        raise ValueError(f"the image {image.get('id')} has no possible width and height")
-    width, height = sides
-    return width, height

@@ -102,11 +102,6 @@ class Ilsvrc(Source):
         return f"{found}{' with devkit' * bool(self.annotation_files.devkit)} ({self.labels.counted})"
 
     @property
-    def image_folders(self) -> list[Path]:
-        """The folders of the splits that are not in archives."""
-        return [each.top for each in self.of_split.values() if isinstance(each, FolderImages)]
-
-    @property
     def folders(self) -> tuple[Path, ...]:
         found = (each.folders for each in self.of_split.values() if isinstance(each, FolderImages))
         return tuple(dict.fromkeys(folder for folders in found for folder in folders))
@@ -437,6 +432,7 @@ class FolderImages:
     def listed(self, source: Ilsvrc, split: str, known: Entries | None) -> Listing:
         place, classes, problems = self.place, self.classes, Problems()
         walk = FolderWalk(self.root, self.options.follow_symlinks, problems)
+        used = [each.top for each in source.of_split.values() if isinstance(each, FolderImages)]
         table = EntryTable(self.root, problems)
         if classes or split == "train":
             for file in walk.files(place):
@@ -478,6 +474,6 @@ class FolderImages:
             TreeReader(self.root, walk.follow_symlinks),
             problems=problems,
             ignored=dict(walk.ignored),
-            notes=other_folders_note(self.root, source.image_folders),
+            notes=other_folders_note(self.root, used),
             options=self.options.kept("follow_symlinks", "skip_non_images"),
         )

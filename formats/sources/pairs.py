@@ -212,25 +212,16 @@ def _paired(folders: PairedSplit, walk: FolderWalk, classes: Classes) -> Entries
                 more=(file.size, *(part for p in found for part in (p.path.encode(), p.size, p.mtime_ns))),
             )
     for name, files in partners.items():
-        _refuse_alone(folders, walk.problems, name, images, files)
+        folder = folders.partners[name]
+        lacking = f"has no {name} in {folder}; add it, or remove this image"
+        for file in (images[stem] for stem in images if stem not in files):
+            walk.problems.add(SourceDamaged(lacking, path=folders.images / file.path))
+        alone = (
+            f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
+        )
+        for file in (files[stem] for stem in files if stem not in images):
+            walk.problems.add(SourceDamaged(alone, path=folder / file.path))
     return table.finish()
-
-
-def _refuse_alone(
-    folders: PairedSplit,
-    problems: Problems,
-    name: str,
-    images: Mapping[str, FoundFile],
-    partners: Mapping[str, FoundFile],
-) -> None:
-    """Refuse images without a partner, and partners without an image."""
-    folder = folders.partners[name]
-    lacking = f"has no {name} in {folder}; add it, or remove this image"
-    of_none = f"is the {name} of an image that is not in {folders.images}; add the image, or remove this file"
-    for stem in (stem for stem in images if stem not in partners):
-        problems.add(SourceDamaged(lacking, path=folders.images / images[stem].path))
-    for stem in (stem for stem in partners if stem not in images):
-        problems.add(SourceDamaged(of_none, path=folder / partners[stem].path))
 
 
 def _by_stem(walk: FolderWalk, but: tuple[str, ...] = ()) -> dict[str, FoundFile]:

@@ -168,19 +168,6 @@ class Album:
         return _encode(_crop(self.photographs[image.photograph], rng), image.oddity)
 
 
-@contextmanager
-def single_threaded_opencv() -> Iterator[None]:
-    """Keep OpenCV from starting threads: the images are small, and a later fork would lose the threads."""
-    import cv2
-
-    before = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(before)
-
-
 def _crop(photograph: Pixels, rng: np.random.Generator) -> Pixels:
     """Return a crop of 40 to 100 % of each side, mirrored or not, a little brighter or darker."""
     share = rng.uniform(0.5, 1.0)
@@ -432,7 +419,7 @@ def make_sample(
     progress = progress or NoProgress()
     work = progress.task("sample", records=sum(images.values()) + annotated, size=0)
     drawn = count()
-    with single_threaded_opencv(), work:
+    with work:
         album = Album(lambda: progress.at(next(drawn), 0))
         archives = {
             "ILSVRC2012_img_train.tar": train_members(plan, album),
