@@ -412,8 +412,8 @@ class Reception:
     def _drop(self, address: bytes, reason: str, *, name: str = "") -> None:
         """Send a peer the reason, and ignore it from now on."""
         sender = self.senders.get(address)
-        name = name or (sender.hello.name if sender else "?")
-        self._send_note(address, FrameKind.STOP, text=reason[:MAX_TEXT_CHARACTERS])
+        name, reason = name or (sender.hello.name if sender else "?"), reason[:MAX_TEXT_CHARACTERS]
+        self._send_note(address, FrameKind.STOP, text=reason)
         self._forget(address, reason)
         self._refused.append((name, reason))
         self._dropped.append(address)

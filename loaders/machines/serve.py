@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from shardprep.loaders.flow.node import SharedNumbers
 from shardprep.loaders.loader.loader import Loader
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.machines import wire
-from shardprep.loaders.machines.keys import SenderAuth, SenderKeys, check_endpoint, host_of
+from shardprep.loaders.machines.keys import SenderAuth, SenderKeys, check_endpoint
 from shardprep.loaders.machines.ledger import AHEAD
 from shardprep.loaders.machines.link import (
     WAITING,
@@ -189,7 +188,9 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
     """Make leased steps until the connection ends; return whether the receiver was closed."""
     try:
         if not link.wait_for(lambda: link.has_sent_hello, patience):
-            raise OperationError(f"{endpoint}: no receiver was there for {patience:g} s; {_remedy(endpoint)}")
+            raise OperationError(
+                f"{endpoint}: no receiver was there for {patience:g} s; is the address right, and one running?"
+            )
         link.make_leased_steps()
     except ReceiverGone:
         return False
@@ -197,12 +198,3 @@ def _serve_over(link: Link, endpoint: str, patience: float) -> bool:
         link.leave()
         raise
     return True
-
-
-def _remedy(endpoint: str) -> str:
-    if endpoint.startswith("tcp://") and "[" not in endpoint:
-        try:
-            socket.gethostbyname(host := host_of(endpoint))
-        except (OSError, UnicodeError):
-            return f"{host} has no IPv4 address; is the name right?"
-    return "is the address right, and one running?"

@@ -26,8 +26,6 @@ from shardprep.loaders.machines.socket import MAX_NAME, MAX_TEXT_CHARACTERS
 from shardprep.loaders.order.epoch import LoadedStep
 
 UNKNOWN = -1  # number of steps or records
-MAX_DIFFERENCES = 16  # in a message
-MAX_NAME_CHARACTERS = 40  # of a fact
 MAX_PARTS = 1 << 16
 VERSION = 1
 MAX_TERMS = 16_000  # characters
@@ -72,11 +70,9 @@ class SourceTerms:
         differing = [name for name in names if actual.get(name) != wanted.get(name)]
         found, asked = ({name: repr(given[name][:100]) for name in given} for given in (actual, wanted))
         listed = [
-            f"{name[:MAX_NAME_CHARACTERS]} is {found.get(name, 'not given')} instead of {asked.get(name, 'not given')}"
-            for name in differing[:MAX_DIFFERENCES]
+            f"{name} is {found.get(name, 'not given')} instead of {asked.get(name, 'not given')}"
+            for name in differing
         ]
-        if len(differing) > MAX_DIFFERENCES:
-            listed.append(f"and {len(differing) - MAX_DIFFERENCES} more")
         if names is expected and not names.keys() <= actual.keys():
             listed.append(f"its names are {', '.join(actual)}")
         return "; ".join(listed)
