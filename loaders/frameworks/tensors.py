@@ -100,13 +100,10 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
         for inner in part:
             _refuse_lists(inner)
     elif isinstance(part, JsonValues) or (isinstance(part, list) and not _is_rows(part)):
-        if name is not None:
-            raise UsageError(
-                f"{name!r} is a list of {type(part[0]).__name__}, which cannot be a tensor: leave it out "
-                "with the Loader's columns=, or turn it into arrays of one shape in a transform"
-            )
+        what = "a result of the transform" if name is None else repr(name)
         raise UsageError(
-            "results of the transform differ in shape or dtype, or are no arrays: pad or crop them to one shape"
+            f"{what} is a list of {type(part[0]).__name__}, which cannot be a tensor: pad or crop it to arrays of one "
+            "shape in the transform, or leave it out with the Loader's columns="
         )
 
 

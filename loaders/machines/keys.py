@@ -81,11 +81,10 @@ def load_secret(path: AnyPath) -> Secret:
     has no matching pair of keys; OperationError if it cannot be read.
     """
     file = user_path(path)
-    other = f"the secret key is in the file that ends in {PRIVATE_SUFFIX}, not in"
-    remedy = other if file.suffix == PUBLIC_SUFFIX else "chmod 600"
-    keys = _keys_in(file, secret_remedy=remedy)
+    keys, status = _keys_in(file)
     if "secret" not in keys:
         raise UsageError(f"has no secret key; name the file that ends in {PRIVATE_SUFFIX}", path=file)
+    _check_access(file, status, is_secret=True)
     if keys.get("public") != zmq.curve_public(keys["secret"]):
         raise UsageError("its two keys are not a pair; make new ones with prep keygen", path=file)
     return Secret(keys["secret"], keys["public"])
@@ -98,7 +97,8 @@ def load_public(path: AnyPath) -> bytes:
     stay on its machine; OperationError if it cannot be read.
     """
     file = user_path(path)
-    keys = _keys_in(file)
+    keys, status = _keys_in(file)
+    _check_access(file, status)
     if "secret" in keys:
         raise UsageError(
             f"has a secret key, which must not leave its machine; put the file that ends in {PUBLIC_SUFFIX} "
@@ -143,13 +143,13 @@ def _lines_of(note: str, halves: list[str]) -> bytes:
     return "\n".join([f"# {note}", "metadata", "curve", *halves, ""]).encode("ascii")
 
 
-def _keys_in(path: Path, *, secret_remedy: str = "") -> dict[str, bytes]:
+def _keys_in(path: Path) -> tuple[dict[str, bytes], os.stat_result]:
+    """Return the keys in a file, and its status."""
     data, status = read_key(path, "prep keygen makes keys")
-    _check_access(path, status, secret_remedy)
     found = [(name.decode(), key) for name, key in KEY.findall(data)]
     if len(dict(found)) < len(found) or not all(_is_key(key) for _, key in found):
         raise UsageError("is damaged; copy it again, or make new keys with prep keygen", path=path)
-    return dict(found)
+    return dict(found), status
 
 
 def _is_key(text: bytes) -> bool:
@@ -158,13 +158,13 @@ def _is_key(text: bytes) -> bool:
     return False
 
 
-def _check_access(path: Path, status: os.stat_result, secret_remedy: str = "") -> None:
-    """Check that others may not write and, given a ``secret_remedy``, not read. Root may own public keys."""
-    if status.st_uid != os.geteuid() and (secret_remedy or status.st_uid):
+def _check_access(path: Path, status: os.stat_result, *, is_secret: bool = False) -> None:
+    """Check that others may not write and, if the file is secret, not read. Root may own public keys."""
+    if status.st_uid != os.geteuid() and (is_secret or status.st_uid):
         raise UsageError(f"belongs to another user; chown {os.geteuid()} {path}", path=path)
-    if status.st_mode & (OTHERS_READ if secret_remedy else OTHERS_WRITE):
-        access, remedy = ("read", secret_remedy) if secret_remedy else ("write to", "chmod go-w")
-        raise UsageError(f"others may {access} it, so its keys are not safe; {remedy} {path}", path=path)
+    if status.st_mode & (OTHERS_READ if is_secret else OTHERS_WRITE):
+        remedy = "chmod 600" if is_secret else "chmod go-w"
+        raise UsageError(f"others have access to it, so its keys are not safe; {remedy} {path}", path=path)
 
 
 @dataclass(frozen=True)
@@ -335,22 +335,16 @@ def mechanism_of(endpoint: str) -> str:
 
     Sends no mechanism: a receiver with another one would close the connection, perhaps before its greeting.
     """
-    greeting, (kind, _, place) = b"", endpoint.partition("://")
-    with suppress(OSError):
-        if kind == "tcp":
-            address = host_of(endpoint), int(place.rpartition(":")[2])
-            connection = socket.create_connection(address, HANDSHAKE_TIMEOUT_S)
-        else:
-            connection = socket.socket(socket.AF_UNIX)
-        with connection:
-            if kind == "ipc":
-                connection.settimeout(HANDSHAKE_TIMEOUT_S)
-                connection.connect(place)
-            connection.sendall(SIGNATURE + b"\x03\x01")
-            while len(greeting) < MECHANISM.stop and (received := connection.recv(64)):
-                greeting += received
-    name = greeting[MECHANISM].rstrip(b"\0") if greeting[:1] == SIGNATURE[:1] else b""
-    return name.decode("ascii", "replace")
+    kind, _, place = endpoint.partition("://")
+    family = socket.AF_UNIX if kind == "ipc" else socket.AF_INET6 if "[" in place else socket.AF_INET
+    with suppress(OSError), socket.socket(family) as connection:
+        connection.settimeout(HANDSHAKE_TIMEOUT_S)
+        connection.connect(place if kind == "ipc" else (host_of(endpoint), int(place.rpartition(":")[2])))
+        connection.sendall(SIGNATURE + b"\x03\x01")
+        greeting = connection.makefile("rb").read(MECHANISM.stop)
+        if greeting.startswith(SIGNATURE[:1]):
+            return greeting[MECHANISM].rstrip(b"\0").decode("ascii", "replace")
+    return ""
 
 
 class NotAdmitted(OperationError):
@@ -369,12 +363,11 @@ class SenderAuth:
     """
 
     def __init__(self, endpoint: str, keys: SenderKeys | None) -> None:
-        self.is_made = False
         self._endpoint = endpoint
         self._keys = keys
         self._secret = load_secret(keys.secret) if keys else None
         self._receiver = load_public(keys.receiver) if keys else b""
-        self._is_explained = False
+        self._is_explained = False  # whether an event has told how the handshake ended
         self._refusals = 0
 
     def note_event(self, event: int, value: int) -> None:
@@ -386,22 +379,21 @@ class SenderAuth:
         if event == zmq.EVENT_CONNECTED:
             self._is_explained = False
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.is_made, self._refusals = True, 0
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise self._not_admitted()
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self.is_made:
+            self._is_explained, self._refusals = True, 0
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._keys:
+            own = Path(self._keys.secret).with_suffix(PUBLIC_SUFFIX).name
+            raise NotAdmitted(
+                f"{self._endpoint}: the receiver there does not know this machine's key; add {own} to its allow-list"
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and not self._is_explained:
             if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
                 raise self._other_mechanism()
-            raise self._wrong_receiver(
-                "the peer there does not complete the handshake of a receiver of this release"
-            )
+            raise self._not_a_receiver()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._is_explained = True
             self._count_refusal(value)
-        elif event == zmq.EVENT_DISCONNECTED:
-            if not self.is_made and not self._is_explained:
-                raise self._wrong_receiver("the peer there is not a receiver; is the address right?")
-            self.is_made = False
+        elif event == zmq.EVENT_DISCONNECTED and not self._is_explained:
+            raise self._not_a_receiver()
 
     def secure(self, context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes]) -> None:
         """Set up the socket before it connects."""
@@ -416,31 +408,22 @@ class SenderAuth:
         if self._refusals % MAX_CONNECTION_REFUSALS == 0 < self._refusals:
             mechanism = mechanism_of(self._endpoint)
             if self._keys and mechanism == "CURVE":
-                raise self._wrong_receiver(
-                    f"the receiver there has another key than {Path(self._keys.receiver).name}; copy its current "
-                    f"{PUBLIC_SUFFIX} file here"
+                raise WrongReceiver(
+                    f"{self._endpoint}: the receiver there has another key than {Path(self._keys.receiver).name}; copy "
+                    f"its current {PUBLIC_SUFFIX} file here"
                 )
             if mechanism == ("NULL" if self._keys else "CURVE"):
                 raise self._other_mechanism()
 
-    def _not_admitted(self) -> NotAdmitted:
-        if not self._keys or not self._secret:
-            return NotAdmitted(f"{self._endpoint}: the receiver there does not admit this sender")
-        name = Path(self._keys.secret).name.removesuffix(PRIVATE_SUFFIX) + PUBLIC_SUFFIX
-        return NotAdmitted(
-            f"{self._endpoint}: the receiver there does not know this machine's key ({fingerprint(self._secret.public)}); "
-            f"add {name} to its allow-list"
-        )
-
     def _other_mechanism(self) -> OperationError:
         if self._keys:
-            return self._wrong_receiver(
-                "the receiver there has no keys, so it cannot prove its identity; give it keys"
+            return WrongReceiver(
+                f"{self._endpoint}: the receiver there has no keys, so it cannot prove its identity; give it keys"
             )
         return NotAdmitted(
             f"{self._endpoint}: the receiver there needs a key; make one with prep keygen, add it to the receiver's "
             "allow-list and give it here as keys= (--key and --receiver)"
         )
 
-    def _wrong_receiver(self, problem: str) -> WrongReceiver:
-        return WrongReceiver(f"{self._endpoint}: {problem}")
+    def _not_a_receiver(self) -> WrongReceiver:
+        return WrongReceiver(f"{self._endpoint}: the peer there is not a receiver; is the address right?")
