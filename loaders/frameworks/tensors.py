@@ -102,7 +102,7 @@ def _refuse_lists(part: Any, name: str | None = None) -> None:
     elif isinstance(part, JsonValues) or (isinstance(part, list) and not _is_rows(part)):
         what = "a result of the transform" if name is None else repr(name)
         raise UsageError(
-            f"{what} is a list of {type(part[0]).__name__}, which cannot be a tensor: pad or crop it to arrays of one "
+            f"{what} is a list of {type(part[0]).__name__}, which cannot be a tensor: pad or crop its parts to one "
             "shape in the transform, or leave it out with the Loader's columns="
         )
 

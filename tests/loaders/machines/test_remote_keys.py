@@ -34,18 +34,6 @@ def secret_file(tmp_path: Path) -> Path:
 # Making keys
 
 
-def test_of_two_pairs_that_are_made_at_once_by_one_name_there_is_one(
-    secret_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = secret_file.read_bytes()
-    monkeypatch.setattr(os.path, "lexists", lambda path: False)  # as it was before the other pair was made
-
-    with pytest.raises(FileExistsError):
-        make_keys(secret_file.with_suffix(""))
-
-    assert secret_file.read_bytes() == before
-
-
 @pytest.mark.slow
 def test_a_secret_is_never_in_a_file_of_a_looser_mode(tmp_path: Path) -> None:
     script = f"from shardprep.loaders.machines.keys import make_keys; make_keys({str(tmp_path / 'k')!r}, overwrite=True)"
