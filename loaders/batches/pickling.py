@@ -103,7 +103,10 @@ class MemoryPool:
 
 Buffers = list[pickle.PickleBuffer]
 
-INSTALL_CLOUDPICKLE = "pip install 'shardprep[cloudpickle]'"
+TO_SEND = (
+    "define it at the top level of a module, or pip install 'shardprep[cloudpickle]', and let it refer only to "
+    "what can be pickled"
+)
 
 
 def dumps(value: object) -> bytes:

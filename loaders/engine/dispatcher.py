@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.util import Finalize
@@ -71,30 +71,27 @@ SLOW_ROW_S = 60.0  # a row that takes longer is named in a warning
 
 
 class Bell:
-    """A pipe that wakes a thread waiting in a selector.
+    """An eventfd that wakes a thread waiting in a selector.
 
     Ringing takes no lock and never blocks, so any thread may ring, even during garbage collection. Everyone
-    who may ring keeps it open, so no byte reaches a reused descriptor.
+    who may ring keeps it open, so that no ring reaches a reused descriptor.
     """
 
     def __init__(self) -> None:
-        self._read_end, self._write_end = map(Descriptor, os.pipe())
-        os.set_blocking(self.fileno(), False)
-        os.set_blocking(self._write_end.fileno(), False)
+        self._file = Descriptor(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
-        return self._read_end.fileno()
+        return self._file.fileno()
 
     def ring(self) -> None:
         """Wake the thread, now or when it next waits."""
-        with suppress(OSError):  # the pipe is full, or was finalized in the same garbage collection
-            os.write(self._write_end.fileno(), b"\0")
+        with suppress(OSError):  # it was finalized in the same garbage collection
+            os.eventfd_write(self.fileno(), 1)
 
     def silence(self) -> None:
-        """Empty the pipe, so that the thread can wait again."""
-        with suppress(BlockingIOError):
-            os.read(self.fileno(), 1 << 12)
+        """Let the thread wait again, once it was woken."""
+        os.eventfd_read(self.fileno())
 
 
 class SlowRecord(UserWarning):
@@ -139,43 +136,6 @@ class NotReady:
 
 
 Plan = Items | BatchRequest | NotReady
-
-
-class BatchPlans:
-    """The plans of a run. Counts the drawn ones; raises their error only after the batches before it."""
-
-    def __init__(self, plans: Iterable[Plan]) -> None:
-        self._plans = iter(plans)
-        self._outstanding = 0
-        self._drained = False
-        self._error: Exception | None = None
-
-    def draw(self, enough: int) -> Iterable[BatchRequest]:
-        """Draw up to ``enough`` further plans; wait for one only if no batch is due."""
-        while enough > 0 and not self._drained:
-            try:
-                if isinstance(plan := next(self._plans), NotReady):
-                    if self._outstanding:
-                        return
-                    plan.wait()
-                    continue
-            except StopIteration:
-                self._drained = True
-            except Exception as error:  # raised again when it is due
-                self._drained, self._error = True, error
-            else:
-                enough -= 1
-                self._outstanding += 1
-                yield plan if isinstance(plan, BatchRequest) else BatchRequest(plan)
-
-    def claim(self) -> bool:
-        """Count a drawn plan as delivered. If none is due, raise the plans' error or return False."""
-        if self._outstanding:
-            self._outstanding -= 1
-            return True
-        if self._error:
-            raise self._error
-        return False
 
 
 @dataclass(eq=False)

@@ -22,10 +22,10 @@ from shardprep.formats.runtime.workers import CRASHES
 from shardprep.loaders.batches.pickling import Memory
 from shardprep.loaders.batches.slots import MIN_SLOTS, SlotLayout, SlotRing
 from shardprep.loaders.engine.dispatcher import (
-    BatchPlans,
     BatchRequest,
     Dispatcher,
     EngineRun,
+    NotReady,
     Plan,
 )
 from shardprep.loaders.engine.leases import MAX_LEASE_BYTES, MAX_ROW_FAILURES, LeasedBatch, Leases, RowFailure
@@ -230,6 +230,43 @@ class Course:
             CoursePoint(place * width, width, int(batches), int(rows), ready / max(1, batches), waited)
             for place, (batches, rows, ready, waited) in enumerate(bins[:used].tolist())
         )
+
+
+class BatchPlans:
+    """The plans of a run. Counts the drawn ones; raises their error only after the batches before it."""
+
+    def __init__(self, plans: Iterable[Plan]) -> None:
+        self._plans = iter(plans)
+        self._outstanding = 0
+        self._drained = False
+        self._error: Exception | None = None
+
+    def draw(self, enough: int) -> Iterable[BatchRequest]:
+        """Draw up to ``enough`` further plans; wait for one only if no batch is due."""
+        while enough > 0 and not self._drained:
+            try:
+                if isinstance(plan := next(self._plans), NotReady):
+                    if self._outstanding:
+                        return
+                    plan.wait()
+                    continue
+            except StopIteration:
+                self._drained = True
+            except Exception as error:  # raised again when it is due
+                self._drained, self._error = True, error
+            else:
+                enough -= 1
+                self._outstanding += 1
+                yield plan if isinstance(plan, BatchRequest) else BatchRequest(plan)
+
+    def claim(self) -> bool:
+        """Count a drawn plan as delivered. If none is due, raise the plans' error or return False."""
+        if self._outstanding:
+            self._outstanding -= 1
+            return True
+        if self._error:
+            raise self._error
+        return False
 
 
 class Engine(Owned, Closable):

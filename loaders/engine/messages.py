@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import OperationError, ShardprepError
 from shardprep.formats.records.codecs import is_masked
-from shardprep.formats.runtime.owned import Descriptor, Owned
+from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.pickling import (
     Memory,
@@ -347,25 +347,26 @@ class StatusTable:
         return type(self), (self._ring,)
 
 
-class CpuClock(Owned):
+class CpuClock:
     """Clock of the calling thread: seconds [on a CPU, runnable but not on one].
 
-    The second value is 0 except on Linux. A reading takes a microsecond; a thread's first one takes longer.
+    The second value is 0 if the kernel does not tell. A reading takes a microsecond; a thread's first longer.
     """
 
-    _file = Descriptor(-1)
+    _file: Descriptor | None = None
+    _number = -1  # of the file
     _thread = 0
 
     def read(self) -> npt.NDArray[np.float64]:
         if (thread := get_native_id()) != self._thread:
-            self._thread, self._file = thread, Descriptor(-1)
-            with suppress(OSError):
-                self._file = Descriptor(os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
+            self._thread, self._number = thread, -1
+            with suppress(OSError):  # as in a sandbox
+                self._number = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+                self._file = Descriptor(self._number)
         on_cpu = thread_time()  # schedstat's first field follows ticks, which are longer than many leases
-        file = self._file.fileno()
-        if file < 0:
+        if self._number < 0:
             return np.array((on_cpu, 0.0))
-        _, queued, _ = os.pread(file, 64, 0).split()
+        _, queued, _ = os.pread(self._number, 64, 0).split()
         return np.array((on_cpu, int(queued) * 1e-9))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,8 +18,7 @@ from shardprep.formats.runtime.files import read_at
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.runtime.processes import Channel, Part, import_main, main_module
 from shardprep.loaders.batches.pickling import (
-    INSTALL_CLOUDPICKLE,
-    by_value,
+    TO_SEND,
     dumps_elsewhere,
     loads,
 )
@@ -68,22 +68,18 @@ def _pickled(work: RowTask) -> tuple[bytes, bool]:
 
     With cloudpickle, lambdas, closures and definitions of the main module are pickled by value.
     """
-    reason: object = UNIMPORTABLE
+    has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
     try:
-        has_file = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
         dumped = dumps_elsewhere(work, with_main=has_file)
-        if has_file or not dumped.of_main:
-            return dumped.data, dumped.of_main
+        if dumped.of_main and not has_file:
+            raise pickle.PicklingError(UNIMPORTABLE)
     except UsageError:
         raise
     except Exception as error:
-        reason = error
-    advice = "use only what can be pickled"
-    if by_value() is None:
-        advice = f"{INSTALL_CLOUDPICKLE}, define what it uses at the top level of a module"
-    raise UsageError(
-        f"the work cannot be sent to the workers ({reason}): {advice}, or work without processes (workers=0)"
-    ) from (reason if isinstance(reason, Exception) else None)
+        raise UsageError(
+            f"the work cannot be sent to the workers ({error}): {TO_SEND}, or work without processes (workers=0)"
+        ) from error
+    return dumped.data, dumped.of_main
 
 
 def main(

@@ -211,18 +211,15 @@ def _check(component: object) -> None:
 
 def _component(item: Any, component: Any, number: int) -> Any:
     """Return the item's component; negative numbers count from the end."""
-    if isinstance(item, dict):
-        found, there = component in item, ", ".join(map(str, item))
-    elif isinstance(item, tuple | list):
-        found = not isinstance(component, str) and -len(item) <= component < len(item)
-        there = f"{len(item)}, numbered from 0"
-    else:
+    if not isinstance(item, dict | tuple | list):
         raise UsageError(
             f"item {number} is {type(item).__name__}, and only tuples, lists and dicts have components"
         )
-    if not found:
-        raise UsageError(f"item {number} has no component {component!r}: it has {there or 'none'}")
-    return item[component]
+    try:
+        return item[component]
+    except (LookupError, TypeError):
+        there = f"the names {[*item]}" if isinstance(item, dict) else f"{len(item)}, numbered from 0"
+        raise UsageError(f"item {number} has no component {component!r}: it has {there}") from None
 
 
 def _with(item: Any, component: Any, value: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from shardprep.formats.errors import UsageError
 from shardprep.formats.runtime.owned import Closable
 from shardprep.formats.runtime.sizes import takes
-from shardprep.loaders.batches.pickling import INSTALL_CLOUDPICKLE, by_value, dumps_elsewhere, loads
+from shardprep.loaders.batches.pickling import TO_SEND, dumps_elsewhere, loads
 from shardprep.loaders.loader.stats import GroupTimes
 from shardprep.loaders.order.rng import flow_bits
 
@@ -250,10 +250,9 @@ class Function:
         try:
             dumped = dumps_elsewhere(self.call)
         except Exception as error:
-            advice = "everything it refers to must be picklable"
-            if by_value() is None:
-                advice = f"{INSTALL_CLOUDPICKLE}, define it at the top level of a module, or use threads"
-            raise UsageError(f"{self.name} cannot be sent to another process ({error}): {advice}") from error
+            raise UsageError(
+                f"{self.name} cannot be sent to another process ({error}): {TO_SEND}, or use threads"
+            ) from error
         return (Function, (self.call,)) if dumped.by_name else (_unpacked, (dumped.data,))
 
 
