@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import mmap
 import os
 import warnings
@@ -41,25 +40,8 @@ class SlotsHeld(UserWarning):
 
 
 @dataclass(frozen=True)
-class SlotField:
-    """One array of a batch; ``shape`` is the shape of a row."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def fields_of(specs: Iterable[ArraySpec]) -> tuple[SlotField, ...]:
-    return tuple(SlotField(spec.name, spec.shape, np.dtype(spec.dtype)) for spec in specs)
-
-
-@dataclass(frozen=True)
 class SlotLayout:
-    """A slot of ``rows`` rows: an array for each field, aligned to 64 bytes, then spare bytes and inputs.
+    """A slot of ``rows`` rows: an array per field, aligned to 64 bytes, then spare bytes and inputs.
 
     ``spare`` bytes per row take results of varying size, which otherwise go through the worker's socket, six
     times as slowly; ``inputs`` bytes take values for the workers besides their items. A ``sparse`` slot uses
@@ -67,7 +49,7 @@ class SlotLayout:
     """
 
     rows: int
-    fields: tuple[SlotField, ...]
+    fields: tuple[ArraySpec, ...]
     spare: int = 0
     inputs: int = 0
     sparse: bool = False
@@ -81,7 +63,7 @@ class SlotLayout:
         """The start of each field and, last, of the spare bytes."""
         ends = [0]
         for field in self.fields:
-            ends.append(round_up(ends[-1] + self.rows * field.row_bytes))
+            ends.append(round_up(ends[-1] + self.rows * field.nbytes))
         return tuple(ends)
 
     @property
@@ -94,7 +76,7 @@ class SlotLayout:
         if copied:
             memory = aligned_copy(memory[: self.offsets[-1]])
         return {
-            field.name: memory[start : start + rows * field.row_bytes]
+            field.name: memory[start : start + rows * field.nbytes]
             .view(field.dtype)
             .reshape(rows, *field.shape)
             for field, start in zip(self.fields, self.offsets, strict=False)
@@ -242,17 +224,15 @@ class RowForm:
     """
 
     kind: Kind
-    fields: tuple[SlotField, ...]
+    fields: tuple[ArraySpec, ...]
 
     @classmethod
     def of(cls, result: Any) -> Self | None:
         """Return the form of a result; None unless it has only plain arrays and numbers."""
         kind, parts = _parts(result)
-        fields = [
-            SlotField(name, array.shape, array.dtype) for name, array in parts.items() if array is not None
-        ]
-        if not parts or len(fields) < len(parts) or any(field.dtype.kind not in NUMBERS for field in fields):
+        if not parts or any(array is None or array.dtype.kind not in NUMBERS for array in parts.values()):
             return None
+        fields = (ArraySpec(name, array.shape, array.dtype.str) for name, array in parts.items())  # type: ignore[union-attr]
         return cls(kind, tuple(fields))
 
     def arrays_of(self, result: Any) -> list[npt.NDArray[Any]] | None:
@@ -262,7 +242,7 @@ class RowForm:
             return None
         arrays = list(parts.values())
         for array, field in zip(arrays, self.fields, strict=True):
-            if array is None or array.shape != field.shape or array.dtype != field.dtype:
+            if array is None or array.shape != field.shape or array.dtype.str != field.dtype:
                 return None
         return arrays  # type: ignore[return-value]
 

@@ -31,7 +31,8 @@ from shardprep.loaders.batches.pickling import (
     round_up,
     unpickled,
 )
-from shardprep.loaders.batches.slots import Arrays, RowForm, SlotField, SlotLayout, SlotRing
+from shardprep.loaders.batches.slots import Arrays, RowForm, SlotLayout, SlotRing
+from shardprep.loaders.transforms.contract import ArraySpec
 
 Items = npt.NDArray[Any]
 Clock = npt.NDArray[np.float64]
@@ -330,10 +331,9 @@ class StatusTable:
 
     @classmethod
     def of(cls, workers: int, stages: int) -> Self:
-        count, seconds = np.dtype(np.int64), np.dtype(np.float64)
-        counters = [SlotField(name, (), count) for name in ("run", "lease", "row")]
+        counters = [ArraySpec(name, (), "int64") for name in ("run", "lease", "row")]
         shapes = {"filling": (), "waiting": (), "cpu": (2,), "clock": (stages,)}
-        clocks = [SlotField(name, shape, seconds) for name, shape in shapes.items()]
+        clocks = [ArraySpec(name, shape, "float64") for name, shape in shapes.items()]
         return cls(SlotRing(SlotLayout(workers, (*counters, *clocks)), slots=1))
 
     def place(self, worker: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from shardprep.formats.runtime.processes import keep_freed_memory, use_one_threa
 from shardprep.formats.shards.read import Room
 from shardprep.loaders.batches.passes import end, ending
 from shardprep.loaders.batches.pickling import ALIGNMENT, PickledValue, round_up, unpickled
-from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout, fields_of
+from shardprep.loaders.batches.slots import INPUTS, Arrays, RowForm, SlotLayout
 from shardprep.loaders.batches.stack import stack
 from shardprep.loaders.engine.dispatcher import BatchRequest, Plan
 from shardprep.loaders.engine.engine import Engine, EngineStats
@@ -304,7 +304,7 @@ class ProcessMap(Map):
         """The form of the declared results."""
         if self.outputs is None:
             return None
-        return RowForm("array" if self.is_single else "tuple", fields_of(self.outputs))
+        return RowForm("array" if self.is_single else "tuple", self.outputs)
 
     def _values(self, batch: EngineBatch) -> Iterator[Any]:
         form = self.form
@@ -411,7 +411,7 @@ def declared(outputs: ArraySpec | Sequence[ArraySpec] | None) -> tuple[ArraySpec
 def layout_of(rows: int, outputs: tuple[ArraySpec, ...] | None) -> SlotLayout:
     """Return the layout of a slot for the declared outputs, or for results of any size."""
     spare = 0 if outputs else RESULT_BYTES // rows // ALIGNMENT * ALIGNMENT
-    return SlotLayout(rows, fields_of(outputs or ()), spare=spare, inputs=INPUT_BYTES, sparse=True)
+    return SlotLayout(rows, outputs or (), spare=spare, inputs=INPUT_BYTES, sparse=True)
 
 
 PASS_SLOTS = 4

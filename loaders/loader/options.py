@@ -23,7 +23,7 @@ from shardprep.formats.shards.columns import PartFiles
 from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.tables import box_columns
 from shardprep.formats.storage.store import Location, path_or_place
-from shardprep.loaders.batches.slots import SlotLayout, fields_of
+from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.engine.messages import Items
 from shardprep.loaders.loader.run_card import digest_of
 from shardprep.loaders.loader.work import items_of
@@ -307,10 +307,10 @@ def layout_of(transform: Transform | None, *, rows: int, mean_bytes: float, work
     """
     spare = math.ceil(2 * mean_bytes)
     if isinstance(transform, AsColumns):
-        return SlotLayout(rows, fields_of(transform.rows), spare=spare if transform.sent else 0)
+        return SlotLayout(rows, transform.rows, spare=spare if transform.sent else 0)
     outputs = outputs_of(transform) if transform is not None else None
     if outputs is not None:
-        return SlotLayout(rows, fields_of(outputs))
+        return SlotLayout(rows, outputs)
     limits = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
     is_free = all(resource.getrlimit(limit)[0] == resource.RLIM_INFINITY for limit in limits)
     room = ROOM_FOR_ROWS if transform is not None and workers and is_free else 0

@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 
 from shardprep.formats.errors import UsageError
-from shardprep.loaders import ColorJitter, Cut, EvalTransform, FakeData, LocalShuffle, TrainTransform, Views
-from shardprep.loaders.batches.slots import SlotField, SlotLayout
+from shardprep.loaders import (
+    ArraySpec,
+    ColorJitter,
+    Cut,
+    EvalTransform,
+    FakeData,
+    LocalShuffle,
+    TrainTransform,
+    Views,
+)
+from shardprep.loaders.batches.slots import SlotLayout
 from shardprep.loaders.batches.stack import Batches
 from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.frames import FrameReceiver, send_batches
@@ -169,7 +178,7 @@ ENDS = [
 ]
 SERVED = [*each_of(patience=(-1, math.nan)), *NAMES, *each_of(identity=("", "\u00e9" * 3000))]
 FAKE = each_of(batch_size=(0,), size=((0, 4),), seconds=(-1.0, math.inf), seed=(-1, 1 << 64), batches=(-1,))
-TWO_FIELDS = (SlotField("a", (), np.dtype("u1")), SlotField("a", (), np.dtype("i8")))
+TWO_FIELDS = (ArraySpec("a", (), "u1"), ArraySpec("a", (), "i8"))
 
 MADE: list[tuple[Callable[..., object], list[Refusal]]] = [
     (TrainTransform, TRANSFORM),

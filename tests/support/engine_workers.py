@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from shardprep.formats.shards.read import Room
-from shardprep.loaders.batches.slots import Arrays, SlotField, SlotLayout
+from shardprep.loaders.batches.slots import Arrays, SlotLayout
 from shardprep.loaders.engine.messages import Clock, Fill, Items
+from shardprep.loaders.transforms.contract import ArraySpec
 
 Action = Callable[..., object]
 INT64 = np.dtype(np.int64)
@@ -23,7 +24,7 @@ INT64 = np.dtype(np.int64)
 
 def layout(rows: int, *, width: int = 64, spare: int = 0) -> SlotLayout:
     """Rows that contain their item twice: once small, once in every one of ``width`` pixels."""
-    fields = SlotField("number", (), INT64), SlotField("pixels", (width,), np.dtype(np.int32))
+    fields = ArraySpec("number", (), "int64"), ArraySpec("pixels", (width,), "int32")
     return SlotLayout(rows, fields, spare=spare)
 
 

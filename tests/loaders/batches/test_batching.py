@@ -11,8 +11,9 @@ import pytest
 from shardprep.formats.errors import OperationError, UsageError
 from shardprep.loaders.batches.passes import Passes
 from shardprep.loaders.batches.pickling import ALIGNMENT, MIN_RECYCLED_BYTES, MemoryPool
-from shardprep.loaders.batches.slots import SlotField, SlotLayout, SlotRing, SlotsHeld
+from shardprep.loaders.batches.slots import SlotLayout, SlotRing, SlotsHeld
 from shardprep.loaders.batches.stack import Batches
+from shardprep.loaders.transforms.contract import ArraySpec
 from support.file_changes import files_of_at_most
 
 WRONG: dict[str, tuple[list[Any], str]] = {
@@ -42,7 +43,7 @@ def test_an_empty_source_cannot_be_peeked_at() -> None:
 
 
 def ring_of(count: int) -> SlotRing:
-    fields = SlotField("a", (3,), np.dtype(np.int64)), SlotField("b", (), np.dtype(np.uint8))
+    fields = ArraySpec("a", (3,), "int64"), ArraySpec("b", (), "uint8")
     return SlotRing(SlotLayout(4, fields), count)
 
 
@@ -91,7 +92,7 @@ def test_holding_more_than_the_ring_allows_gives_one_warning() -> None:
 
 
 def test_memory_that_the_system_refuses_is_an_error_that_says_what_to_lower() -> None:
-    large = SlotLayout(4, (SlotField("a", (1 << 20,), np.dtype(np.uint8)),))
+    large = SlotLayout(4, (ArraySpec("a", (1 << 20,), "uint8"),))
     with files_of_at_most(1 << 16), pytest.raises(OperationError, match="batch_size"):
         SlotRing(large, 4)
 
