@@ -406,7 +406,7 @@ class Engine(Owned, Closable):
 
     def _top_up(self, run: EngineRun, plans: BatchPlans, dispatcher: Dispatcher) -> bool:
         """Draw plans, passing each on at once, until a batch is ready."""
-        self.refuse_forked(self._owner)  # a run may go on ahead of the next epoch; the copy would wait forever
+        self.refuse_forked(self._owner)  # a run may last into the next epoch, where a copy would hang
         for drawn in plans.draw(self._slots - len(run.plans)):
             run.plans.append(drawn)
             dispatcher.bell.ring()
