@@ -73,9 +73,6 @@ class Folders(ExportFormat):
             caseless_part(name) if number in twice else folder
             for name, folder, number in zip(classes, plain, numbers.tolist(), strict=True)
         ]
-        if self.has_parts and METADATA in map(str.casefold, self._classes):
-            issue = f"has the class {METADATA}, but a file of that name would hold the columns"
-            raise UsageError(f"{issue}; export to another format", path=source.path)
         self._repeated: frozenset[int] = frozenset()
         self._repeated = repeated(self._checked(index))
         if self._repeated and repeated(self._checked(index)):

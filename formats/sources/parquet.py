@@ -386,15 +386,9 @@ class RowContents(RecordContents):
                     raise no_bytes(image)
                 stem = (image or "").rpartition(".")[0]
                 key = stem if official_key(stem.rpartition("/")[2]) else image or ""  # without its extension
-                if isinstance(label, str | bytes):
-                    label = self.classes.of_text(label)
-                elif label is None:
-                    label = UNLABELLED
-                elif layout.classes and label >= len(layout.classes):
+                if layout.classes and label is not None and label >= len(layout.classes):
                     raise ValueError(f"has the label {label}, but there are {len(layout.classes)} classes")
-                else:
-                    label = self.classes.of_number(label)
-                self.append(key, label, length=length, offset=row)
+                self.append(key, self.label_of(label), length=length, offset=row)
 
 
 METADATA_TIMEOUT_S = 600.0

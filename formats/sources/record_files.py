@@ -432,6 +432,17 @@ class RecordContents(ABC):
         self._table.append((key_of(name), path, label, length, offset, mtime_ns))
         return True
 
+    def label_of(self, label: object) -> int:
+        """Return the number of a record's label, None for none. Raises ValueError for an invalid one."""
+        if label is None:
+            return UNLABELLED
+        if isinstance(label, str | bytes) and self.may_be_text:
+            return self.classes.of_text(label)
+        if isinstance(label, bool) or not isinstance(label, int | np.integer):
+            advice = "--label-column NAME takes text for the names of classes"
+            raise ValueError(f"its label is {str(label)[:80]!r}, not a number; {advice}")
+        return self.classes.of_number(int(label))
+
     def _entries(self) -> Entries:
         entries = self._table.finish()
         repeated = repeated_keys(entries["key"])

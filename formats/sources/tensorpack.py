@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from shardprep.formats.errors import SourceDamaged, UsageError
 from shardprep.formats.records.codecs import BadValue
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.record import ItemForm
-from shardprep.formats.records.schema import FIRST_ITEMS, Schema, found_schema
+from shardprep.formats.records.schema import FIRST_ITEMS, Field, Schema, found_schema
 from shardprep.formats.runtime.files import ArchiveFile, Identity, foreign_file, naming
 from shardprep.formats.shards.lmdb import HEADER, MAGIC, LmdbPages
 from shardprep.formats.sources.listing import MAX_CLASSES, Classes
@@ -36,6 +35,7 @@ from shardprep.formats.sources.pickled import (
 )
 from shardprep.formats.sources.record_files import (
     ByteWindow,
+    FilesReader,
     RecordContents,
     RecordSource,
     SplitFiles,
@@ -137,12 +137,7 @@ class LmdbContents(RecordContents):
             raise ValueError(f"it {error.message}") from error
         if len(self._first) < FIRST_ITEMS:
             self._first.append({name: _alike(parts[name]) for name in form.columns})
-        label = parts["label"] if "label" in form.own else UNLABELLED
-        if isinstance(label, str | bytes) and self.may_be_text:
-            return self.classes.of_text(label)
-        if isinstance(label, bool) or not isinstance(label, int | np.integer):
-            raise ValueError(f"its label is {label!r}, not an integer")
-        return self.classes.of_number(int(label))
+        return self.label_of(parts["label"] if "label" in form.own else None)
 
     def columns(self) -> tuple[Schema, bool]:
         if self.layout is None or not self._first:
@@ -176,7 +171,7 @@ class LmdbContents(RecordContents):
 
     def reader(self) -> ByteReader:
         if self.layout is not None:
-            return ItemReader(self.path, self.identity, layout=self.layout, schema=self.schema)
+            return ItemReader(self.top, self.schema, self.layout)
         return (TextReader if self._as_text else TarReader)(self.path, self.identity)
 
     def _damaged(self, reason: str) -> SourceDamaged:
@@ -328,16 +323,11 @@ def _encoded(part: Any) -> Any:
     return part.tobytes() if is_line else part
 
 
-@dataclass(kw_only=True)
-class ItemReader(TarReader):
+class ItemReader(FilesReader):
     """Reader of datapoints, whose values have the entries' offsets and lengths."""
 
-    layout: ItemLayout
-    schema: Schema
-    _last: tuple[int, Mapping[str, Any]] = field(default=(-1, {}), init=False, repr=False, compare=False)
-
     def read(self, entry: np.void) -> bytes:
-        image = _encoded(self._parts(entry).get("image", b"")) if "image" in self.layout.form.own else b""
+        image = _encoded(self.record(entry)["image"]) if "image" in self.layout.form.own else b""
         if not isinstance(image, bytes):
             raise BadValue(
                 "its image is not encoded, as bytes or a one-dimensional uint8 array; without --image-column, "
@@ -345,19 +335,16 @@ class ItemReader(TarReader):
             )
         return image
 
-    def values(self, entry: np.void) -> tuple[bytes, ...]:
-        parts = self._parts(entry)
-        return tuple(each.codec.encode(parts[each.name]) for each in self.schema)
+    def record_in(self, file: ArchiveFile, entry: np.void) -> Mapping[str, Any]:
+        start = int(entry["offset"])
+        with foreign_file(self.where(entry), _ADVICE, key=entry["key"].decode()):
+            parts: Mapping[str, Any] = self.layout.parts(
+                read_item(ByteWindow(file.read_at, start, start + int(entry["length"])))
+            )
+        return parts
 
-    def _parts(self, entry: np.void) -> Mapping[str, Any]:
-        file, place = self.opened, int(entry["offset"])
-        if self._last[0] != place:
-            value = ByteWindow(file.read_at, place, place + int(entry["length"]))
-            try:
-                self._last = place, self.layout.parts(read_item(value))
-            except ValueError as error:
-                raise BadValue(f"cannot be read: {error}") from error
-        return self._last[1]
+    def value(self, column: Field, record: Mapping[str, Any], entry: np.void) -> Any:
+        return record[column.name]
 
 
 def lmdb_records(file: ArchiveFile) -> Iterator[tuple[bytes, ByteWindow]]:

@@ -434,10 +434,7 @@ class ExampleContents(RecordContents):
             return UNLABELLED
         feature = found[layout.label]
         if feature.kind == BYTES:
-            if not self.may_be_text:
-                advice = f"--label-column {layout.label} takes them for the names of classes"
-                raise ValueError(f"the feature {layout.label!r} has bytes, not integers: {advice}")
-            return self.classes.of_text(_text_in(feature))
+            return self.label_of(_text_in(feature))
         labels = feature.integers()
         if len(labels) != 1:
             raise ValueError(f"it has {len(labels)} labels, not one")

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
-from shardprep.formats.records.labels import UNLABELLED
 from shardprep.formats.records.schema import MAX_COLUMNS, Field, Schema
 from shardprep.formats.runtime.files import ArchiveFile, foreign_file
 from shardprep.formats.sources.listing import Classes
@@ -223,16 +222,11 @@ class ShardContents(RecordContents):
                     raise SourceDamaged(f"has more than {MAX_COLUMNS} kinds of parts", path=place)
 
     def _label(self, sample: ShardSample, archive: ArchiveFile) -> int:
-        part, text = self.layout.label, text_in(sample, self.layout.label, archive)
-        if text is None:
-            return UNLABELLED
-        match = _NUMBER.fullmatch(text)
-        if match is None and self.may_be_text:
-            return self.classes.of_text(text.strip())
+        text = text_in(sample, self.layout.label, archive)
+        match = _NUMBER.fullmatch(text or "")
         if match is None:
-            advice = f"--label-column {part} takes it for the name of a class"
-            raise ValueError(f"its .{part} has {text[:80]!r}, not the number of its class: {advice}")
-        name = text_in(sample, CLASS_NAME, archive) if part == LABEL else None
+            return self.label_of(text and text.strip())
+        name = text_in(sample, CLASS_NAME, archive) if self.layout.label == LABEL else None
         return self.classes.of_number(int(match[1]), name)
 
     def columns(self) -> tuple[Schema, bool]:

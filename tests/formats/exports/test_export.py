@@ -19,7 +19,6 @@ from shardprep.formats import (  # fmt: skip
     PlanMismatch,
     UsageError,
     export,
-    join,
     open_dataset,
 )
 from shardprep.formats.exports.export import FORMATS, MARKER
@@ -32,11 +31,10 @@ from shardprep.formats.records.labels import LabelSpace
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.shards.tables import index_dtype
 from support.column_datasets import EVERY_KIND, every_kind, write_columns, write_samples
-from support.datasets import converted, prep_here, tree, writable
+from support.datasets import prep_here, tree, writable
 from support.exports import mds_array, mds_samples, tfrecord_features, webdataset_samples
 from support.image_files import JPEG
 from support.sampling import torture_except
-from support.source_builders import write
 
 SIZE = 60_000
 every_format = pytest.mark.parametrize("to", FORMATS)
@@ -344,23 +342,3 @@ def test_a_column_with_the_name_of_the_boxes_is_refused(to: type[ExportFormat], 
 
     with pytest.raises(UsageError, match=f"column {column} of kind json cannot be exported to {to.name}"):
         to(columns, index_of(["a"], [0]))
-
-
-@pytest.mark.parametrize("name", ["metadata.jsonl", "Metadata.JSONL"])
-def test_a_class_with_the_name_of_the_metadata_is_refused_before_anything_is_written(
-    name: str, tmp_path: Path
-) -> None:
-    write(tmp_path / "source" / name / "a.jpg", JPEG)
-    converted(tmp_path / "source", tmp_path / "plain")
-    (tmp_path / "sizes.csv").write_text(f"key,size\n{name}/a.jpg,7\n")
-    shutil.copytree(tmp_path / "plain", tmp_path / "joined")
-    join(tmp_path / "joined", {"size": tmp_path / "sizes.csv"}, workers=0)
-
-    with pytest.raises(UsageError, match=r"has the class metadata\.jsonl, but a file of that name"):
-        export(tmp_path / "joined", tmp_path / "out", to="folders", workers=0)
-
-    assert not (tmp_path / "out").exists()
-    export(
-        tmp_path / "plain", tmp_path / "out", to="folders", workers=0
-    )  # without columns there is no such file
-    assert (tmp_path / "out" / name / "a.jpg").is_file()
