@@ -15,7 +15,6 @@ from shardprep.formats.runtime.progress import Progress, shown
 from shardprep.formats.runtime.work_folder import (
     WORK_FOLDER_NAME,
     WorkFolder,
-    noting_kept,
     refuse_busy,
     refuse_other_plan,
 )
@@ -121,19 +120,15 @@ class LocalCopy:
             for file in files
         ]
 
-    def kept(self) -> str:
-        """Describe how many files are there; empty for none."""
-        done = sum(not self._is_missing(file) for file in self.manifest.files)
-        return f"{done} of {len(self.manifest.files)} files are fetched" if done else ""
-
     def fetched(self, transfers: TransferRun) -> FetchedDataset:
         """Fetch the wanted files, and publish the manifest if all files are there and intact."""
-        with noting_kept(self.kept), WorkFolder(self.output) as work_folder:
+        with WorkFolder(self.output) as work_folder:
             work_folder.claim({"dataset": self.manifest.root}, work="fetch")
-            if kept := self.kept():
-                transfers.progress.note(f"{self.output}: {kept} already; checking them")
+            if count := sum(not self._is_missing(file) for file in self.manifest.files):
+                done = f"{count} of {len(self.manifest.files)} files are fetched already"
+                transfers.progress.note(f"{self.output}: {done}; checking them")
             downloads = self.downloads(self.wanted)
-            fetched, there = transfers.run("fetch", self.manifest, downloads)
+            fetched, there = transfers.run("fetch", self.manifest, downloads, kept="files are fetched")
             is_complete = len(downloads) == len(self.manifest.files)
             if is_complete:
                 if not (self.output / MANIFEST_NAME).exists():

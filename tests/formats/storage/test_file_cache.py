@@ -1,6 +1,7 @@
 """A cache has whole, verified files within its limit, each downloaded once for all readers."""
 
 import fcntl
+import os
 import random
 import shutil
 import signal
@@ -19,7 +20,7 @@ from shardprep.formats import UsageError, read_manifest
 from shardprep.formats.shards.read import FileEntry
 from shardprep.formats.storage import cache as file_cache, cache_folder
 from shardprep.formats.storage.cache import FileCache, FileSource
-from shardprep.formats.storage.cache_folder import CacheBusy, StillWaiting, hex_of
+from shardprep.formats.storage.cache_folder import ArrivingFile, CacheBusy, StillWaiting, hex_of
 from shardprep.formats.storage.store import (
     TRIES,
     AnswerBroken,
@@ -202,6 +203,23 @@ def test_a_file_is_whole_until_it_is_gone_so_that_a_killed_process_leaves_no_dam
             cache.hold([shard]).release()
     assert sizes
     assert sizes.items() <= {hex_of(shard): shard.size for shard in shards}.items()
+
+
+def test_a_download_that_is_given_up_while_another_process_opens_it_is_not_continued(
+    proxy: Proxy, tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "cache") as cache:
+        first, really = ArrivingFile(cache.folder, shards[0]), os.open
+
+        def opening(path: Path, *flags: int) -> int:
+            descriptor = really(path, *flags)
+            first.give_up()
+            return descriptor
+
+        with monkeypatch.context() as patch, pytest.raises(FileExistsError):
+            patch.setattr(os, "open", opening)
+            ArrivingFile(cache.folder, shards[0])
+        cache.hold(shards[:1]).release()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
