@@ -216,9 +216,10 @@ def test_a_download_that_is_given_up_while_another_process_opens_it_is_not_conti
             first.give_up()
             return descriptor
 
-        with monkeypatch.context() as patch, pytest.raises(FileExistsError):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "open", opening)
-            ArrivingFile(cache.folder, shards[0])
+            with pytest.raises(FileExistsError):
+                ArrivingFile(cache.folder, shards[0])
         cache.hold(shards[:1]).release()
 
 
