@@ -403,26 +403,6 @@ class GzipStream(Owned, AbstractContextManager["GzipStream"]):
         return data
 
 
-# O_PATH is faster, and needs no read permission
-_PARENT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_PATH
-
-
-def open_below(folder: int, place: bytes) -> int:
-    """Open a file for reading by its path relative to ``folder``. No component may be a link."""
-    *parents, name = place.split(b"/")
-    here = folder
-    try:
-        for part in parents:
-            inner = os.open(part, _PARENT, dir_fd=here)
-            if here != folder:
-                os.close(here)
-            here = inner
-        return os.open(name, OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=here)
-    finally:
-        if here != folder:
-            os.close(here)
-
-
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MISSPELT = re.compile(r"(s3|gs|az|https?|file):|[^/\s:@]+:[^/\s@]*@")
 _SECRETS = re.compile(r"(?<=://)[^/?#\s]*@|[^/\s:@]+:[^/\s@]*@|[?#][^\s\"')>]*|;[^/\s=;]+=[^/\s\"')>]*")

@@ -265,10 +265,6 @@ class SpawnedProcess(Owned):
         """Whether the process has exited; does not block."""
         return self._has_ended or self._poll(select.poll(), 0.0)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the exit; return whether the process has exited."""
-        return self._has_ended or self._poll(select.poll(), seconds)
-
     def wait_for_news(self, seconds: float, *, to_send: bool = False) -> None:
         """Wait for a message, the exit, or, with ``to_send``, space in the channel. May return early."""
         poller = select.poll()
@@ -293,9 +289,9 @@ class SpawnedProcess(Owned):
         process no longer writes to shared memory, and the channel is closed. Idempotent.
         """
         if self.made_here and not self._has_ended:
-            if not self.wait(timeout_s):
+            if not self._poll(select.poll(), timeout_s):
                 self._process.kill()
-                self.wait(math.inf)
+                self._poll(select.poll(), math.inf)
             self.exit_code = self._process.exitcode
             multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]
             with suppress(ValueError):  # multiprocessing thinks it runs if the program reaped it

@@ -245,10 +245,9 @@ def refuse_other_plan(output: Path, guard: dict[str, Any], *, work: str = "conve
             path=path,
         ) from error
     if differing:
-        here = f" on the machine {socket.gethostname()}" if "writer was" in differing else ""
         discard = "discard what it did with --restart (in Python restart=True)"
         raise PlanMismatch(
-            f"holds an unfinished {work}: {differing}{here}; give the options it was begun with, choose "
+            f"holds an unfinished {work}: {differing}; give the options it was begun with, choose "
             f"another folder, or {discard if work == 'conversion' else 'remove this one'}",
             path=output,
         )

@@ -51,26 +51,20 @@ class Child(Owned, AbstractContextManager["Child"]):
         self._is_ready = False
         self._process = SpawnedProcess(_serve)
 
-    def call(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the call's result, or raise its error; ChildDied or ChildLost if the process ends."""
-        return self.call_within(None, call, *args, **kwargs)
+    def call(self, seconds: float | None, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the call's result, or raise its error; ChildDied or ChildLost if the process ends.
 
-    def call_within(
-        self, seconds: float | None, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Make a call with a time limit that starts once the process is ready. Raises ChildLost after it."""
-        self._await_ready()
+        Raises ChildLost after ``seconds``, which begin once the process is ready; None waits without end.
+        """
+        if not self._is_ready:
+            if self._answer(START_TIMEOUT_S) is None:
+                raise not_ready(START_TIMEOUT_S)
+            self._is_ready = True
         self._process.channel.post(ForkingPickler.dumps((call, args, kwargs)))
         answer = self._answer(math.inf if seconds is None else seconds)
         if answer is None:
             raise ChildLost(f"no answer within {seconds:.0f} seconds")
         return _value_of(answer)  # type: ignore[no-any-return]
-
-    def _await_ready(self) -> None:
-        if not self._is_ready:
-            if self._answer(START_TIMEOUT_S) is None:
-                raise not_ready(START_TIMEOUT_S)
-            self._is_ready = True
 
     def _answer(self, seconds: float) -> bytes | None:
         """Return the next message, None on timeout. Raises ChildDied or ChildLost if the process ends."""
@@ -120,9 +114,9 @@ def _value_of(answer: bytes) -> Any:
 
 
 def isolated(seconds: float, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Make a call in a new process, like :meth:`Child.call_within`. Thread-safe."""
+    """Make a call in a new process, like :meth:`Child.call`. Thread-safe."""
     with Child() as child:
-        return child.call_within(seconds, call, *args, **kwargs)
+        return child.call(seconds, call, *args, **kwargs)
 
 
 def not_ready(seconds: float) -> WorkerDied:
@@ -207,7 +201,7 @@ class WorkerPool(Owned, Executor):
             self._busy.add(child)
         is_kept = is_clean is None
         try:
-            value = child.call_within(seconds, fn, *args, **kwargs)
+            value = child.call(seconds, fn, *args, **kwargs)
             is_kept = is_clean is None or is_clean(value)
             return value
         except (ChildDied, ChildLost, WorkerDied):

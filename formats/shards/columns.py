@@ -287,7 +287,7 @@ class PartFiles:
         return (*(entry.field.name for entry in self.columns), *self.box_columns)
 
 
-# A quarter of the process's descriptors: 64 by default on macOS, 256 on Linux.
+# A quarter of the process's descriptors: 256 by default.
 MAX_OPEN = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 4
 
 Result = TypeVar("Result")

@@ -415,7 +415,7 @@ class ParquetRows(RecordSource):
             for name in self.files.of_split[split]:
                 path = self.files.top / name
                 try:
-                    found, nulls = child.call_within(METADATA_TIMEOUT_S, _schema_and_nulls, path)
+                    found, nulls = child.call(METADATA_TIMEOUT_S, _schema_and_nulls, path)
                 except ChildDied as error:  # damaged metadata makes pyarrow abort the process
                     message = (
                         f"has damaged metadata, on which pyarrow crashes with {error.signal}; write it again"

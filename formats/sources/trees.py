@@ -16,7 +16,7 @@ import numpy as np
 
 from shardprep.formats.errors import SourceDamaged
 from shardprep.formats.images.header import begins_as_image
-from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, open_below, read_at
+from shardprep.formats.runtime.files import CHANGED, OPEN_FLAGS, naming, read_at
 from shardprep.formats.runtime.owned import Descriptor
 from shardprep.formats.sources.source import IMAGE_SUFFIXES, OpeningReader, Problems
 
@@ -209,7 +209,7 @@ IMAGE_COLUMNS = ("path", "image_length", "mtime_ns")
 class TreeReader(OpeningReader[Descriptor]):
     """Reader of files below ``root``, which must be unchanged since they were listed.
 
-    With ``follow_symlinks`` links are followed; without it, a file behind a link counts as changed.
+    With ``follow_symlinks`` links are followed; without it, a file that is now a link counts as changed.
     ``columns`` are the entries' columns with a file's path below ``root``, its size and its mtime.
     """
 
@@ -224,8 +224,8 @@ class TreeReader(OpeningReader[Descriptor]):
         folder, place = self.opened.fileno(), entry[self.columns[0]].item()
         fd = -1
         try:
-            follows = self.follow_symlinks
-            fd = os.open(place, OPEN_FLAGS, dir_fd=folder) if follows else open_below(folder, place)
+            flags = OPEN_FLAGS if self.follow_symlinks else OPEN_FLAGS | os.O_NOFOLLOW
+            fd = os.open(place, flags, dir_fd=folder)
             size, mtime_ns = (int(entry[name]) for name in self.columns[1:])
             data = read_at(fd, size, 0) if size else b""
             status = os.fstat(fd)

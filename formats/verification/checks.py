@@ -378,9 +378,9 @@ def checked(check: FileCheck, timeout_s: float, children: WorkerPool) -> CheckRe
 
 
 @contextmanager
-def opened(path: Path, flags: int = os.O_NOFOLLOW) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
     """Yield a descriptor to read a file, and close it."""
-    descriptor = os.open(path, OPEN_FLAGS | flags)
+    descriptor = os.open(path, OPEN_FLAGS | os.O_NOFOLLOW)
     try:
         yield descriptor
     finally:

@@ -160,7 +160,7 @@ def test_a_forked_copy_that_closes_an_owner_leaves_the_original_alone(tmp_path: 
             finally:
                 os._exit(1)
         assert os.waitpid(pid, 0)[1] == 0
-        assert made.call(divmod, 7, 2) == (3, 1)
+        assert made.call(None, divmod, 7, 2) == (3, 1)
         assert workers.submit(divmod, 7, 2).result() == (3, 1)
         with pytest.raises(OutputBusy):
             WorkFolder(tmp_path / "output").__enter__()
