@@ -214,6 +214,18 @@ class FileCache(Owned, Closable):
                 raise self._too_small(max(found.least, self._needed(wanted)), found.limit)
         return found
 
+    def hold_cached(self, entries: Sequence[FileEntry]) -> FileHold | None:
+        """Hold files that are in the cache; None, without holding any, if one is missing."""
+        with ExitStack() as failed:
+            held = failed.enter_context(FileHold())
+            self._pin(held, entries)
+            if held.lacks(entries):
+                return None
+            failed.pop_all()
+        with self._lock:
+            self._hits += len(entries)
+        return held
+
     def keep(self, held: FileHold) -> None:
         """Keep held files until this cache is closed. Raises UsageError for a closed cache."""
         with self._lock:

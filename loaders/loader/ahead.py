@@ -14,15 +14,14 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -188,12 +187,9 @@ def reading_ahead(
         yield ahead
 
 
-Result = TypeVar("Result")
-
 AT_ONCE = 4
 MOST_AHEAD = 8
 JOIN_TIMEOUT_S = 5.0
-GRACE_S = 0.02  # enough to hold shards that are already there
 
 
 @dataclass(frozen=True)
@@ -266,26 +262,11 @@ class Prefetcher(Owned):
         self._changed = threading.Condition()
         self._progress = 0
         self._is_closed = False
-        self._running: list[threading.Thread] = []
         self.follow(())
-        for _ in range(AT_ONCE):
-            self.begin("shardprep-prefetch", self._run)
-
-    def begin(self, name: str, call: Callable[[], Result]) -> Future[Result]:
-        """Call in a thread of this name; the future carries a result or an exception."""
-        found: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                found.set_result(call())
-            except BaseException as error:
-                found.set_exception(error)
-
-        self._running = [thread for thread in self._running if thread.is_alive()]
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        self._running.append(thread)
-        return found
+        name = "shardprep-prefetch"
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(AT_ONCE)]
+        for thread in self._threads:
+            thread.start()
 
     def follow(self, files: Sequence[FileEntry]) -> None:
         """Download these files instead of the planned ones."""
@@ -358,7 +339,7 @@ class Prefetcher(Owned):
 
     def join(self) -> None:
         """Wait for the threads to stop, for at most JOIN_TIMEOUT_S each."""
-        for thread in self._running:
+        for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 
 
@@ -371,7 +352,6 @@ class EpochFeed(Owned):
     def __init__(self, shards: ShardFeed, uses: ShardUses) -> None:
         self._shards, self._uses = shards, uses
         self._turns = uses.turns()[0]
-        self._pending: Future[FileHold] | None = None
         self._has_begun = False
         self._in_flight: deque[tuple[frozenset[int], FileHold]] = deque()
         self._lock = threading.RLock()
@@ -385,19 +365,15 @@ class EpochFeed(Owned):
             if last:
                 self._in_flight.append(last)
         if not last:
-            pending = self._pending = self._shards.hold(shards)
-            wait([pending], GRACE_S)
-            while not pending.done():
-                yield NotReady(partial(self._wait, pending))
+            arrived: list[FileHold] = []
+            while (held := arrived.pop() if arrived else self._shards.hold_cached(shards)) is None:
+                yield NotReady(
+                    lambda: arrived.append(self._shards.hold(shards, is_first=not self._has_begun))
+                )
             with self._lock:
-                self._in_flight.append((shards, pending.result()))
-            self._pending, self._has_begun = None, True
+                self._in_flight.append((shards, held))
+            self._has_begun = True
         yield replace(request, filled=partial(self._filled, step))
-
-    def _wait(self, pending: Future[FileHold]) -> None:
-        began = perf_counter()
-        wait([pending])
-        self._shards.waited(perf_counter() - began, is_first=not self._has_begun)
 
     def _filled(self, step: int) -> None:
         """Release the shards of a batch; batches are filled in the order of their requests."""
@@ -418,15 +394,8 @@ class EpochFeed(Owned):
 
     def close(self) -> None:
         """Release the shards of all pending batches."""
-        if self._pending is not None:
-            self._pending.add_done_callback(_release)
         while self._release_first():
             pass
-
-
-def _release(pending: Future[FileHold]) -> None:
-    if pending.exception() is None:
-        pending.result().release()
 
 
 BatchFeed = LocalShards | EpochFeed
@@ -513,13 +482,19 @@ class ShardFeed(LocalShards, Owned):
                 cache = opened.enter_context(self._source.opened())
             yield opened.enter_context(cache.hold(self._files.of(shards)))
 
-    def hold(self, shards: Iterable[int]) -> Future[FileHold]:
-        return self._prefetcher.begin("shardprep-hold", partial(self._cache.hold, self._files.of(shards)))
+    def hold_cached(self, shards: Iterable[int]) -> FileHold | None:
+        """Hold shards that are in the cache; None if one is missing."""
+        return self._cache.hold_cached(self._files.of(shards))
 
-    def waited(self, seconds: float, *, is_first: bool) -> None:
-        """Count the seconds that a batch waited, and whether it was the first of its epoch."""
-        self._waited_s += seconds
-        self._waited_first_s += seconds if is_first else 0.0
+    def hold(self, shards: Iterable[int], *, is_first: bool) -> FileHold:
+        """Wait for the download of shards, and hold them; ``is_first`` for the first batch of an epoch."""
+        began = perf_counter()
+        try:
+            return self._cache.hold(self._files.of(shards))
+        finally:
+            waited = perf_counter() - began
+            self._waited_s += waited
+            self._waited_first_s += waited if is_first else 0.0
 
     def used(self, begun: int, over: int) -> None:
         """Record that the first ``begun`` shards are or were in use, and that ``over`` turns have ended."""

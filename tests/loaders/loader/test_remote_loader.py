@@ -147,7 +147,7 @@ def test_a_loader_whose_cache_is_gone_ends_its_threads(lmdb_shards: Path, tmp_pa
     next(iter(loader))
     (tmp_path / "c").rename(tmp_path / "elsewhere")
     loader.close()
-    of_downloads = ("shardprep-prefetch", "shardprep-hold", "shardprep-loop")
+    of_downloads = ("shardprep-prefetch", "shardprep-loop")
     assert not any(thread.name.startswith(of_downloads) for thread in threading.enumerate())
 
 
