@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shardprep.loaders.loader.work import ShardWork
 
 MOST_LISTED = 4096
-WAYS = {"subset": "used a subset of", "without": "left out"}
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,12 @@ class ChosenRecords:
         listed = tuple(numbers.tolist()) if len(numbers) <= MOST_LISTED else None
         return cls(len(numbers), digest_of(numbers), listed)
 
-    def given(self, option: str = "subset") -> Records:
-        """Return the record numbers, int64. Raises UsageError if they are not listed."""
+    def given(self, option: str) -> Records:
+        """Return the record numbers, int64. Raises UsageError, which names the ``option``, if they are not listed."""
         if self.numbers is None:
             raise UsageError(
-                f"the run {WAYS[option]} {count_of(self.count, 'record')}, not listed in its card or state; give the "
-                f"same ones (--{option} FILE.npy), or a log that lists them"
+                f"the run's {option}, {count_of(self.count, 'record')}, is not listed in its card or state; give the same "
+                f"one (--{option} FILE.npy), or a log that lists it"
             )
         return np.array(self.numbers, np.int64)
 
@@ -234,7 +233,7 @@ class RunCard(JsonRecord):
         if "transform" not in given:
             options["transform"] = self.transform.made() if self.transform else None
         if "records" not in given:
-            options["records"] = self.records.given() if self.records else None
+            options["records"] = self.records.given("subset") if self.records else None
         if self.without and "without" not in given:
             options["without"] = self.without.given("without")
         return options | ({"gaps": self.gaps or "close"} if "without" in options else {})

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardprep.formats.errors import DataError, UnknownVersion, UsageError
+from shardprep.formats.runtime.json_record import natural
 from shardprep.formats.runtime.sizes import byte_count, checked_int
 from shardprep.loaders.order.parts import (
     MAX_RECORDS,
@@ -586,14 +587,10 @@ def resumed(plan: EpochPlan, state: object) -> Epoch:
         hint = " (records=, classes= and without= count as well)" if "dataset" in differing else ""
         names = " and ".join(differing)
         raise UsageError(f"the state is from a loader with another {names}; use the same{hint}")
-    numbers: dict[str, Any] = {name: state.get(name) for name in ("epoch", "place", "rank", "world_size")}
-    for name, value in numbers.items():
-        if type(value) is not int or value < 0:
-            raise UsageError(f"not the state of a loader: its {name} is {value!r}")
-    number, place, *ranks = numbers.values()
     try:
-        receipt = Receipt.from_json(state.get("receipt"))  # type: ignore[arg-type]
-    except (DataError, UnknownVersion) as error:
+        number, place, *ranks = (natural(state[name]) for name in ("epoch", "place", "rank", "world_size"))
+        receipt = Receipt.from_json(state["receipt"])
+    except (DataError, UnknownVersion, KeyError, ValueError) as error:
         raise UsageError(f"not the state of a loader: {error}") from error
     if (receipt.dataset, receipt.epoch) != (plan.dataset, number):
         raise UsageError("not the state of a loader: its receipt is for another epoch or dataset")

@@ -213,7 +213,7 @@ def test_chosen_records_too_many_for_a_log_are_given_again(
     assert prep_here("prove", lmdb_shards, log, *files).stdout == f"{found.statement}\n"
     assert (found.records, len(found.without)) == (100, 20)
     assert found.statement.startswith("Each of 100 of 204 records, a subset, of sha256:")
-    with pytest.raises(UsageError, match="used a subset of 100 records, not listed"):
+    with pytest.raises(UsageError, match="the run's subset, 100 records, is not listed"):
         prove(lmdb_shards, [log], without=gone)
     with pytest.raises(UsageError, match="without must be those of the run"):
         prove(lmdb_shards, [log], records=kept, without=gone[1:])
