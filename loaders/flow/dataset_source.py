@@ -24,7 +24,8 @@ from shardprep.loaders.flow.node import Fetch, Fetched, Length, exact, within
 from shardprep.loaders.flow.passes import PassContext
 from shardprep.loaders.loader.ahead import Prefetcher, ReadAhead, ShardFiles, end_downloads, reading_ahead
 from shardprep.loaders.loader.loader import READ_AHEAD_BYTES
-from shardprep.loaders.loader.options import Subset, WantedColumns, place_of, plan_of
+from shardprep.loaders.loader.options import WantedColumns, place_of, plan_of
+from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.order.epoch import EpochOrder, EpochPlan, Shuffle
 from shardprep.loaders.order.shard_uses import shard_uses
 from shardprep.loaders.transforms.contract import IMAGE

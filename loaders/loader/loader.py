@@ -31,9 +31,6 @@ from shardprep.loaders.engine.engine import Engine
 from shardprep.loaders.engine.messages import EngineBatch, fill_batch
 from shardprep.loaders.loader.ahead import LocalShards, ShardFeed, ShardFiles, reading_ahead
 from shardprep.loaders.loader.options import (
-    Chosen,
-    Classes,
-    Subset,
     WantedColumns,
     described,
     layout_of,
@@ -65,7 +62,16 @@ from shardprep.loaders.loader.run_card import (
 )
 from shardprep.loaders.loader.run_log import LogEntry
 from shardprep.loaders.loader.stats import LoaderStats
-from shardprep.loaders.loader.work import DeclaredResults, ShardWork, blocks_read, results_of, without
+from shardprep.loaders.loader.work import (
+    Chosen,
+    Classes,
+    DeclaredResults,
+    ShardWork,
+    Subset,
+    blocks_read,
+    results_of,
+    without,
+)
 from shardprep.loaders.order.epoch import Epoch, LoadedStep, Shuffle, checked_ranges, resumed
 from shardprep.loaders.order.parts import Records
 from shardprep.loaders.order.quality import ShuffleQuality, shuffle_quality

@@ -1,4 +1,4 @@
-"""Checks of a loader's options: the records, their columns, and the resulting plan."""
+"""Checks of a loader's options: the columns of its records, its plan and the layout of its slots."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import math
 import os
 import resource
 from collections.abc import Iterable, Sequence
-from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from shardprep.formats.errors import UsageError
-from shardprep.formats.images.info import ImageFlag
-from shardprep.formats.records.codecs import is_masked
 from shardprep.formats.records.schema import Field
 from shardprep.formats.runtime.sizes import checked_int, seed_of
 from shardprep.formats.runtime.workers import usable_cpus
@@ -24,217 +19,11 @@ from shardprep.formats.shards.dataset import RecordSet
 from shardprep.formats.shards.tables import box_columns
 from shardprep.formats.storage.store import Location, path_or_place
 from shardprep.loaders.batches.slots import SlotLayout
-from shardprep.loaders.engine.messages import Items
-from shardprep.loaders.loader.run_card import digest_of
-from shardprep.loaders.loader.work import items_of
+from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.order.epoch import EpochPlan, Shuffle
-from shardprep.loaders.order.parts import Omission, Records, WeightedParts
 from shardprep.loaders.order.quality import ENOUGH, ClassMixing, Means, sampled_mixing, warn_of_few_classes
 from shardprep.loaders.order.ranks import rank_and_world_size
 from shardprep.loaders.transforms.contract import IMAGE, ArraySpec, AsColumns, Transform, outputs_of
-
-KEYS_AT_ONCE = 1 << 20
-
-Mask = npt.NDArray[np.bool_]
-Chosen = npt.ArrayLike
-Classes = Iterable[str | int]
-
-
-class Subset:
-    """The chosen records of a dataset, in stored order. A record's place is its number among them.
-
-    Orders, receipts and states refer to places, as if the subset were a separate dataset. The arguments are
-    those of a Loader. ``chosen`` has the record numbers, int64, ascending and unique; None for all records of
-    the dataset. With ``weights``, the parts' shares of the places differ from their shares of the records.
-    ``omission`` has the records omitted from the order. Raises UsageError.
-    """
-
-    def __init__(
-        self,
-        dataset: RecordSet,
-        records: Chosen | None = None,
-        classes: Classes | None = None,
-        weights: object = None,
-        *,
-        without: Chosen | None = None,
-        gaps: str = "close",
-    ) -> None:
-        self.dataset = dataset
-        self.chosen: Records | None = None
-        if records is not None or classes is not None:
-            mask = np.ones(len(dataset), np.bool_)
-            if records is not None:
-                mask &= _mask(_array(records, "records"), len(dataset), "records")
-            if classes is not None:
-                mask &= np.isin(dataset.index["label"], list(_indexed_labels(dataset, classes)))
-            if not mask.any():
-                raise UsageError("records= and classes= select no record of the dataset")
-            self.chosen = None if mask.all() else np.flatnonzero(mask)
-        names, counts = [part.name for part in dataset.parts], [sum(own) for own in self._counts]
-        self.weights = None if weights is None else WeightedParts.of(weights, names, counts)
-        if gaps not in ("close", "keep"):
-            raise UsageError(f"gaps must be 'close' or 'keep', not {gaps!r}")
-        self.omission = None
-        if without is not None:
-            self.omission = self._omission(_array(without, "without"), closes=gaps == "close")
-
-    def _omission(self, without: npt.NDArray[Any], *, closes: bool) -> Omission | None:
-        is_text = without.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in without.ravel())
-        if without.dtype.kind in "US" or (is_text and without.size):
-            mask = _mask_of_keys(without.ravel().tolist(), self.dataset)
-        else:
-            mask = _mask(without, len(self.dataset), "without")
-        positions = np.flatnonzero(mask if self.chosen is None else mask[self.chosen])
-        if len(positions) == len(self):
-            raise UsageError("without= leaves out all records")
-        return Omission(positions, closes, self.weights) if len(positions) else None
-
-    @property
-    def omitted(self) -> Records | None:
-        """The omitted record numbers; None for none."""
-        if self.omission is None:
-            return None
-        positions = self.omission.positions
-        return positions if self.chosen is None else self.chosen[positions]
-
-    def __len__(self) -> int:
-        return len(self.dataset if self.chosen is None else self.chosen)
-
-    @cached_property
-    def identity(self) -> str:
-        """The root of the dataset, with digests of chosen records, weights and omitted records."""
-        chosen = "" if self.chosen is None else f" records:{digest_of(self.chosen)}"
-        weights = "" if self.weights is None else f" weights:{digest_of(self.weights.places)}"
-        how = "closed" if self.omission and self.omission.closes else "kept"
-        omitted = "" if self.omitted is None else f" without:{digest_of(self.omitted)}:{how}"
-        return self.dataset.root + chosen + weights + omitted
-
-    @property
-    def shard_counts(self) -> tuple[int, ...]:
-        """The number of these records, or with weights of places, in each block of the dataset, as stored."""
-        if self.weights and len(self.dataset.parts) > 1:
-            return self.weights.blocks(self._counts)
-        return tuple(count for counts in self._counts for count in counts)
-
-    @cached_property
-    def _counts(self) -> list[list[int]]:
-        counts = [block.records for block in self.dataset.blocks]
-        bounds = np.cumsum([0, *counts])
-        if self.chosen is not None:
-            counts = np.diff(np.searchsorted(self.chosen, bounds)).tolist()
-        firsts = [part.first_record for part in self.dataset.parts]
-        cuts = [*np.searchsorted(bounds, firsts).tolist(), len(counts)]
-        return [counts[start:stop] for start, stop in pairwise(cuts)]
-
-    @cached_property
-    def mean_image(self) -> float:
-        if self.chosen is None:
-            return self.dataset.image_bytes / max(1, len(self))
-        return int(self.dataset.index["length"][self.chosen].sum(dtype=np.int64)) / len(self)
-
-    @cached_property
-    def crop_ready(self) -> float:
-        if self.chosen is None:
-            return self.dataset.crop_ready / max(1, len(self))
-        flags = self.dataset.index["flags"][self.chosen]
-        return np.count_nonzero(flags & ImageFlag.CROP_READY) / max(1, len(self))
-
-    @property
-    def labels(self) -> npt.NDArray[np.int32]:
-        """The labels in the index, by place."""
-        labels: npt.NDArray[np.int32] = self.dataset.index["label"]
-        return labels if self.chosen is None else labels[self.chosen]
-
-    def numbers(self, epoch: int) -> Records:
-        """Return the record numbers of all places."""
-        return self.numbers_at(np.arange(len(self)), epoch)
-
-    def numbers_at(self, places: Records, epoch: int) -> Records:
-        """Return the record numbers at these places; only weights make them depend on the epoch."""
-        found = self.weights.positions(places, epoch) if self.weights else places
-        return found if self.chosen is None else np.asarray(self.chosen[found])
-
-    def places_of(self, items: Items) -> Records:
-        """Return the places of items; with weights, these number their random values."""
-        places: Records = np.ascontiguousarray(items["draw" if self.weights else "number"])
-        return places if self.chosen is None or self.weights else np.searchsorted(self.chosen, places)
-
-    def items_at(self, places: Records, epoch: int) -> Items:
-        """Return the work items of the records at these places.
-
-        Random values are numbered by record or, with weights, which may repeat records, by place.
-        """
-        numbers = self.numbers_at(places, epoch)
-        return items_of(self.dataset.index, numbers, epoch, draws=places if self.weights else None)
-
-
-def _array(given: object, option: str) -> npt.NDArray[Any]:
-    """Return numbers, a mask or keys as an array. Raises UsageError for a dataset, which NumPy would read."""
-    if not isinstance(given, Sequence) and not hasattr(given, "__array__"):
-        raise _unfit(option, f"a {type(given).__name__}")
-    return np.asanyarray(given)
-
-
-def _unfit(option: str, given: str) -> UsageError:
-    keys = ", or keys" if option == "without" else ""
-    return UsageError(
-        f"{option}= must be a boolean mask with one value per record, or integers, the record numbers{keys}; not {given}"
-    )
-
-
-def _mask(records: npt.NDArray[np.generic], count: int, option: str) -> Mask:
-    """Return a mask of ``count`` records from a mask or an array of record numbers."""
-    if is_masked(records):
-        raise _unfit(option, "a masked array; fill it")
-    if records.ndim == 1 and records.dtype == np.bool_:
-        if len(records) != count:
-            raise UsageError(f"{option}= is a mask of {len(records)} records; the dataset has {count}")
-        return records.astype(np.bool_)
-    if records.ndim == 1 and not len(records):  # an empty list has no integer type
-        return np.zeros(count, np.bool_)
-    if records.ndim != 1 or records.dtype.kind not in "iu":
-        raise _unfit(option, f"an array of {records.dtype} of shape {records.shape}")
-    outside = records[(records < 0) | (records >= count)]  # type: ignore[operator]
-    if len(outside):
-        raise UsageError(f"{option}= has {outside[0]}; record numbers of this dataset are 0 to {count - 1}")
-    mask = np.zeros(count, np.bool_)
-    mask[records] = True
-    if np.count_nonzero(mask) != len(records):
-        found, times = np.unique(records, return_counts=True)
-        raise UsageError(f"{option}= has {found[times > 1][0]} more than once; give each record number once")
-    return mask
-
-
-def _mask_of_keys(keys: Sequence[str | bytes], dataset: RecordSet) -> Mask:
-    """Return a mask of the records with these keys. Raises UsageError for a key that no record has."""
-    wanted = np.array([key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys])
-    mask, found = np.zeros(len(dataset), np.bool_), np.zeros(len(wanted), np.bool_)
-    for start in range(0, len(dataset), KEYS_AT_ONCE):
-        there = np.asarray(dataset.index[start : start + KEYS_AT_ONCE]["key"])
-        mask[start : start + len(there)] = np.isin(there, wanted)
-        found |= np.isin(wanted, there)
-    if not found.all():
-        raise UsageError(f"without= has the key {keys[int(found.argmin())]!r}, which no record has")
-    return mask
-
-
-def _indexed_labels(dataset: RecordSet, classes: Classes) -> Iterable[int]:
-    """Yield the index labels of classes given by name or by label in the dataset's label space."""
-    space = dataset.space
-    if isinstance(classes, str | int) or not isinstance(classes, Iterable):
-        raise UsageError(f"classes= must be a list of class names or labels, not {classes!r}")
-    labels = space.mapping(dataset.label_space)[: len(space)].tolist()
-    known: dict[object, int] = {label: place for place, label in enumerate(labels)}
-    known.update(space.label_of)
-    for name in classes:
-        found = known.get(name) if isinstance(name, str | int | np.integer) else None
-        if found is None:
-            raise UsageError(
-                f"the dataset has no class {name!r}; open_dataset(path).classes has the names, and the labels "
-                f"({dataset.label_space}) are {min(labels)} to {max(labels)}"
-            )
-        yield found
-
 
 ROOM_FOR_ROWS = 4 << 30  # bytes of address space in each slot; only written rows use memory
 

@@ -60,7 +60,7 @@ class ChosenRecords:
         return cls(len(numbers), digest_of(numbers), listed)
 
     def given(self, option: str) -> Records:
-        """Return the record numbers, int64. Raises UsageError, which names the ``option``, if they are not listed."""
+        """Return the record numbers, int64. Raises UsageError, which names the option, if none are listed."""
         if self.numbers is None:
             raise UsageError(
                 f"the run's {option}, {count_of(self.count, 'record')}, is not listed in its card or state; give the same "

@@ -29,7 +29,7 @@ from shardprep.loaders.order.receipt import Receipt, Tally
 
 if TYPE_CHECKING:
     from shardprep.loaders.loader.loader import Loader
-    from shardprep.loaders.loader.options import Chosen
+    from shardprep.loaders.loader.work import Chosen
 
 SIGNATURE_BYTES = 1024  # more than a signature's line
 MOST_KEYS = 20  # in a statement

@@ -24,7 +24,8 @@ from shardprep.formats.shards.read import FileEntry, table_header
 from shardprep.formats.shards.tables import index_dtype
 from shardprep.formats.storage.collection import Collection, CollectionFile, PartEntry
 from shardprep.loaders import LocalShuffle
-from shardprep.loaders.loader.options import Subset, plan_of
+from shardprep.loaders.loader.options import plan_of
+from shardprep.loaders.loader.work import Subset
 from shardprep.loaders.order.epoch import Epoch
 
 RECORDS, SHARDS = 1 << 24, 256  # of a part

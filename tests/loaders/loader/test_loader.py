@@ -41,7 +41,7 @@ from shardprep.loaders import (
     decode_rgb,
 )
 from shardprep.loaders.engine.dispatcher import POLL_INTERVAL_S
-from shardprep.loaders.loader import options as loader_options
+from shardprep.loaders.loader import work as loader_work
 from shardprep.loaders.loader.work import items_of
 from shardprep.loaders.measuring import tracing
 from shardprep.loaders.order.epoch import Epoch
@@ -463,7 +463,7 @@ def test_a_record_that_is_intact_but_another_one_is_an_error(
         items["crc32c"][3] ^= 1
         return items
 
-    monkeypatch.setattr(loader_options, "items_of", with_another_crc)
+    monkeypatch.setattr(loader_work, "items_of", with_another_crc)
     with (
         two_workers_on(request.getfixturevalue(f"{container}_shards"), workers=0) as loader,
         pytest.raises(CorruptRecord, match="record 3 does not match its CRC-32C"),
