@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from shardprep.formats import BadTarget, ManifestDamaged, UsageError, collect, make_sample, open_dataset
-from shardprep.formats.conversion import finish as finalize
+from shardprep.formats.conversion import convert as conversion
 from shardprep.formats.records.schema import Schema
 from shardprep.formats.storage import collection as collections
 from shardprep.loaders import (
@@ -91,7 +91,7 @@ def in_place(archives_of_20: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """Their index, in tables of 30 images and blocks of one or two."""
     output = tmp_path_factory.mktemp("in-place") / "train"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finalize, "BLOCK_BYTES", 30_000)
+        patch.setattr(conversion, "BLOCK_BYTES", 30_000)
         converted(archives_of_20, output, container="tar", order="archive", shard_size=900_000)
     return output
 
